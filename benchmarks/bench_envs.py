@@ -1,0 +1,56 @@
+"""Environments of the benchmarks, made alike for every library: this file imports none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+
+class Sleeping(gym.Wrapper):
+    """Each step takes `step_s` seconds, dynamics included, as that of dppo/SlowCartPole-v0 does."""
+
+    def __init__(self, env: gym.Env, step_s: float) -> None:
+        super().__init__(env)
+        self._step_s = step_s
+
+    def step(self, action: Any) -> Any:
+        started = time.perf_counter()
+        result = self.env.step(action)
+        time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
+        return result
+
+
+class Stamping(gym.Wrapper):
+    """The first step of all processes writes the time of day into the file `stamp`."""
+
+    def __init__(self, env: gym.Env, stamp: str) -> None:
+        super().__init__(env)
+        self._stamp: str | None = stamp
+
+    def step(self, action: Any) -> Any:
+        if self._stamp is not None:
+            with contextlib.suppress(FileExistsError):
+                file = os.open(self._stamp, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+                os.write(file, repr(time.time()).encode())
+                os.close(file)
+            self._stamp = None
+        return self.env.step(action)
+
+
+def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None) -> gym.Env:
+    """`env_id`, slowed down and stamped as asked."""
+    env = gym.make(env_id)
+    if step_s > 0:
+        env = Sleeping(env, step_s)
+    return env if stamp is None else Stamping(env, stamp)
+
+
+def read_stamp(path: Path) -> float | None:
+    """When the first step of all was made, in seconds since the epoch; None while there was none."""
+    text = path.read_text() if path.exists() else ""
+    return float(text) if text else None

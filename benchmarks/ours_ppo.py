@@ -1,0 +1,60 @@
+"""One training with dppo; tells its times as one line of JSON, as sb3_ppo.py does.
+
+python ours_ppo.py '{"env": {"env_id": "CartPole-v1"}, "workers": 0, "num_envs": 8, "num_steps": 128, ...}'
+
+Keys are those of rows.py's Work. `workers` is the number of Ray actors; 0 trains in process, all environments
+in one sampler. Else each environment has a sampler of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+
+def main() -> None:
+    work = json.loads(sys.argv[1])
+
+    import dppo
+    from dppo.records.comparison import measure_cycle
+
+    env_id, env_kwargs = work["env"]["env_id"], {}
+    if work["env"].get("step_s"):
+        env_id, env_kwargs = "dppo/SlowCartPole-v0", {"step_s": work["env"]["step_s"]}
+    workers, envs = work["workers"], work["num_envs"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = dppo.Config(
+            env_id=env_id,
+            env_kwargs=env_kwargs,
+            num_actors=workers,
+            num_samplers=envs if workers else 1,
+            envs_per_sampler=1 if workers else envs,
+            num_steps=work["num_steps"],
+            update_epochs=work["update_epochs"],
+            minibatch_size=work["minibatch_size"],
+            total_timesteps=work["total_timesteps"],
+            anneal_lr=False,
+            seed=work["seed"],
+            progress="off",
+            run_dir=Path(folder) / "run",
+        )
+        result = dppo.train(config)
+    walls = [row["time/wall_s"] for row in result.metrics]
+    print(
+        json.dumps(
+            {
+                "steps": result.global_step,
+                "iteration_s": [walls[0], *(after - before for before, after in pairwise(walls))],
+                "update_s": [row["perf/update_s"] for row in result.metrics],
+                "cycle": measure_cycle(result.metrics, config.batch_size).as_json(),
+                "versions": {"dppo": dppo.__version__},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The rows of the benchmark: what each side does, and the bars that ours is held against."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
+from startup import measure_startup
+
+WARM_UP = 2  # iterations that steady state leaves out
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One training, the same for both sides: 2x64 tanh trunks, Adam 2.5e-4, advantages standardised."""
+
+    env: dict[str, Any]
+    num_steps: int
+    update_epochs: int
+    minibatch_size: int
+    total_timesteps: int
+    num_envs: int = 8
+    workers: int = 0
+    """Processes that the environments live in; 0: in process."""
+    threads: int | None = None
+    """Torch threads of the peer; None: its own choice."""
+    budget_s: float = 60.0
+    """The peer stops after so long: its rate is known by then."""
+    seed: int = 1
+
+
+def ours(work: Work) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "ours_ppo.py"), json.dumps(asdict(work))]
+    return _rates(run_json(command, ours_environment()))
+
+
+def sb3(work: Work) -> dict[str, Any]:
+    command = [sb3_python(), str(HERE / "sb3_ppo.py"), json.dumps(asdict(work))]
+    return _rates(run_json(command, ours_environment()))
+
+
+def _rates(result: dict[str, Any]) -> dict[str, Any]:
+    """Env steps per second: in steady state, and of everything from process start to exit."""
+    times = result["iteration_s"]
+    settled = times[WARM_UP:] or times
+    per_iteration = result["steps"] / len(times)
+    return result | {
+        "steady_steps_per_s": per_iteration * len(settled) / sum(settled),
+        "whole_steps_per_s": result["steps"] / result["wall_s"],
+        "update_ms": 1000 * statistics.fmean(result["update_s"][WARM_UP:] or result["update_s"]),
+    }
+
+
+def take_turns(
+    sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]
+) -> dict[str, Any]:
+    """Each side once, then each again: a drift of the machine hits all. A side that fails stops no other."""
+    measured: dict[str, Any] = {name: {"runs": [], "errors": []} for name in sides}
+    for turn in range(repeats):
+        for name, measure in sides.items():
+            if len(measured[name]["errors"]) > len(measured[name]["runs"]):
+                continue  # failed and never worked: once more would only take time
+            try:
+                run = measure()
+            except MeasurementError as error:
+                measured[name]["errors"].append(str(error))
+                print(f"  {name}: failed: {error}", file=sys.stderr)
+                continue
+            measured[name]["runs"].append(run)
+            figures = ", ".join(f"{key} {run[key]:,.4g}" for key in keys if key in run)
+            print(f"  {turn + 1} of {repeats}, {name}: {figures}", file=sys.stderr)
+    for side in measured.values():
+        known = [key for key in keys if side["runs"] and key in side["runs"][0]]
+        side["median"] = {key: statistics.median(run[key] for run in side["runs"]) for key in known}
+    return measured
+
+
+def bar(
+    what: str, measured: float | None, limit: float, unit: str = "", *, at_most: bool = False
+) -> dict[str, Any]:
+    passed = None if measured is None else bool(measured <= limit if at_most else measured >= limit)
+    return {
+        "what": what,
+        "measured": measured,
+        "bar": limit,
+        "unit": unit,
+        "at_most": at_most,
+        "passed": passed,
+    }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _best(sides: dict[str, Any], names: list[str], key: str) -> float | None:
+    return max((sides[name]["median"][key] for name in names if key in sides[name]["median"]), default=None)
+
+
+RATES = ["steady_steps_per_s", "whole_steps_per_s", "update_ms"]
+OWN, OWN_1 = "dppo", "dppo, 1 actor"
+SB3, SB3_1 = "SB3, torch's threads", "SB3, 1 thread"
+
+
+def _against_sb3(work: Work, least: float, repeats: int) -> dict[str, Any]:
+    sides = take_turns(
+        {OWN: lambda: ours(work), SB3: lambda: sb3(work), SB3_1: lambda: sb3(replace(work, threads=1))},
+        repeats,
+        RATES,
+    )
+    bars = []
+    for key, name in (("steady_steps_per_s", "steady state"), ("whole_steps_per_s", "process start to exit")):
+        ratio = _ratio(_best(sides, [OWN], key), _best(sides, [SB3, SB3_1], key))
+        bars.append(bar(f"times the better SB3, {name}", ratio, least, "x"))
+    return {"work": asdict(work), "sides": sides, "bars": bars}
+
+
+def cartpole(repeats: int) -> dict[str, Any]:
+    """CartPole-v1, 8 envs in process, T=128, K=4, M=256."""
+    work = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=102_400)
+    return _against_sb3(work, 2.5, repeats)
+
+
+def halfcheetah(repeats: int) -> dict[str, Any]:
+    """HalfCheetah-v5, 8 envs in process, T=256, K=10, M=256."""
+    work = Work(
+        {"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=61_440
+    )
+    return _against_sb3(work, 1.8, repeats)
+
+
+def slow(repeats: int) -> dict[str, Any]:
+    """CartPole with 10 ms a step, 8 samplers on 8 actors and on 1, T=64, K=4, M=64."""
+    env = {"env_id": "CartPole-v1", "step_s": 0.01}
+    eight = Work(env, 64, update_epochs=4, minibatch_size=64, total_timesteps=20 * 512, workers=8)
+    one = replace(eight, workers=1, total_timesteps=6 * 512)
+    sides = take_turns(
+        {
+            OWN: lambda: _with_cycle(ours(eight)),
+            OWN_1: lambda: _with_cycle(ours(one)),
+            SB3: lambda: sb3(eight),
+            SB3_1: lambda: sb3(replace(eight, threads=1)),
+        },
+        repeats,
+        [*RATES, "bound_efficiency"],
+    )
+    rate, efficiency = "steady_steps_per_s", _best(sides, [OWN], "bound_efficiency")
+    bars = [
+        bar("of the bound w + M + x + u", None if efficiency is None else 100 * efficiency, 97, "%"),
+        bar(
+            "times 1 actor, steady state",
+            _ratio(_best(sides, [OWN], rate), _best(sides, [OWN_1], rate)),
+            7.6,
+            "x",
+        ),
+    ]
+    return {"work": asdict(eight), "sides": sides, "bars": bars}
+
+
+def overhead(repeats: int) -> dict[str, Any]:
+    """Ray's share of an iteration: 8 actors, T=20, K=4, M=64, segments of 20, 50 and 200 ms."""
+
+    def work(segment_s: float) -> Work:
+        env = {"env_id": "CartPole-v1", "step_s": segment_s / 20}
+        return Work(env, 20, update_epochs=4, minibatch_size=64, total_timesteps=160 * 60, workers=8)
+
+    def measure(segment_s: float) -> Callable[[], dict[str, Any]]:
+        return lambda: _with_cycle(ours(work(segment_s)))
+
+    segments = {f"dppo, {1000 * s:.0f} ms": s for s in (0.02, 0.05, 0.2)}
+    keys = ["overhead_percent", "iteration_ms", "slowest_actor_ms", "update_ms"]
+    sides = take_turns({name: measure(segment_s) for name, segment_s in segments.items()}, repeats, keys)
+    bars = [
+        bar(
+            f"Ray's share, {name.partition(', ')[2]}",
+            _best(sides, [name], "overhead_percent"),
+            5,
+            "%",
+            at_most=True,
+        )
+        for name in segments
+    ]
+    return {"work": asdict(work(0.02)), "sides": sides, "bars": bars}
+
+
+def _with_cycle(result: dict[str, Any]) -> dict[str, Any]:
+    cycle = result["cycle"]
+    return result | {
+        "bound_efficiency": cycle["efficiency"],
+        "overhead_percent": 100 * cycle["overhead"],
+        "iteration_ms": 1000 * cycle["iteration_s"],
+        "slowest_actor_ms": 1000 * cycle["collect_s"],
+    }
+
+
+def startup(repeats: int) -> dict[str, Any]:
+    """From the command to the first env step with 8 actors, and the memory of an actor."""
+    sides = take_turns(
+        {OWN: lambda: measure_startup("ours"), "SB3": lambda: measure_startup("sb3")},
+        repeats,
+        ["first_step_s", "mb_per_worker", "mb_in_all", "workers"],
+    )
+    first = _best(sides, [OWN], "first_step_s")
+    bars = [bar("from the command to the first env step", first, 12, "s", at_most=True)]
+    return {"sides": sides, "bars": bars}
+
+
+ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "cartpole": cartpole,
+    "halfcheetah": halfcheetah,
+    "slow": slow,
+    "startup": startup,
+    "overhead": overhead,
+}

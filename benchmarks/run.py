@@ -1,0 +1,77 @@
+"""Ours beside Stable-Baselines3, the same work on the same machine, taking turns.
+
+python benchmarks/run.py [--only NAME ...] [--repeats 3] [--json OUT]
+
+Prints a table and the bars, passed or not as measured, and writes everything as JSON. README.md has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import rows
+from measure import HERE, machine
+from rich.console import Console
+from rich.table import Table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(rows.ROWS),
+        default=list(rows.ROWS),
+        metavar="NAME",
+        help="rows to measure",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each side; the median counts")
+    parser.add_argument("--json", type=Path, default=HERE / "results.json", help="where to write")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats: at least 1")
+
+    report: dict[str, Any] = {"machine": machine(), "repeats": options.repeats, "rows": {}}
+    console = Console()
+    for name in options.only:
+        print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
+        report["rows"][name] = rows.ROWS[name](options.repeats)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")  # after each row: none is lost
+    console.print(make_table(report["rows"]))
+    console.print(
+        f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}"
+    )
+    return 0
+
+
+def make_table(measured: dict[str, dict[str, Any]]) -> Table:
+    """Sides and bars of every row."""
+    table = Table("row", "what", "figure", "bar", "")
+    for name, row in measured.items():
+        for side, figures in row["sides"].items():
+            table.add_row(name, side, in_words(figures), "", "")
+            name = ""
+        for bar in row["bars"]:
+            verdict = {True: "pass", False: "FAIL", None: "not measured"}[bar["passed"]]
+            figure = "" if bar["measured"] is None else f"{bar['measured']:.3g} {bar['unit']}"
+            sign = "<=" if bar["at_most"] else ">="
+            table.add_row("", f"  {bar['what']}", figure, f"{sign} {bar['bar']:g} {bar['unit']}", verdict)
+        table.add_section()
+    return table
+
+
+def in_words(figures: dict[str, Any]) -> str:
+    """The medians of one side, or why there are none."""
+    parts = [f"{key.replace('_', ' ')} {value:,.4g}" for key, value in figures.get("median", {}).items()]
+    parts += [f"failed: {error}" for error in dict.fromkeys(figures.get("errors", []))]
+    return "; ".join(parts) or "not measured"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

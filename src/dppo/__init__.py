@@ -1,0 +1,28 @@
+"""dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
+
+    from dppo import Config, train
+    result = train(Config(env_id="CartPole-v1", num_actors=8))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Policy", "Result", "load_policy", "train"]
+
+if TYPE_CHECKING:
+    from dppo.config import Config
+    from dppo.policy import Policy, load_policy
+    from dppo.runner import Result, train
+
+_HOMES = {"Config": "config", "Policy": "policy", "Result": "runner", "load_policy": "policy", "train": "runner"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: an actor imports this package, and needs none of them."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dppo' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"dppo.{_HOMES[name]}"), name)

@@ -1,0 +1,281 @@
+"""RayActors: the samplers of a run, hosted by actors on Ray, any of which may die at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef, cloudpickle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from dppo.assemble import SamplerPlan
+from dppo.cluster.actor import Fault, PPOActor, or_raise
+from dppo.cluster.pool import Collected
+from dppo.cluster.recovery import ReplayLedger, RestartBudget
+from dppo.errors import ClusterError, ConfigError
+from dppo.ppo.segment import Incident, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.spaces import Spaces
+
+TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
+FETCH_TIMEOUT_S = 120.0  # for a segment that is ready but has to cross the network
+QUIET_S = 30.0  # tell the user whom we wait for when nothing has come for so long
+
+
+@dataclass(slots=True)
+class _Host:
+    """One actor slot: the process behind it changes, its number and its samplers do not."""
+
+    actor_id: int
+    samplers: list[int]
+    handle: Any = None
+    due: float = float("inf")
+    """Monotonic time by which the next segment must be here."""
+    start_at: float | None = None
+    """Monotonic time at which to start a new process; None while there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A segment that was asked for."""
+
+    host: _Host
+    request: SegmentRequest
+    segment: ObjectRef[Any]
+
+
+class RayActors:
+    """Requests segments from M actors and receives them as they come.
+
+    An actor that dies, or lets its deadline pass, is replaced by a new process which rebuilds the samplers and
+    answers the same requests: the segments are the same, so nobody can tell later. What the old process may still
+    send is not listened to any more.
+    """
+
+    def __init__(
+        self,
+        plan: SamplerPlan,
+        hosting: list[list[int]],
+        ledger: ReplayLedger,
+        *,
+        cpus_per_actor: float,
+        resources: dict[str, float],
+        segment_timeout_s: float,
+        max_restarts: int,
+        notify: Callable[[str], None],
+    ) -> None:
+        try:
+            self._plan = cloudpickle.dumps(plan)
+        except Exception as error:  # whatever a user's object raises when it is pickled
+            raise ConfigError(
+                f"env_id={plan.env_name}: cannot be sent to actors: {error}. Give it as module:factory, or make it a "
+                f"function that holds no open files, locks or simulators."
+            ) from None
+        self._remote_class = ray.remote(PPOActor).options(
+            num_cpus=cpus_per_actor,
+            resources=resources or None,
+            scheduling_strategy="SPREAD",
+            max_restarts=0,  # we replace actors ourselves, and see every death
+            max_task_retries=0,
+            enable_task_events=False,
+        )
+        self._ledger = ledger
+        self._timeout_s = segment_timeout_s
+        self._budget = RestartBudget(max_restarts)
+        self._notify = notify
+        self._hosts = [_Host(actor_id, samplers) for actor_id, samplers in enumerate(hosting)]
+        self._calls: dict[ObjectRef[Any], _Call] = {}
+        self._live: set[int] = set()  # samplers whose process holds what the ledger says
+        self._snapshot: ObjectRef[Any] | None = None
+        self._version = 0
+        self._index = 0
+        self._received: dict[int, tuple[SegmentReport, Segment]] = {}
+        self._incidents: list[Incident] = []
+        self._requested_at = 0.0
+        self._transfer_s = 0.0
+        for host in self._hosts:
+            self._start(host)
+
+    # ------------------------------------------------------------------ the pool's face
+
+    def describe(self) -> Spaces:
+        """Ask the first actor alone, so that a constructor that fails is run, and told, once."""
+        host = self._hosts[0]
+        while True:
+            ref = host.handle.describe.remote(host.samplers[0])
+            try:
+                return or_raise(ray.get(ref, timeout=self._timeout_s))
+            except GetTimeoutError:
+                reason = f"made no environment within segment_timeout_s={self._timeout_s:g}"
+            except RayTaskError as error:
+                raise _our_own(error) from None
+            except RayActorError as error:
+                reason = _cause(error)
+            self._lose(host, reason)
+            time.sleep(max(0.0, (host.start_at or 0.0) - time.monotonic()))
+            self._start(host)
+
+    def request(self, snapshot: PolicySnapshot, index: int) -> None:
+        began = time.monotonic()
+        self._requested_at = began
+        self._snapshot = ray.put(snapshot)  # one copy per node, however many actors
+        self._version, self._index = snapshot.version, index
+        self._received = {}
+        for host in self._hosts:
+            if host.handle is not None:
+                self._ask(host)
+        self._transfer_s = time.monotonic() - began
+
+    def receive(self) -> Collected:
+        """Take segments as they come.
+
+        Consumes: the requests made last. Produces: N segments in sampler order. Waits for: every sampler, each
+        actor until its deadline. Fails when: an environment raises, or an actor's restarts are used up.
+        """
+        told = time.monotonic()
+        while len(self._received) < sum(len(host.samplers) for host in self._hosts):
+            if self._take(self._wait()):
+                told = time.monotonic()
+            elif time.monotonic() - told > QUIET_S:
+                told = time.monotonic()
+                self._notify(self._whom_we_wait_for())
+            self._replace_the_late()
+            self._start_the_due()
+        received = [self._received[sampler] for sampler in sorted(self._received)]
+        incidents, self._incidents = self._incidents, []
+        return Collected(
+            reports=[report for report, _ in received],
+            segments=[segment for _, segment in received],
+            incidents=incidents,
+            collect_s=time.monotonic() - self._requested_at,
+            transfer_s=self._transfer_s,
+        )
+
+    def alive(self) -> int:
+        return sum(host.handle is not None for host in self._hosts)
+
+    def close(self) -> None:
+        """Let actors close their environments for a moment, then kill them."""
+        closing = [host.handle.close.remote() for host in self._hosts if host.handle is not None and not self._calls]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=5)
+        for host in self._hosts:
+            if host.handle is not None:
+                ray.kill(host.handle)
+                host.handle = None
+
+    # ------------------------------------------------------------------ asking and taking
+
+    def _ask(self, host: _Host) -> None:
+        """Ask for every segment of this iteration that `host` still owes."""
+        for sampler in host.samplers:
+            if sampler in self._received:
+                continue
+            rebuild = None if sampler in self._live else self._ledger.rebuild(sampler)
+            request = SegmentRequest(sampler, self._index, rebuild)
+            report, segment = host.handle.make_segment.options(num_returns=2).remote(request, self._snapshot)
+            self._calls[report] = _Call(host, request, segment)
+        host.due = time.monotonic() + self._timeout_s
+
+    def _wait(self) -> list[ObjectRef[Any]]:
+        """Calls that have ended; waits a moment for the first, and for no other."""
+        calls = list(self._calls)
+        if not calls:
+            time.sleep(min(TICK_S, 0.05))
+            return []
+        ready, _ = ray.wait(calls, num_returns=1, timeout=TICK_S)
+        if ready and len(calls) > 1:
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        return list(ready)
+
+    def _take(self, ready: list[ObjectRef[Any]]) -> bool:
+        """Take in what has come; true if it was anything."""
+        began = time.monotonic()
+        for ref in ready:
+            call = self._calls.pop(ref, None)
+            if call is None:  # its actor was lost while we took in another
+                continue
+            try:
+                report, segment = ray.get([ref, call.segment], timeout=FETCH_TIMEOUT_S)
+            except RayTaskError as error:
+                raise _our_own(error) from None
+            except RayError as error:  # the process, the node, or the segment on its way is lost
+                self._lose(call.host, _cause(error))
+                continue
+            self._accept(call, report, segment)
+        self._transfer_s += time.monotonic() - began
+        return bool(ready)
+
+    def _accept(self, call: _Call, answer: SegmentReport | Fault, segment: Segment) -> None:
+        report = or_raise(answer)
+        asked = (call.request.sampler_id, self._index, self._version)
+        got = (report.sampler_id, report.index, report.policy_version)
+        assert got == asked, f"asked for (sampler, segment, policy version) {asked}, got {got}"
+        self._received[report.sampler_id] = report, segment
+        self._live.add(report.sampler_id)
+        self._budget.delivered(call.host.actor_id)
+        call.host.due = time.monotonic() + self._timeout_s
+
+    def _whom_we_wait_for(self) -> str:
+        owed = sorted(call.request.sampler_id for call in self._calls.values())
+        waited = time.monotonic() - self._requested_at
+        return (
+            f"waiting for {len(owed)} of {len(owed) + len(self._received)} segments for {waited:.0f} s "
+            f"(samplers {', '.join(map(str, owed[:8]))}{' ...' if len(owed) > 8 else ''}); an actor that sends none "
+            f"for {self._timeout_s:g} s is replaced"
+        )
+
+    # ------------------------------------------------------------------ losing and replacing
+
+    def _start(self, host: _Host) -> None:
+        host.handle = self._remote_class.remote(self._plan)
+        host.handle.alone_in_process.remote()
+        host.start_at = None
+
+    def _start_the_due(self) -> None:
+        for host in self._hosts:
+            if host.start_at is not None and time.monotonic() >= host.start_at:
+                self._start(host)
+                self._ask(host)
+
+    def _replace_the_late(self) -> None:
+        for host in self._hosts:
+            owes = any(call.host is host for call in self._calls.values())
+            if owes and time.monotonic() > host.due:
+                self._lose(
+                    host,
+                    f"sent no segment for segment_timeout_s={self._timeout_s:g} and counts as hung; if its simulator "
+                    f"is only slow, raise --segment-timeout-s",
+                    kind="actor_hung",
+                )
+
+    def _lose(self, host: _Host, reason: str, kind: str = "actor_lost") -> None:
+        """Give up the process behind `host`, and plan a new one."""
+        message = f"actor {host.actor_id} (samplers {', '.join(map(str, host.samplers))}) {reason}"
+        ray.kill(host.handle)  # also when it is thought dead: it must not answer, or step a simulator, any more
+        host.handle = None
+        self._calls = {ref: call for ref, call in self._calls.items() if call.host is not host}
+        self._live -= set(host.samplers)
+        delay = self._budget.spend(host.actor_id)
+        if delay is None:
+            raise ClusterError(
+                f"{message}\nIt was replaced {self._budget.max_restarts} times in a row without making a segment "
+                f"(max_actor_restarts={self._budget.max_restarts}). Look for the reason in the simulator's own log; "
+                f"`--num-actors 0` runs it in this process, where a debugger can follow."
+            )
+        host.start_at = time.monotonic() + delay
+        self._incidents.append(Incident(kind, message))
+        self._notify(f"{message}; replaced" + (f" in {delay:.0f} s" if delay else ""))
+
+
+def _cause(error: RayError) -> str:
+    """What Ray says of a death, in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "worker" in line.lower() or "node" in line.lower() or "exit" in line.lower()]
+    return f"died: {(telling or lines or [type(error).__name__])[-1][:300]}"
+
+
+def _our_own(error: RayTaskError) -> ClusterError:
+    return ClusterError(f"An actor failed in dppo itself; please report this.\n{error}")

@@ -1,0 +1,210 @@
+"""Connect to a Ray cluster, or start Ray here: the one place that knows Ray's settings."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dppo.errors import ClusterError, ConfigError
+
+MIB = 2**20
+SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
+FULL_DISK = 0.95  # Ray makes no objects once the disk that it spills to is this full
+
+
+class RaySession:
+    """A connection to Ray, which closes what it opened and leaves alone what it found."""
+
+    def __init__(
+        self,
+        *,
+        address: str | None,
+        num_actors: int,
+        cpus_per_actor: float,
+        resources: dict[str, float],
+        store_bytes: int,
+        dashboard: bool,
+        notify: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            address: of a running cluster; None: $RAY_ADDRESS, else Ray is started here.
+            resources: what an actor takes beside CPUs.
+            store_bytes: what weights and segments in flight may come to, for a Ray that is started here.
+        Raises:
+            ClusterError: no connection, or Ray cannot start.
+            ConfigError: the cluster that runs cannot hold the actors.
+        """
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        _set_environment(start_here=address is None)
+        import ray
+
+        self._ours = not ray.is_initialized()
+        needs = {"CPU": cpus_per_actor, **resources}
+        if not self._ours or address is not None:
+            if self._ours:
+                _connect(ray, address)
+            _check_capacity(ray, num_actors, needs, notify)
+            return
+        cores = usable_cores()
+        cpus = max(1, math.ceil(num_actors * cpus_per_actor))
+        if cpus > cores:
+            notify(
+                f"{num_actors} actors of {cpus_per_actor:g} CPU on {cores} cores: simulators that wait gain from it, "
+                f"simulators that compute share the cores."
+            )
+        _start(ray, cpus, {name: amount * num_actors for name, amount in resources.items()}, store_bytes, dashboard, notify)
+
+    def close(self) -> None:
+        """Disconnect; stop a Ray that was started here."""
+        if self._ours:
+            import ray
+
+            ray.shutdown()
+
+
+def usable_cores() -> int:
+    """Cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# ------------------------------------------------------------------ starting and connecting
+
+
+def _set_environment(*, start_here: bool) -> None:
+    """What Ray reads from the environment when it is imported, wherever the user has not said otherwise."""
+    for name, value in {
+        "RAY_USAGE_STATS_ENABLED": "0",  # send nothing anywhere
+        "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or each worker would build its own environment under `uv run`
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }.items():
+        os.environ.setdefault(name, value)
+    if start_here and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        _use_private_token()  # for a Ray imported earlier it is too late: Ray then takes a token of the user's account
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ray.exceptions.AuthenticationError as error:
+        raise ClusterError(
+            f"address={address}: the cluster wants a token ({_first_line(error)}). Set RAY_AUTH_MODE=token and "
+            f"RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) as on the cluster's head; or RAY_AUTH_MODE=disabled on all nodes."
+        ) from None
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ClusterError(
+            f"address={address}: no Ray cluster answers there ({_first_line(error)}). Check it with `ray status "
+            f"--address {address}`, or leave --address out to start Ray here."
+        ) from None
+
+
+def _start(
+    ray: Any, cpus: int, resources: dict[str, float], store_bytes: int, dashboard: bool, notify: Callable[[str], None]
+) -> None:
+    try:
+        ray.init(
+            address="local",  # never join a stranger's cluster
+            num_cpus=cpus,
+            num_gpus=0,
+            resources=resources or None,
+            object_store_memory=_store_size(store_bytes, notify),
+            include_dashboard=dashboard,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",  # reachable from this machine only
+        )
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+        raise ClusterError(
+            f"Ray could not be started here: {_first_line(error)}. Its logs are under {_session_logs()}. "
+            f"`--num-actors 0` trains without Ray."
+        ) from None
+
+
+def _use_private_token() -> None:
+    """Let only this process, and what it starts, talk to the Ray that it starts."""
+    folder = Path(tempfile.mkdtemp(prefix="dppo-"))
+    token = folder / "ray_token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+
+
+def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
+    """Bytes for Ray's object store: what the job needs, as far as shared memory goes."""
+    spill = shutil.disk_usage(tempfile.gettempdir())
+    if spill.used / (spill.used + spill.free) > FULL_DISK:
+        notify(
+            f"the disk of {tempfile.gettempdir()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops making "
+            f"objects at {FULL_DISK:.0%}. Free some, or set RAY_TMPDIR."
+        )
+    wanted = max(wanted, SMALLEST_STORE)
+    if not os.path.isdir("/dev/shm"):
+        return wanted
+    free = shutil.disk_usage("/dev/shm").free
+    if wanted <= 0.9 * free:
+        return wanted
+    if 0.9 * free < SMALLEST_STORE:
+        notify(
+            f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it "
+            f"goes to disk and is slower. In Docker give --shm-size=1g."
+        )
+        return SMALLEST_STORE
+    notify(
+        f"/dev/shm has {free / MIB:.0f} MiB free; Ray's object store gets {0.9 * free / MIB:.0f} MiB instead of "
+        f"{wanted / MIB:.0f}. In Docker give a larger --shm-size."
+    )
+    return int(0.9 * free)
+
+
+# ------------------------------------------------------------------ what a cluster holds
+
+
+def _check_capacity(ray: Any, num_actors: int, needs: dict[str, float], notify: Callable[[str], None]) -> None:
+    """Refuse at once what Ray would wait for in silence."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    holds = sum(actors_that_fit(node, needs) for node in nodes)
+    if holds < num_actors:
+        raise ConfigError(
+            f"num_actors={num_actors} actors of {_in_words(needs)} each do not fit the cluster: its {len(nodes)} nodes "
+            f"have {_in_words({name: sum(node.get(name, 0) for node in nodes) for name in needs})} and hold {holds}. "
+            f"Use at most {holds}, lower --cpus-per-actor (0.5 lets two share a CPU), or add nodes."
+        )
+    free = actors_that_fit(ray.available_resources(), needs)
+    if free < num_actors:
+        notify(
+            f"the cluster has room for {free} of {num_actors} actors at present ({_in_words(needs)} each); the others "
+            f"start when someone else's job ends."
+        )
+
+
+def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
+    """How many actors with these `needs` the resources of one node hold."""
+    return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
+
+
+def _in_words(resources: dict[str, float]) -> str:
+    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _session_logs() -> str:
+    return str(Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "session_latest" / "logs")

@@ -1,0 +1,177 @@
+"""`dppo compare`: one training with one number of actors and with another; what do more actors gain?"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dppo.commands.compare_plan import PROG, Options, caption, folder_for, make_plan, parse_options
+from dppo.commands.train import parse_settings
+from dppo.config import Config
+from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
+from dppo.run_folder import resolved, versions
+
+
+def main(argv: list[str]) -> int:
+    """Train with each number of actors, and write compare.json and compare.png.
+
+    Returns:
+        0; 1 where equal batches did not end in equal weights; 128 + n where signal n stopped a run.
+
+    Raises:
+        ConfigError: a setting that cannot be, told before the first run starts.
+    """
+    options, rest = parse_options(argv)
+    settings = parse_settings(rest, PROG)
+    folder = folder_for(options, settings)
+    plan = make_plan(options, settings, folder)
+    console = Console(highlight=False)
+    console.print(caption(options, plan), soft_wrap=True)
+    runs, stopped_by = _train_all(options, plan, folder, console)
+    if stopped_by is not None:
+        print(
+            f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs, see {folder}.", file=sys.stderr
+        )
+        return 128 + signal.Signals[stopped_by]
+    groups = group_by_actors(runs)
+    _draw(options, plan, groups, folder / "compare.png")
+    console.print(make_table(groups, options.target))
+    console.print(explain_bound(groups[-1]), soft_wrap=True)
+    console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
+    return _tell_whether_equal(runs, console) if options.equal == "batch" else 0
+
+
+def _train_all(
+    options: Options, plan: Sequence[Config], folder: Path, console: Console
+) -> tuple[list[Run], str | None]:
+    """The runs that came to their end, and the name of the signal that stopped the next one, if one did."""
+    from dppo.runner import train  # brings much along: wrong options are told before
+
+    runs: list[Run] = []
+    for config in plan:
+        result = train(config)
+        if result.stopped_by is not None:
+            return runs, result.stopped_by
+        run = Run(
+            config=config,
+            run_dir=result.run_dir,
+            wall_s=result.wall_s,
+            training_s=result.training_s,
+            global_step=result.global_step,
+            weights_sha256=result.weights_sha256,
+            rows=result.metrics,
+            incidents=result.incidents,
+        )
+        runs.append(run)
+        _write_json(options, plan, runs, folder / "compare.json")
+        console.print(
+            f"{len(runs)} of {len(plan)}: {Group((run,)).label}, seed {config.seed}: return "
+            f"{result.episodic_return:.1f} after {run.global_step:,} steps in {run.training_s:.1f} s "
+            f"(start-up {run.startup_s:.1f} s), weights {run.weights_sha256[:12]}{_what_is_left(plan, runs)}",
+            soft_wrap=True,
+        )
+    return runs, None
+
+
+def _what_is_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
+    walls = {run.config.num_actors: run.wall_s for run in runs}
+    left = plan[len(runs) :]
+    if not left:
+        return ""
+    if any(config.num_actors not in walls for config in left):
+        return f"; {len(left)} to go"
+    minutes, seconds = divmod(round(sum(walls[config.num_actors] for config in left)), 60)
+    return f"; {len(left)} to go, about {minutes} min {seconds:02d} s"
+
+
+def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
+    """Everything measured so far: after each run, so that a comparison that is interrupted is not lost."""
+    groups = group_by_actors(runs)
+    differs_between_runs = ("num_actors", "num_samplers", "seed")
+    everything = {
+        "caption": caption(options, plan),
+        "env_id": plan[0].env_name,
+        "equal": options.equal,
+        "actors": options.actors,
+        "seeds": list(dict.fromkeys(config.seed for config in plan)),
+        "target": options.target,
+        "runs_planned": len(plan),
+        "same_weights": not differing_seeds(runs) if options.equal == "batch" else None,
+        "groups": [group.as_json(groups[0], options.target) for group in groups],
+        "runs": [run.as_json(options.target) for run in runs],
+        "settings": {
+            key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs
+        },
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "versions": versions(),
+    }
+    path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf8")
+
+
+def make_table(groups: Sequence[Group], target: float | None) -> Table:
+    """One row for each number of actors: times are means over the seeds, speed-ups against the first."""
+    table = Table()
+    table.add_column("")
+    to_target = [] if target is None else [f"s to {target:g}"]
+    for heading in ("start-up s", "training s", *to_target, "env steps/s", "speed-up", "bound steps/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("efficiency", justify="right")
+    table.add_column("env step ms", justify="right")
+    for group in groups:
+        cycle = group.cycle
+        table.add_row(
+            group.label,
+            f"{group.startup_s:.1f}",
+            f"{group.training_s:.1f}",
+            *([] if target is None else [_time_to(group, target)]),
+            f"{group.steps_per_s:,.0f}",
+            f"{group.steps_per_s / groups[0].steps_per_s:.2f}",
+            f"{cycle.bound_steps_per_s:,.0f}",
+            f"{100 * cycle.efficiency:.1f} %",
+            f"{cycle.env_step_ms:.3f}",
+        )
+    return table
+
+
+def _time_to(group: Group, target: float) -> str:
+    times, seeds = group.times_to(target), len(group.runs)
+    if not times:
+        return "not reached"
+    return f"{sum(times) / len(times):.1f}" + (
+        f" ({len(times)} of {seeds} seeds)" if len(times) < seeds else ""
+    )
+
+
+def explain_bound(group: Group) -> str:
+    """The bound in one line, with its numbers."""
+    cycle = group.cycle
+    return (
+        f"Bound: an iteration of {cycle.steps:,} env steps takes at least C = w + M + x + u. Measured with "
+        f"{group.label}: w + x = {1000 * cycle.exchange_s:.1f} ms to send weights out and take segments in, "
+        f"M = {cycle.collect_s:.3f} s for the slowest actor, u = {cycle.update_s:.3f} s to update, so "
+        f"C = {cycle.bound_s:.3f} s; it took {cycle.iteration_s:.3f} s (first iteration left out)."
+    )
+
+
+def _tell_whether_equal(runs: Sequence[Run], console: Console) -> int:
+    differing = differing_seeds(runs)
+    if not differing:
+        console.print("The same weights, bit for bit, for every seed.")
+        return 0
+    print("THE WEIGHTS DIFFER: the number of actors changed the result.", file=sys.stderr)
+    for seed, hashes in differing.items():
+        each = ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
+        print(f"  seed {seed}: {each}", file=sys.stderr)
+    print(
+        "Is the environment deterministic for a given seed? Then this is a fault of dppo: please report it.",
+        file=sys.stderr,
+    )
+    return 1

@@ -1,0 +1,80 @@
+"""`dppo test`: runs the tests of the source tree that this installation was made from."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+USAGE = """\
+usage: dppo test [--slow] [PYTEST ARGUMENT ...]
+
+Runs the tests of a source checkout with pytest: the fast set, or all of them with --slow. Everything else goes to
+pytest as it is, and paths count from the root of the checkout: dppo test tests/test_launcher.py -k symlink -x
+
+  --slow    the slow proofs (learning, soak) as well
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run pytest in the source tree; returns its exit code, or 2 where there is nothing to run or to run it with."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    root = find_source_tree([Path(__file__).resolve().parent, Path.cwd()])
+    if root is None:
+        print(
+            "dppo test: there are no tests here: dppo was installed without its source tree "
+            f"({Path(__file__).resolve().parents[1]}), and {Path.cwd()} is in none.\n"
+            "  Run it in a clone of the repository: ./dppo test",
+            file=sys.stderr,
+        )
+        return 2
+    if find_spec("pytest") is None:
+        print(
+            f"dppo test: pytest is not installed for {sys.executable}.\n"
+            f"  {sys.executable} -m pip install -c constraints.txt -e '.[test]'   (in {root})",
+            file=sys.stderr,
+        )
+        return 2
+    arguments = [argument for argument in argv if argument != "--slow"]
+    everything = ["-m", ""] if "--slow" in argv else []  # undoes the -m "not slow" of pyproject.toml
+    return _run([sys.executable, "-m", "pytest", *everything, *arguments], root)
+
+
+def find_source_tree(starts: list[Path]) -> Path | None:
+    """Return the nearest folder at or above one of `starts` that is a checkout of dppo with its tests."""
+    for start in starts:
+        for folder in (start, *start.parents):
+            if (folder / "tests").is_dir() and _project_name(folder / "pyproject.toml") == "dppo":
+                return folder
+    return None
+
+
+def _project_name(pyproject: Path) -> str | None:
+    # By hand, since Python 3.10 has no tomllib: the name under [project], before the next table.
+    try:
+        text = pyproject.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = re.search(r"""^\[project\][^\[]*?^name\s*=\s*["']([^"']*)["']""", text, re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else None
+
+
+def _run(command: list[str], folder: Path) -> int:
+    """Run to the end. Ctrl-C reaches pytest by itself and SIGTERM is handed on: it is pytest that ends, with words."""
+    with subprocess.Popen(command, cwd=folder) as child:
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            while True:
+                try:
+                    code = child.wait()
+                    break
+                except KeyboardInterrupt:
+                    continue
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return code if code >= 0 else 128 - code

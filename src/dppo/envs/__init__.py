@@ -1,0 +1,1 @@
+"""The world. Knows Gymnasium and NumPy; nothing of PPO, and nothing of where it runs."""

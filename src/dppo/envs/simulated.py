@@ -1,0 +1,182 @@
+"""Simulators of chosen latency. Importing this module registers all of ours with Gymnasium, under `dppo/...`.
+
+| id | is | for |
+|---|---|---|
+| dppo/SlowCartPole-v0 | CartPole-v1 that takes its time | demonstrations, benchmarks |
+| dppo/CrashingCartPole-v0 | CartPole-v1 that raises, dies or hangs at a chosen place | tests |
+| dppo/DriftingCartPole-v0 | CartPole-v1 that no seed reproduces | tests |
+| dppo/PointMass-v0 | continuous actions, a time limit, microseconds a step | tests |
+| dppo/Counting-v0 | observation is the step number, reward is the action | tests |
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from dppo.streams import Stream, generator
+
+DEFAULT_CV = 0.5  # mild jitter, as measured of ML-Agents and CARLA
+DEFAULT_SPIKE_PROBABILITY = 0.01  # one step in a hundred takes fifty times as long, as with SUMO and MineRL
+DEFAULT_SPIKE_FACTOR = 50.0
+
+
+def check_number(setting: str, value: Any, why: str, least: float, most: float = math.inf) -> float:
+    """`value` as a float.
+
+    Raises:
+        ValueError: it is no finite number, or outside [least, most].
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most:
+        limit = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
+        raise ValueError(f"{setting}={value!r}: {why} is a finite number {limit}. Use one.")
+    return float(value)
+
+
+def check_choice(setting: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse what is not in `known`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in known:
+        raise ValueError(f"{setting}={value!r}: is not one of {', '.join(known)}. Use one of them.")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The law of a simulator's step time; its mean is `step_s` seconds whatever the law."""
+
+    step_s: float
+    distribution: str = "constant"
+    cv: float | None = None
+    """Coefficient of variation (deviation over mean) of the log-normal law."""
+    spike_probability: float | None = None
+    """Share of the steps that are slow."""
+    spike_factor: float | None = None
+    """How many times longer a slow step takes than another."""
+
+    def __post_init__(self) -> None:
+        check_choice("distribution", self.distribution, ("constant", "lognormal", "spikes"))
+        check_number("step_s", self.step_s, "the mean time of a step in seconds", 0)
+        for setting, law, why, least, most in (
+            ("cv", "lognormal", "deviation over mean", 0, math.inf),
+            ("spike_probability", "spikes", "the share of slow steps", 0, 1),
+            ("spike_factor", "spikes", "how many times longer a slow step takes", 1, math.inf),
+        ):
+            value = getattr(self, setting)
+            if value is None:
+                continue
+            if self.distribution != law:
+                raise ValueError(
+                    f"{setting}={value!r} has no effect: distribution is {self.distribution!r}. "
+                    f"Leave it out, or use distribution={law!r}."
+                )
+            check_number(setting, value, why, least, most)
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One step time in seconds.
+
+        log-normal:  exp(N(mu, sigma)), sigma^2 = ln(1 + cv^2), mu = ln(step_s) - sigma^2 / 2
+        spikes:      base, or base * factor with probability p, where base = step_s / (1 + p * (factor - 1))
+        """
+        if self.distribution == "constant" or self.step_s == 0:
+            return self.step_s
+        if self.distribution == "lognormal":
+            variance = math.log1p((DEFAULT_CV if self.cv is None else self.cv) ** 2)
+            return float(rng.lognormal(math.log(self.step_s) - variance / 2, math.sqrt(variance)))
+        share = DEFAULT_SPIKE_PROBABILITY if self.spike_probability is None else self.spike_probability
+        factor = DEFAULT_SPIKE_FACTOR if self.spike_factor is None else self.spike_factor
+        base = self.step_s / (1 + share * (factor - 1))
+        return base * factor if rng.random() < share else base
+
+
+class SlowSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes an environment as slow as wished, and changes nothing else.
+
+    Step times come from a stream of their own, which the seed of a reset begins anew: they are reproducible
+    too, and take nothing from the environment's randomness.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], latency: Latency, reset_s: float = 0.0, burn: bool = False
+    ) -> None:
+        check_number("reset_s", reset_s, "the time of a reset in seconds", 0)
+        if not isinstance(burn, bool):
+            raise ValueError(f"burn={burn!r}: using CPU instead of sleeping is true or false. Use one.")
+        super().__init__(env)
+        self._latency, self._reset_s, self._burn = latency, float(reset_s), burn
+        self._clock = time.thread_time if burn else time.perf_counter
+        self._latencies = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        started = self._clock()
+        if seed is not None:
+            self._latencies = generator(seed, Stream.SIMULATION)
+        result = self.env.reset(seed=seed, options=options)
+        self._spend(self._reset_s, started)
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        started = self._clock()
+        result = self.env.step(action)
+        self._spend(self._latency.draw(self._latencies), started)
+        return result
+
+    def _spend(self, seconds: float, started: float) -> None:
+        """Use up what is left of `seconds` since `started`: wall time asleep, or this thread's CPU time."""
+        if not self._burn:
+            time.sleep(max(0.0, seconds - (self._clock() - started)))
+        while self._burn and self._clock() - started < seconds:
+            pass
+
+
+def slow_cartpole(
+    *,
+    step_s: float = 0.01,
+    distribution: str = "constant",
+    cv: float | None = None,
+    spike_probability: float | None = None,
+    spike_factor: float | None = None,
+    reset_s: float = 0.0,
+    burn: bool = False,
+    render_mode: str | None = None,
+) -> SlowSimulator:
+    """CartPole behind a simulator of chosen latency: deterministic in everything but time.
+
+    Args:
+        step_s: mean time of a step, dynamics included.
+        distribution: "constant", "lognormal" (with `cv`), or "spikes" (with `spike_probability` and
+            `spike_factor`).
+        reset_s: time of a reset, in seconds.
+        burn: use CPU instead of sleeping; the times are then of CPU.
+
+    Raises:
+        ValueError: a number out of range, or one that the distribution does not use.
+    """
+    latency = Latency(step_s, distribution, cv, spike_probability, spike_factor)
+    return SlowSimulator(CartPoleEnv(render_mode=render_mode), latency, reset_s, burn)
+
+
+def _register(name: str, entry_point: str, max_episode_steps: int | None = None) -> None:
+    gymnasium.register(
+        f"dppo/{name}-v0",
+        entry_point=f"dppo.envs.{entry_point}",
+        max_episode_steps=max_episode_steps,
+    )
+
+
+_register("SlowCartPole", "simulated:slow_cartpole", 500)  # the time limit of CartPole-v1
+_register("CrashingCartPole", "testbeds:crashing_cartpole", 500)
+_register("DriftingCartPole", "testbeds:drifting_cartpole", 500)
+_register("PointMass", "testbeds:PointMass", 50)
+_register("Counting", "testbeds:Counting")

@@ -1,0 +1,87 @@
+"""PPOModel: the torch module that learns."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dppo.ppo.architecture import ModelSpec
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+class PPOModel(nn.Module):
+    """Observation -> output of the policy head and value, in two separate trunks (details 13 and 26)."""
+
+    def __init__(self, spec: ModelSpec, seed: int) -> None:
+        """Draw the initial weights from `seed` alone; torch's global generator is neither used nor changed."""
+        super().__init__()
+        self.spec = spec
+        self.policy = self._trunk(spec.distribution.head_size)
+        self.value = self._trunk(1)
+        self.log_std = None
+        if "log_std" in dict(spec.shapes()):
+            self.log_std = nn.Parameter(torch.zeros(spec.distribution.head_size))  # detail 24
+        generator = torch.Generator().manual_seed(seed)
+        for trunk, gain in ((self.policy, 0.01), (self.value, 1.0)):
+            self._initialize(trunk, gain, generator)
+        self.to(getattr(torch, spec.dtype))
+
+    def _trunk(self, outputs: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        inputs = self.spec.obs_size
+        for units in self.spec.hidden_sizes:
+            layers += [nn.Linear(inputs, units, device="meta"), ACTIVATIONS[self.spec.activation]()]
+            inputs = units
+        layers.append(nn.Linear(inputs, outputs, device="meta"))
+        # From "meta" to memory without a draw from the global generator, which nn.Linear would make.
+        return nn.Sequential(*layers).to_empty(device="cpu")
+
+    @staticmethod
+    def _initialize(trunk: nn.Sequential, head_gain: float, generator: torch.Generator) -> None:
+        """Orthogonal weights, zero biases (detail 2)."""
+        linears = [layer for layer in trunk if isinstance(layer, nn.Linear)]
+        for layer in linears:
+            gain = head_gain if layer is linears[-1] else math.sqrt(2)
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Head [rows, H] and values [rows] of observations [rows, O]."""
+        return self.policy(obs), self.value(obs).squeeze(1)
+
+    def ordered_parameters(self) -> list[nn.Parameter]:
+        """All parameters in the order of `ModelSpec.shapes`, which is not that of `named_parameters`."""
+        named = dict(self.named_parameters())
+        assert {name: tuple(p.shape) for name, p in named.items()} == dict(self.spec.shapes()), "model and spec differ"
+        return [named[name] for name, _ in self.spec.shapes()]
+
+    def evaluate(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of `actions`, entropies and values of `obs`; each [rows] and differentiable."""
+        head, values = self(obs)
+        log_probs, entropies = self.spec.distribution.evaluate(head, self.log_std, actions)
+        return log_probs, entropies, values
+
+
+class FlatParameters:
+    """All parameters of a module in one vector, and all gradients in another.
+
+    The module's own parameters become views. Then the gradient's norm, its clipping, the optimiser's step, a
+    snapshot, and the mean over several learners are each one operation on one tensor, whatever the model.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        """Args:
+        parameters: all of them, in the order in which they are to lie in the vector.
+        """
+        self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        self.gradient = torch.zeros_like(self.weights)
+        self.weights.grad = self.gradient
+        start = 0
+        for parameter in parameters:
+            end = start + parameter.numel()
+            parameter.data = self.weights.data[start:end].view_as(parameter)
+            parameter.grad = self.gradient[start:end].view_as(parameter)
+            start = end

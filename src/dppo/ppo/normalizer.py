@@ -1,0 +1,107 @@
+"""Running statistics that merge exactly, and what is done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CLIP = 10.0  # normalised observations and rewards are limited to +-10 (details 29 and 31 of the 37)
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of some samples, element by element, in float64."""
+
+    count: float
+    mean: np.ndarray
+    """[*O] float64."""
+    m2: np.ndarray
+    """[*O] float64: the sum of (x - mean)^2."""
+
+    @staticmethod
+    def empty(shape: tuple[int, ...]) -> Moments:
+        return Moments(0.0, np.zeros(shape), np.zeros(shape))
+
+    @staticmethod
+    def of(samples: np.ndarray) -> Moments:
+        """The moments of `samples` [n, *O] over their first axis."""
+        samples = samples.astype(np.float64)
+        mean = samples.mean(axis=0)
+        return Moments(float(len(samples)), mean, np.square(samples - mean).sum(axis=0))
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of samples together.
+
+            mean = mean_a + delta n_b / n        M2 = M2_a + M2_b + delta^2 n_a n_b / n
+
+        Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+        variances" (1979), eq. 2.1. Exact, but not associative in floating point: the learner always merges
+        in sampler order, so that the order in which segments arrive cannot show.
+        """
+        if other.count == 0:
+            return self
+        if self.count == 0:
+            return other
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * (other.count / count)
+        m2 = self.m2 + other.m2 + np.square(delta) * (self.count * other.count / count)
+        return Moments(count, mean, m2)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (population); zero and one while nothing has been seen."""
+        if self.count == 0:
+            return np.zeros_like(self.mean), np.ones_like(self.mean)
+        return self.mean, np.sqrt(self.m2 / self.count + EPSILON)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the learner knows of observations and discounted returns; None where a normaliser is off.
+
+    Those of observations are frozen within an iteration: a segment and the update that uses it see the same ones,
+    which keeps the first probability ratio at one.
+    """
+
+    obs: Moments | None = None
+    returns: Moments | None = None
+
+    def merged(self, seen: list[Statistics]) -> Statistics:
+        """These statistics with those of an iteration's segments, merged in the order given."""
+        obs, returns = self.obs, self.returns
+        for one in seen:
+            if obs is not None and one.obs is not None:
+                obs = obs.merge(one.obs)
+            if returns is not None and one.returns is not None:
+                returns = returns.merge(one.returns)
+        return Statistics(obs, returns)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The statistics as named arrays, for a checkpoint."""
+        return {
+            f"{name}.{part}": np.asarray(getattr(moments, part))
+            for name in ("obs", "returns")
+            if (moments := getattr(self, name)) is not None
+            for part in Moments.__slots__
+        }
+
+    def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
+        """The statistics that gave `arrays`, with the same normalisers on as these."""
+        read = {
+            name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
+            for name in ("obs", "returns")
+            if getattr(self, name) is not None
+        }
+        return Statistics(**read)
+
+    def reward_scale(self) -> float:
+        """What a reward is divided by: the standard deviation of the discounted return (detail 30)."""
+        return 1.0 if self.returns is None else float(self.returns.mean_and_std()[1])
+
+
+def normalize(obs: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Standardise `obs` [..., *O] and limit it to +-10."""
+    scaled: np.ndarray = np.clip((obs - mean) / std, -CLIP, CLIP)
+    return scaled

@@ -1,0 +1,1 @@
+"""What a run leaves behind: checkpoints, metrics, lines on the terminal, pictures. No Ray, no torch."""

@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM: the first ends the run in good order, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class StopRequested(BaseException):
+    """The user asked to stop while the run was waiting. No `except Exception` of an environment catches it."""
+
+
+class StopSignals:
+    """Listens for SIGINT and SIGTERM while it is entered; in the main thread only, elsewhere it does nothing."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._interruptible = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within, a stop raises `StopRequested` at once; outside, it is only noted in `received`."""
+        if self.received is not None:
+            raise StopRequested
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)  # asked twice: no more tidying up
+        self.received = signal.Signals(number)
+        if self._interruptible:
+            self._interruptible = False
+            raise StopRequested

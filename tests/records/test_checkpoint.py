@@ -1,0 +1,529 @@
+"""Checkpoints survive faults at every step of writing, and no damage is ever loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import pickle
+import shutil
+import socket
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dppo.errors import CheckpointError
+from dppo.records import sealed
+from dppo.records.checkpoint import Checkpoint, find, load, save
+
+OLD, NEW = "old", "new"
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk; that we would have is what `Disk` below watches."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def small(text: str) -> Checkpoint:
+    return Checkpoint({"model": {"weights": np.arange(3.0)}, "samplers": {}}, {"text": text})
+
+
+def text_of(path: Path) -> str:
+    return str(load(path).state["text"])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---------------------------------------------------------------------- round trip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint32", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
+def test_arrays_come_back_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(1).integers(0, 255, shape).astype(dtype)
+    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, {}), keep=1, score=None)
+    back = load(path).arrays["model"]["x"]
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert back.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(12)[::-2],
+        np.arange(6, dtype=">i4"),
+        np.broadcast_to(np.float32(7), (2, 2)),
+    ],
+)
+def test_strided_and_foreign_arrays_are_stored_by_value(tmp_path: Path, array: np.ndarray) -> None:
+    path = save(tmp_path, 1, Checkpoint({"samplers": {"x": array}}, {}), keep=1, score=None)
+    np.testing.assert_array_equal(load(path).arrays["samplers"]["x"], array, strict=False)
+
+
+def test_nan_payloads_and_negative_zero_survive(tmp_path: Path) -> None:
+    array = np.array([np.nan, -0.0, np.inf, 5e-324])
+    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, {}), keep=1, score=None)
+    assert load(path).arrays["model"]["x"].tobytes() == array.tobytes()
+
+
+def test_state_and_several_files_come_back(tmp_path: Path) -> None:
+    state = {"iteration": 7, "config": {"env_id": "Tür", "x": [1, None, True]}, "lr": 0.1 + 0.2, "n": 2**70}
+    arrays = {stem: {"a": np.full(2, i), "b.c": np.ones(1)} for i, stem in enumerate(["model", "optimizer"])}
+    back = load(save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None))
+    assert back.state == state
+    assert {stem: sorted(named) for stem, named in back.arrays.items()} == {
+        "model": ["a", "b.c"],
+        "optimizer": ["a", "b.c"],
+    }
+    assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {"x": math.nan}), keep=1, score=None)).state["x"])
+
+
+def test_the_layout_is_plain_files(tmp_path: Path) -> None:
+    path = save(tmp_path, 123, small(NEW), keep=1, score=None)
+    assert path == tmp_path / "iter_000123"
+    assert names(path) == ["manifest.json", "model.safetensors", "samplers.safetensors", "state.json"]
+    assert json.loads((path / "state.json").read_text()) == {"text": NEW}
+    assert json.loads((path / "manifest.json").read_text())["format"] == sealed.FORMAT
+
+
+# ---------------------------------------------------------------------- rotation, best, resaving
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
+        save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
+    assert names(tmp_path) == ["best.json", "iter_000004", "iter_000007", "iter_000008"]
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best == {"checkpoint": "iter_000004", "iteration": 4, "score": 9.0}, "a tie goes to the newer"
+    assert find(tmp_path).path.name == "iter_000008"
+
+
+def test_without_scores_there_is_no_best(tmp_path: Path) -> None:
+    for iteration in range(3):
+        save(tmp_path, iteration, small(NEW), keep=1, score=math.nan)
+    assert names(tmp_path) == ["iter_000002"]
+
+
+def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5, small(OLD), keep=3, score=8.0)
+    save(tmp_path, 5, small(NEW), keep=3, score=2.0)
+    assert names(tmp_path) == ["best.json", "iter_000005"]
+    assert text_of(find(tmp_path).path) == NEW
+    assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one that scored 8 is gone"
+
+
+def test_a_run_resumed_further_back_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration, small("first try"), keep=3, score=None)
+    save(tmp_path, 15, small("resumed at 10"), keep=3, score=None)
+    assert find(tmp_path).path.name == "iter_000015"
+    assert names(tmp_path) == ["iter_000015", "iter_000020", "iter_000030"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_deleted_by_rotation(tmp_path: Path) -> None:
+    broken = save(tmp_path, 1, small(OLD), keep=1, score=None)
+    (broken / "manifest.json").write_text("{")
+    save(tmp_path, 2, small(NEW), keep=1, score=None)
+    assert names(tmp_path) == ["iter_000001", "iter_000002"]
+
+
+def test_leftovers_of_dead_writers_are_cleared_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    host = socket.gethostname()
+    dead, mine, alive = (f".tmp-iter_000001-{host}-{pid}" for pid in (2**22 + 1, os.getpid(), os.getppid()))
+    elsewhere, long_ago = ".tmp-iter_000001-another-host-7", ".tmp-iter_000001-another-host-8"
+    for name in (dead, mine, alive, elsewhere, long_ago):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    os.utime(tmp_path / long_ago, (0, 0))
+    save(tmp_path, 1, small(NEW), keep=1, score=None)
+    assert names(tmp_path) == sorted([alive, elsewhere, "iter_000001"])
+
+
+# ---------------------------------------------------------------------- faults while writing
+
+
+class Killed(BaseException):
+    """SIGKILL or a power cut: nothing of ours runs any more."""
+
+
+class Disk:
+    """The real disk, until operation `fail_at`; what is not flushed may be lost in a power cut."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, graveyard: Path, fault: BaseException) -> None:
+        self.operations, self.fail_at, self.fault, self.lasting = 0, -1, fault, False
+        self.unflushed: set[Path] = set()  # files whose bytes may be lost
+        self.unlisted: set[Path] = set()  # new files that their folder may not know of
+        self.undo: list[tuple[Path, Callable[[], None]]] = []
+        self.graveyard = graveyard
+        for name in ("write", "sync", "rename", "remove"):
+            monkeypatch.setattr(sealed, f"_{name}", getattr(self, name))
+
+    def _operation(self) -> bool:
+        """Whether this one fails."""
+        self.operations += 1
+        return self.operations == self.fail_at or (self.lasting and 0 < self.fail_at < self.operations)
+
+    def write(self, path: Path, data: bytes) -> None:
+        fails = self._operation()
+        with open(path, "xb") as file:
+            file.write(data[: len(data) // 2] if fails else data)
+        self.unflushed.add(path)
+        self.unlisted.add(path)
+        if fails:
+            raise self.fault
+
+    def sync(self, path: Path) -> None:
+        if self._operation():
+            raise self.fault
+        assert path.exists()
+        self.unflushed.discard(path)
+        self.unlisted = {file for file in self.unlisted if file.parent != path}
+        self.undo = [(folder, step) for folder, step in self.undo if folder != path]
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self._operation():
+            raise self.fault
+        before = target.read_bytes() if target.is_file() else None
+        os.replace(source, target)
+        self._moved(source, target)
+
+        def back() -> None:
+            os.replace(target, source)
+            self._moved(target, source)
+            if before is not None:
+                target.write_bytes(before)
+
+        self.undo.append((source.parent, back))
+
+    def _moved(self, source: Path, target: Path) -> None:
+        for files in (self.unflushed, self.unlisted):
+            inside = {path for path in files if path.is_relative_to(source)}
+            files -= inside
+            files |= {target / path.relative_to(source) for path in inside}
+
+    def remove(self, path: Path) -> None:
+        if self._operation():
+            if path.is_dir():
+                manifest, grave = path / "manifest.json", self.graveyard / "manifest"
+                os.replace(manifest, grave)
+                self.undo.append((path, lambda: os.replace(grave, manifest)))
+            raise self.fault
+        grave = self.graveyard / str(self.operations)
+        os.replace(path, grave)
+        self.undo.append((path.parent, lambda: os.replace(grave, path)))
+
+    def power_cut(self, *, lose_names: bool) -> None:
+        for path in self.unflushed & set(self.graveyard.parent.rglob("*")):
+            path.write_bytes(path.read_bytes()[:1])
+        if lose_names:
+            for _, step in reversed(self.undo):
+                step()
+            for path in self.unlisted:
+                path.unlink(missing_ok=True)
+
+
+def before_nothing(folder: Path) -> None:
+    pass
+
+
+def before_older(folder: Path) -> None:
+    save(folder, 1, small(OLD), keep=1, score=1.0)
+
+
+def before_same(folder: Path) -> None:
+    save(folder, 2, small(OLD), keep=1, score=1.0)
+
+
+def before_later(folder: Path) -> None:
+    """The run is resumed further back."""
+    save(folder, 9, small(OLD), keep=1, score=None)
+
+
+def faulty_saves(
+    tmp_path: Path, prepare: Callable[[Path], None], fault: BaseException, lasting: bool
+) -> list[tuple[Path, Disk, BaseException | None]]:
+    """Save a new checkpoint once for each operation that can fail, and once without a fault."""
+    attempts: list[tuple[Path, Disk, BaseException | None]] = []
+    raised: BaseException | None = fault
+    while raised is not None:
+        root = tmp_path / str(len(attempts) + 1)
+        folder, graveyard = root / "checkpoints", root / "graveyard"
+        graveyard.mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            disk = Disk(monkeypatch, graveyard, fault)
+            prepare(folder)
+            disk.operations, disk.fail_at, disk.lasting = 0, len(attempts) + 1, lasting
+            disk.undo.clear()
+            try:
+                save(folder, 2, small(NEW), keep=1, score=None if prepare is before_later else 2.0)
+                raised = None
+            except (CheckpointError, Killed) as error:
+                raised = error
+        attempts.append((folder, disk, raised))
+    return attempts
+
+
+def assert_old_or_new(folder: Path, had_old: bool) -> str | None:
+    if not had_old and not any(path.name.startswith("iter_") for path in folder.glob("*")):
+        return None
+    found = find(folder)
+    assert not found.damaged
+    if (folder / "best.json").exists():
+        json.loads((folder / "best.json").read_text())
+    text = text_of(found.path)
+    assert text == NEW or (had_old and text == OLD)
+    return text
+
+
+def assert_usable_again(folder: Path) -> None:
+    """The next save clears up and takes over."""
+    save(folder, 3, small("next"), keep=1, score=3.0)
+    assert names(folder) == ["best.json", "iter_000003"]
+    assert find(folder).path.name == "iter_000003"
+
+
+@pytest.mark.parametrize("lose_names", [False, True])
+@pytest.mark.parametrize("prepare", [before_nothing, before_older, before_same, before_later])
+def test_a_kill_or_power_cut_at_any_moment_leaves_the_old_or_the_new_one(
+    tmp_path: Path, prepare: Callable[[Path], None], lose_names: bool
+) -> None:
+    had_old = prepare is not before_nothing
+    seen = []
+    attempts = faulty_saves(tmp_path, prepare, Killed(), lasting=True)
+    assert len(attempts) > 10
+    for folder, disk, raised in attempts:
+        disk.power_cut(lose_names=lose_names)
+        seen.append(assert_old_or_new(folder, had_old))
+        if raised is None:
+            assert seen[-1] == NEW, "what save() has returned from survives a power cut"
+        assert_usable_again(folder)
+    assert seen[0] == (OLD if had_old else None)
+    assert seen == sorted(seen, key=lambda text: text == NEW), "once the new one is there it stays"
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("prepare", [before_nothing, before_older, before_same, before_later])
+def test_a_full_disk_leaves_the_old_or_the_new_one_and_says_so(
+    tmp_path: Path, prepare: Callable[[Path], None], lasting: bool
+) -> None:
+    had_old = prepare is not before_nothing
+    fault = OSError(errno.ENOSPC, "No space left on device")
+    for folder, _, raised in faulty_saves(tmp_path, prepare, fault, lasting):
+        text = assert_old_or_new(folder, had_old) if folder.exists() else None
+        if raised is not None:
+            assert "No space left on device." in str(raised)
+            assert "Free some space there." in str(raised)
+            written = "written, but older checkpoints could not be tidied up" in str(raised)
+            assert not written or text == NEW
+            if not written and not lasting:
+                assert not list(folder.glob(".tmp-*")), "the temporary folder is removed"
+        assert_usable_again(folder)
+
+
+def test_a_full_disk_does_not_change_the_last_good_one_by_one_byte(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, small(OLD), keep=1, score=None)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+
+        def full(path: Path, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(sealed, "_write", full)
+        with pytest.raises(CheckpointError, match=r"iter_000002: the checkpoint could not be written"):
+            save(tmp_path, 2, small(NEW), keep=1, score=None)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert names(tmp_path) == ["iter_000001"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_for_the_user(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
+
+
+def test_a_network_disk_that_cannot_flush_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert text_of(save(tmp_path, 1, small(NEW), keep=1, score=None)) == NEW
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def test_any_flipped_bit_in_any_file_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
+    rng = np.random.default_rng(1)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for position in range(len(good)):
+            bad = bytearray(good)
+            bad[position] ^= 1 << int(rng.integers(8))
+            file.write_bytes(bad)
+            with pytest.raises(CheckpointError):
+                load(path)
+        file.write_bytes(good)
+    assert text_of(path) == NEW
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "samplers.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncated", "longer", "empty", "missing", "link", "folder"])
+def test_damage_to_a_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
+    file, data = path / name, (path / name).read_bytes()
+    file.unlink()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        file.symlink_to(tmp_path / "elsewhere")
+    elif damage == "folder":
+        file.mkdir()
+    elif damage != "missing":
+        file.write_bytes({"truncated": data[:-1], "longer": data + b"\n", "empty": b""}[damage])
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    first, second = str(caught.value).splitlines()
+    assert str(file) in first
+    assert "expected" in first
+    assert "found" in first
+    assert "newest good one" in second
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return (Path.touch, (Path("exploded"),))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("make", "kind"), [("pickle", "a pickle"), ("torch", "a zip archive")])
+def test_a_pickle_sealed_as_ours_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    payload = tmp_path / "payload"
+    if make == "torch":
+        with zipfile.ZipFile(payload, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))
+    else:
+        payload.write_bytes(pickle.dumps(Bomb()))
+    for name in ("model.safetensors", "state.json"):
+        files = {"state.json": b"{}", name: payload.read_bytes()}
+        sealed.write_folder(tmp_path / "iter_000001", files, iteration=1, serial=0, score=None)
+        with pytest.raises(CheckpointError, match=f"found {kind}"):
+            load(tmp_path / "iter_000001")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"files": ["model.safetensors"]},
+        {"files": {"state.json": 3}},
+        {"iteration": None},
+        {"score": "high"},
+        [],
+    ],
+)
+def test_a_manifest_made_up_by_someone_is_refused(tmp_path: Path, content: object) -> None:
+    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
+    if isinstance(content, dict):
+        content = {**json.loads((path / "manifest.json").read_text()), **content}
+    (path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="expected a"):
+        load(path)
+
+
+def test_a_file_outside_the_folder_is_not_read_however_well_sealed(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
+    manifest = sealed.read_manifest(path)
+    for name in ("../secret.json", "/etc/passwd", "sub/state.json", "state.pickle"):
+        forged = dataclasses.replace(manifest, files={**manifest.files, name: (1, "0")})
+        (path / "manifest.json").write_bytes(forged.encode())
+        with pytest.raises(CheckpointError, match=r"manifest\.json: expected"):
+            load(path)
+
+
+def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "FORMAT", sealed.FORMAT + 1)
+    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="Use a newer dppo"):
+        load(path)
+
+
+# ---------------------------------------------------------------------- finding
+
+
+def test_run_folder_checkpoints_folder_and_checkpoint_all_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
+    for given in (tmp_path, tmp_path / "checkpoints", path):
+        assert find(given).path == path
+    monkeypatch.chdir(path)
+    assert find(Path(".")).path == Path(".")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_a_damaged_newest_is_passed_over_and_reported(tmp_path: Path, name: str) -> None:
+    for iteration in (1, 2, 3):
+        save(tmp_path / "checkpoints", iteration, small(str(iteration)), keep=3, score=None)
+    newest = tmp_path / "checkpoints" / "iter_000003"
+    (newest / name).write_bytes(b"x")
+    found = find(tmp_path)
+    assert text_of(found.path) == "2"
+    assert len(found.damaged) == 1
+    assert str(newest / name) in found.damaged[0]
+    assert "\n" not in found.damaged[0]
+    with pytest.raises(CheckpointError, match=name):
+        find(newest)
+
+
+def test_an_older_damaged_one_is_not_worth_a_word(tmp_path: Path) -> None:
+    for iteration in (1, 2):
+        save(tmp_path, iteration, small(NEW), keep=2, score=None)
+    (tmp_path / "iter_000001" / "manifest.json").write_bytes(b"x")
+    assert find(tmp_path).damaged == ()
+
+
+def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
+    for iteration in (1, 2):
+        save(tmp_path, iteration, small(NEW), keep=2, score=None)
+        (tmp_path / f"iter_00000{iteration}" / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"none of its 2 checkpoints is good\. The newest: .*02"):
+        find(tmp_path)
+
+
+def test_what_is_no_run_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "iter_000001").mkdir()
+    for name, message in {
+        "nowhere": "does not exist",
+        "file": "is a file",
+        "empty": "holds no checkpoint",
+        "run": "holds no checkpoint",
+        "iter_000001": "manifest.json: expected a file, found nothing",
+    }.items():
+        with pytest.raises(CheckpointError, match=message) as caught:
+            find(tmp_path / name)
+        assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_a_copied_checkpoint_needs_no_run(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
+    shutil.copytree(path, tmp_path / "my favourite")
+    assert text_of(find(tmp_path / "my favourite").path) == NEW

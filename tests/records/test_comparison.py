@@ -1,0 +1,94 @@
+"""Cycles, bounds and speed-ups, by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dppo.config import Config
+from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors, measure_cycle
+
+
+def row(iteration: int, **figures: Any) -> dict[str, Any]:
+    """0.7 s: 0.64 s for the slowest actor, 0.01 s beside it, 0.03 s of update, 0.02 s of other."""
+    return {
+        "iteration": iteration,
+        "global_step": 512 * iteration,
+        "time/training_s": 0.7 * iteration,
+        "perf/iteration_s": 0.7,
+        "perf/collect_s": 0.65,
+        "perf/slowest_actor_s": 0.64,
+        "perf/transfer_s": 0.004,
+        "perf/update_s": 0.03,
+        "perf/env_step_ms": 10.0,
+    } | {key.replace("__", "/"): value for key, value in figures.items()}
+
+
+def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, **figures: Any) -> Run:
+    config = Config(env_id="E-v0", num_actors=actors, num_samplers=8, num_steps=64, seed=seed)
+    rows = [row(number, **figures) for number in (1, 2, 3)]
+    return Run(config, Path("r"), training_s + 9, training_s, 1536, sha, rows, {})
+
+
+def test_the_bound_is_broadcast_collection_transfer_and_update() -> None:
+    cycle = measure_cycle([row(1), row(2), row(3)], steps=512)
+    assert cycle.bound_s == pytest.approx(0.004 + 0.64 + 0.03)
+    assert cycle.bound_steps_per_s == pytest.approx(512 / 0.674)
+    assert cycle.efficiency == pytest.approx(0.674 / 0.7)
+    assert cycle.overhead == pytest.approx(0.03 / 0.7)
+
+
+def test_the_first_iteration_is_left_out_unless_it_is_the_only_one() -> None:
+    first = row(1, perf__iteration_s=9.0, perf__slowest_actor_s=8.0, perf__collect_s=8.0)
+    assert measure_cycle([first, row(2)], 512) == measure_cycle([row(2)], 512)
+    assert measure_cycle([first], 512).iteration_s == 9.0
+
+
+def test_transfer_counts_only_as_far_as_the_slowest_actor_does_not_hide_it() -> None:
+    assert measure_cycle([row(2, perf__transfer_s=0.5)], 512).exchange_s == pytest.approx(0.01)
+    assert measure_cycle([row(2, perf__collect_s=0.64)], 512).exchange_s == 0.0
+
+
+def test_an_efficiency_is_never_above_one() -> None:
+    wild = row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)
+    assert measure_cycle([wild], 512).efficiency == pytest.approx(1.0)
+
+
+def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
+    one = run(1)
+    one.rows[1]["charts/episodic_return"] = 480.0
+    one.rows[2]["charts/episodic_return"] = 490.0
+    assert one.curve() == {
+        "wall_s": [1.4, pytest.approx(2.1)],
+        "global_step": [1024, 1536],
+        "episodic_return": [480.0, 490.0],
+    }
+    assert one.time_to(475) == 1.4
+    assert one.time_to(481) == pytest.approx(2.1)
+    assert one.time_to(500) is None
+    assert one.time_to(None) is None
+
+
+def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
+    groups = group_by_actors([run(8), run(0), run(8, seed=2), run(0, seed=2), run(1)])
+    assert [group.label for group in groups] == ["8 actors", "in process", "1 actor"]
+    assert [len(group.runs) for group in groups] == [2, 2, 1]
+
+
+def test_speed_up_and_start_up_of_a_group() -> None:
+    one, eight = (
+        Group((run(1, training_s=16.0),)),
+        Group((run(8, training_s=2.0), run(8, seed=2, training_s=3.0))),
+    )
+    said = eight.as_json(one, target=None)
+    assert said["steps_per_s"] == pytest.approx(3072 / 5)
+    assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
+    assert said["startup_s"] == pytest.approx(9)
+    assert said["training_s"] == 2.5
+    assert said["time_to_target_s"] is None
+
+
+def test_weights_that_differ_for_one_seed_are_found() -> None:
+    runs = [run(1), run(8), run(1, seed=2, sha="b"), run(8, seed=2, sha="c")]
+    assert differing_seeds(runs[:2]) == {}
+    assert differing_seeds(runs) == {2: {1: "b", 8: "c"}}

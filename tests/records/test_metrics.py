@@ -1,0 +1,297 @@
+"""metrics.jsonl is complete and strict after kills, full disks and resuming; TensorBoard shows the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dppo.errors import DppoError
+from dppo.records import metrics
+from dppo.records.metrics import MetricsWriter, read_metrics
+
+
+def row(iteration: int, **more: float) -> dict[str, float]:
+    return {"iteration": iteration, "global_step": 256 * iteration, "charts/SPS": 1000.5 + iteration, **more}
+
+
+def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None) -> list[str]:
+    notes: list[str] = []
+    writer = MetricsWriter(folder, resume, note=notes.append)
+    for one in rows:
+        writer.write(one)
+    writer.close()
+    return notes
+
+
+def events(folder: Path) -> list[Any]:
+    """What TensorBoard would read, every length and checksum verified."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,), header = struct.unpack("<Q", data[at : at + 8]), data[at : at + 8]
+            body = data[at + 12 : at + 12 + length]
+            assert data[at + 8 : at + 12] == struct.pack("<I", masked_crc32c(header))
+            assert data[at + 12 + length : at + 16 + length] == struct.pack("<I", masked_crc32c(body))
+            found.append(Event.FromString(body))
+            at += 16 + length
+    return found
+
+
+def scalars(folder: Path, tag: str) -> dict[int, float]:
+    """The values of a tag by step. As in TensorBoard, each START but the first drops what is at or past its step."""
+    values: dict[int, float] = {}
+    started = False
+    for event in events(folder):
+        if event.HasField("session_log"):
+            assert event.session_log.status == event.session_log.START
+            values = {step: value for step, value in values.items() if step < event.step or not started}
+            started = True
+        for value in event.summary.value:
+            if value.tag == tag:
+                values[event.step] = value.simple_value
+    return values
+
+
+# ---------------------------------------------------------------------- metrics.jsonl
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [row(1), row(2, **{"charts/episodic_return": 0.1 + 0.2, "losses/entropy": -1e-300})]
+    assert write(tmp_path, rows) == []
+    assert read_metrics(tmp_path) == rows
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows
+
+
+def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
+    write(tmp_path, [row(1, a=math.nan, b=math.inf, c=-math.inf, d=float(np.float32(0.5)))])
+    content = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (content["a"], content["b"], content["c"], content["d"]) == (None, None, None, 0.5)
+    assert math.isnan(read_metrics(tmp_path)[0]["a"])
+
+
+def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
+    write(tmp_path, [{"iteration": np.int64(3), "global_step": np.int32(9), "x": np.float32(1.5)}])  # type: ignore[dict-item]
+    assert read_metrics(tmp_path) == [{"iteration": 3, "global_step": 9, "x": 1.5}]
+
+
+def test_each_row_is_in_the_file_at_once(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, None)
+    for iteration in (1, 2):
+        writer.write(row(iteration))
+        assert len(read_metrics(tmp_path)) == iteration
+    assert writer.history() == [row(1), row(2)]
+    writer.close()
+    writer.close()
+
+
+def test_a_row_costs_training_next_to_nothing(tmp_path: Path) -> None:
+    full = row(1, **{f"losses/number_{i}": 1.0 / (i + 1) for i in range(40)})
+    writer = MetricsWriter(tmp_path, None)
+    times = []
+    for _ in range(300):
+        began = time.perf_counter()
+        writer.write(full)
+        times.append(time.perf_counter() - began)
+    writer.close()
+    assert np.median(times) < 3e-4
+
+
+def test_every_row_before_a_kill_is_there_and_a_torn_one_is_not(tmp_path: Path) -> None:
+    code = f"""
+        from pathlib import Path
+        from dppo.records.metrics import MetricsWriter
+        writer = MetricsWriter(Path({str(tmp_path)!r}), None)
+        iteration = 0
+        while True:
+            iteration += 1
+            writer.write({{"iteration": iteration, "global_step": iteration, "charts/x": 1 / iteration}})
+            print(iteration, flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    seen = [int(process.stdout.readline()) for _ in range(50)][-1]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert [one["iteration"] for one in read_metrics(tmp_path)][:seen] == list(range(1, seen + 1))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"iteration": 9999999, "global_st')
+    assert read_metrics(tmp_path)[-1]["iteration"] < 9999999
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": "1"}', ""])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n")
+    with pytest.raises(DppoError, match=r"metrics\.jsonl:2: is no row"):
+        read_metrics(tmp_path)
+
+
+def test_no_metrics_is_an_error_for_the_user(tmp_path: Path) -> None:
+    with pytest.raises(DppoError, match=r"No such file or directory\. Give the folder of a run"):
+        read_metrics(tmp_path)
+
+
+def test_the_metrics_of_another_run_are_never_mixed_in(tmp_path: Path) -> None:
+    write(tmp_path, [row(1)])
+    with pytest.raises(DppoError, match="holds a run already"):
+        MetricsWriter(tmp_path, None)
+    with pytest.raises(DppoError, match="No such file or directory"):
+        MetricsWriter(tmp_path / "nowhere", None)
+
+
+# ---------------------------------------------------------------------- resuming
+
+
+def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    write(tmp_path, [row(i, **{"charts/x": 1.0}) for i in range(1, 6)])
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"iteration": 6, "glo')
+    assert write(tmp_path, [row(i, **{"charts/x": 2.0}) for i in (4, 5)], resume=3) == []
+    again = read_metrics(tmp_path)
+    assert [(one["iteration"], one["charts/x"]) for one in again] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    shown = scalars(tmp_path, "charts/x")
+    assert shown == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
+    write(tmp_path, [row(3, **{"charts/x": 3.0})], resume=2)
+    assert scalars(tmp_path, "charts/x") == {256: 1, 512: 1, 768: 3}
+
+
+@pytest.mark.parametrize("resume", [0, 2])
+def test_resuming_without_rows_to_keep_begins_a_file(tmp_path: Path, resume: int) -> None:
+    if resume == 0:
+        write(tmp_path, [row(1)])
+    write(tmp_path, [row(resume + 1)], resume=resume)
+    assert read_metrics(tmp_path) == [row(resume + 1)]
+
+
+def test_a_damaged_line_does_not_keep_a_run_from_resuming(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + "\n")
+    (note,) = write(tmp_path, [row(3)], resume=2)
+    assert "1 lines" in note
+    assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
+
+
+def test_a_kill_while_cutting_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, [row(i) for i in range(1, 6)])
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(metrics.sealed, "_write", full)
+    with pytest.raises(DppoError, match="Free some space"):
+        MetricsWriter(tmp_path, 3)
+    assert len(read_metrics(tmp_path)) == 5
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+# ---------------------------------------------------------------------- a full disk
+
+
+def test_a_full_disk_is_told_once_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    writer = MetricsWriter(tmp_path, None, note=notes.append)
+    writer.write(row(1))
+    real, room = os.write, 7
+
+    def write_little(handle: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(handle, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write_little)
+    writer.write(row(2))
+    writer.write(row(3))
+    assert [one["iteration"] for one in writer.history()] == [1]
+    room = 10**6
+    writer.write(row(4))
+    writer.close()
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
+    assert len(notes) == 1
+    assert "No space left on device. Free some space there. Training goes on." in notes[0]
+
+
+def test_rows_that_were_never_written_are_counted_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    writer = MetricsWriter(tmp_path, None, note=notes.append)
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    for iteration in (1, 2, 3):
+        writer.write(row(iteration))
+    writer.close()
+    assert "3 rows were never written" in notes[1]
+
+
+# ---------------------------------------------------------------------- TensorBoard
+
+
+def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
+    began = time.time()
+    write(tmp_path, [row(i, **{"losses/entropy": 0.25 * i, "perf/x": math.nan}) for i in range(1, 301)])
+    first = events(tmp_path)[0]
+    assert first.file_version == "brain.Event:2"
+    assert scalars(tmp_path, "losses/entropy") == {256 * i: 0.25 * i for i in range(1, 301)}
+    assert scalars(tmp_path, "perf/x") == {}, "there is nothing to show for NaN"
+    tags = {value.tag for event in events(tmp_path) for value in event.summary.value}
+    assert tags == {"charts/SPS", "losses/entropy"}, "keys without a slash are the axes"
+    assert all(began <= event.wall_time <= time.time() for event in events(tmp_path))
+
+
+def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, None)
+    writer.write(row(1))
+    deadline = time.monotonic() + 60
+    while not scalars(tmp_path, "charts/SPS"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    writer.close()
+
+
+def test_training_goes_on_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as if it were not installed
+    notes = write(tmp_path, [row(i) for i in range(1, 6)])
+    assert len(notes) == 1
+    assert "TensorBoard gets no more of this run" in notes[0]
+    assert len(read_metrics(tmp_path)) == 5
+
+
+def test_opening_does_not_wait_for_tensorboards_import(tmp_path: Path) -> None:
+    code = f"""
+        import os, sys, time
+        from pathlib import Path
+        from dppo.records.metrics import MetricsWriter
+        assert "tensorboardX" not in sys.modules and "torch" not in sys.modules
+        began = time.perf_counter()
+        writer = MetricsWriter(Path({str(tmp_path)!r}), None)
+        print(time.perf_counter() - began, flush=True)
+        os._exit(0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 0.2

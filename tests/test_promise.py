@@ -1,0 +1,210 @@
+"""The promise: the number of actors changes the time, never the result. Bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dppo
+from dppo.config import make_config
+
+ITERATIONS = 4
+CASES: dict[str, dict[str, Any]] = {
+    "cartpole": {"env_id": "CartPole-v1", "num_steps": 64},
+    "continuous": {"env_id": "Pendulum-v1", "num_steps": 120, "norm_obs": True, "norm_reward": True, "gamma": 0.9},
+}
+DELAYED = {"cartpole": "slow_worlds:delayed_cartpole", "continuous": "slow_worlds:delayed_pendulum"}
+both = pytest.mark.parametrize("case", list(CASES))
+
+
+class Recorder:
+    """A progress display that keeps what it is told, and can act on an iteration."""
+
+    def __init__(self, at_iteration: int | None = None) -> None:
+        self.notes: list[str] = []
+        self.ending: list[str] = []
+        self._at_iteration = at_iteration
+
+    def start(self, title: str, lines: list[str], total_steps: int) -> None:
+        pass
+
+    def iteration(self, row: dict[str, float]) -> None:
+        if row["iteration"] == self._at_iteration:
+            os.kill(os.getpid(), signal.SIGINT)  # a person pressing Ctrl-C
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finish(self, lines: list[str]) -> None:
+        self.ending = lines
+
+    def close(self) -> None:
+        pass
+
+
+def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
+    base = {"num_samplers": 8, "update_epochs": 2, "progress": "off", "run_dir": run_dir} | CASES[case] | changes
+    return make_config(base | {"total_timesteps": 8 * base["num_steps"] * ITERATIONS})
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The weights of an uninterrupted run in this process, by case: what all others must come to."""
+    folder = tmp_path_factory.mktemp("in_process")
+    return {case: dppo.train(settings(case, folder / case)).weights_sha256 for case in CASES}
+
+
+@pytest.fixture(autouse=True)
+def running_ray(request: pytest.FixtureRequest) -> None:
+    """Tests with actors share the Ray of the whole test run."""
+    if "num_actors" in request.fixturenames or "ray_here" in request.fixturenames:
+        request.getfixturevalue("ray_session")
+
+
+@both
+def test_the_seed_decides_the_weights(case: str, in_process: dict[str, str], tmp_path: Path) -> None:
+    again = dppo.train(settings(case, tmp_path / "again")).weights_sha256
+    other = dppo.train(settings(case, tmp_path / "other", seed=2)).weights_sha256
+    assert again == in_process[case] != other
+
+
+@both
+def test_episodes_ended_while_the_weights_were_compared(case: str, tmp_path: Path) -> None:
+    """Else the tests here would not see a reset."""
+    assert dppo.train(settings(case, tmp_path / "run")).episodes >= 8
+
+
+@both
+@pytest.mark.parametrize("num_actors", [1, 3, 8])
+def test_any_number_of_actors_gives_the_same_weights(
+    case: str, num_actors: int, in_process: dict[str, str], tmp_path: Path
+) -> None:
+    result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors))
+    assert result.weights_sha256 == in_process[case]
+    assert result.incidents == {}
+
+
+@both
+def test_the_order_of_arrival_does_not_show(
+    case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    result = dppo.train(settings(case, tmp_path / "run", num_actors=8, env_id=DELAYED[case]))
+    assert result.weights_sha256 == in_process[case]
+
+
+def busy_actors() -> Iterator[int]:
+    """Process ids of actors in the middle of a segment."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"PPOActor.make_segment" in path.read_bytes():
+                yield int(path.parent.name)
+        except OSError:
+            continue
+
+
+def kill_a_busy_actor(killed: list[int]) -> None:
+    """Wait for an actor that is making a segment, give it time for some steps, then SIGKILL it."""
+    deadline = time.monotonic() + 30
+    while not killed and time.monotonic() < deadline:
+        for pid in busy_actors():
+            time.sleep(0.1)
+            if pid in busy_actors():
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                return
+        time.sleep(0.02)
+
+
+@both
+def test_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
+    case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
+    killer.start()
+    recorder = Recorder()
+    config = settings(case, tmp_path / "run", num_actors=3, env_id=DELAYED[case], env_kwargs={"longest_s": 0.01})
+    result = dppo.train(config, progress=recorder)
+    killer.join()
+    assert killed, "no actor was busy long enough to be killed"
+    assert result.incidents == {"actor_lost": 1}
+    assert any("replaced" in note for note in recorder.notes)
+    assert any("actor_lost" in line for line in recorder.ending)
+    assert result.weights_sha256 == in_process[case]
+
+
+def test_an_actor_lost_after_open_episodes_were_recorded_is_rebuilt_by_replay(
+    in_process: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    """The simulator itself kills its process, in an episode that began iterations ago."""
+    crash = {"how": "kill", "at_step": 30, "at_episode": 3, "marker": str(tmp_path / "marker")}
+    config = settings(
+        "cartpole", tmp_path / "run", num_actors=2, env_id="dppo/CrashingCartPole-v0", env_kwargs=crash
+    )
+    result = dppo.train(config)
+    assert (tmp_path / "marker").exists()
+    assert result.incidents == {"actor_lost": 1}
+    assert result.weights_sha256 == in_process["cartpole"]
+
+
+@both
+@pytest.mark.parametrize("num_actors", [0, 3])
+def test_a_run_stopped_and_resumed_is_the_run_that_was_not(
+    case: str, num_actors: int, in_process: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(case, run, num_actors=num_actors), progress=Recorder(at_iteration=2))
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", 2)
+    assert stopped.weights_sha256 != in_process[case]
+    resumed = dppo.train(settings(case, run, num_actors=num_actors), resume=run)
+    assert resumed.iterations == ITERATIONS
+    assert resumed.incidents == {}
+    assert resumed.weights_sha256 == in_process[case]
+
+
+def test_a_run_may_be_resumed_with_another_number_of_actors(
+    in_process: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    run = tmp_path / "run"
+    dppo.train(settings("cartpole", run), progress=Recorder(at_iteration=1))
+    assert dppo.train(settings("cartpole", run, num_actors=2), resume=run).weights_sha256 == in_process["cartpole"]
+
+
+def test_an_episode_that_cannot_be_replayed_is_given_up_and_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    drifting = {"env_id": "dppo/DriftingCartPole-v0"}
+    dppo.train(settings("cartpole", run, **drifting), progress=Recorder(at_iteration=2))
+    recorder = Recorder()
+    resumed = dppo.train(settings("cartpole", run, **drifting), resume=run, progress=recorder)
+    assert 1 <= resumed.incidents["replay_mismatch"] <= 8
+    assert resumed.metrics[-1]["incidents/replay_mismatch"] == resumed.incidents["replay_mismatch"]
+    assert any("does not follow from its seed" in note or "replay ended" in note for note in recorder.notes)
+    assert any("replay_mismatch" in line for line in recorder.ending)
+
+
+def test_without_replay_open_episodes_are_given_up_and_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    dppo.train(settings("cartpole", run, replay=False), progress=Recorder(at_iteration=2))
+    resumed = dppo.train(settings("cartpole", run, replay=False), resume=run)
+    assert resumed.incidents == {"episode_abandoned": 8}
+
+
+def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    def state() -> tuple[Any, ...]:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    before = state()
+    dppo.train(settings("continuous", tmp_path / "run"))
+    assert state() == before
