@@ -49,6 +49,6 @@ class TrainingDiverged(DppoError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """`x is not a known setting. Did you mean y?`"""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f" Did you mean {close[0]}?" if close else ""
     return f"{name} is not a known {kind}.{hint}"

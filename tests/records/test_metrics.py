@@ -55,7 +55,7 @@ def events(folder: Path) -> list[Any]:
 
 
 def scalars(folder: Path, tag: str) -> dict[int, float]:
-    """The values of a tag by step. As in TensorBoard, each START but the first drops what is at or past its step."""
+    """The values of a tag by step. Each START but the first drops what is past its step, as in TensorBoard."""
     values: dict[int, float] = {}
     started = False
     for event in events(folder):
@@ -188,6 +188,12 @@ def test_a_damaged_line_does_not_keep_a_run_from_resuming(tmp_path: Path) -> Non
     assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
 
 
+def test_a_last_row_without_its_line_end_is_not_glued_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n" + json.dumps(row(2)))
+    write(tmp_path, [row(3)], resume=2)
+    assert read_metrics(tmp_path) == [row(1), row(3)]
+
+
 def test_a_kill_while_cutting_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, [row(i) for i in range(1, 6)])
 
@@ -269,7 +275,9 @@ def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
     while not scalars(tmp_path, "charts/SPS"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    began = time.monotonic()
     writer.close()
+    assert time.monotonic() - began < 0.5, "the pause between flushes is cut short"
 
 
 def test_training_goes_on_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def parse_quietly(flags: Any, argv: list[str], prog: str) -> Any:
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
-            return tyro.cli(flags, prog=prog, args=argv, default=flags(), description=None)
+            return tyro.cli(flags, prog=prog, args=argv, description=None)
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -12,15 +12,17 @@ from pathlib import Path
 USAGE = """\
 usage: dppo test [--slow] [PYTEST ARGUMENT ...]
 
-Runs the tests of a source checkout with pytest: the fast set, or all of them with --slow. Everything else goes to
-pytest as it is, and paths count from the root of the checkout: dppo test tests/test_launcher.py -k symlink -x
+Runs the tests of a source checkout with pytest: the fast set, or all of them with --slow. Whatever else is
+given goes to pytest, and paths count from the root of the checkout:
+
+  dppo test tests/test_launcher.py -k symlink -x
 
   --slow    the slow proofs (learning, soak) as well
 """
 
 
 def main(argv: list[str]) -> int:
-    """Run pytest in the source tree; returns its exit code, or 2 where there is nothing to run or to run it with."""
+    """Run pytest in the source tree; returns its exit code, or 2 where tests or pytest are missing."""
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -60,12 +62,14 @@ def _project_name(pyproject: Path) -> str | None:
         text = pyproject.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    found = re.search(r"""^\[project\][^\[]*?^name\s*=\s*["']([^"']*)["']""", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        r"""^\[project\](?:(?!^\[).)*?^name\s*=\s*["']([^"']*)["']""", text, re.MULTILINE | re.DOTALL
+    )
     return found.group(1) if found else None
 
 
 def _run(command: list[str], folder: Path) -> int:
-    """Run to the end. Ctrl-C reaches pytest by itself and SIGTERM is handed on: it is pytest that ends, with words."""
+    """Run to the end. Ctrl-C reaches pytest by itself, SIGTERM is handed on: pytest ends, then we do."""
     with subprocess.Popen(command, cwd=folder) as child:
         before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:

@@ -187,7 +187,7 @@ class _EventFile:
         file = RecordWriter(str(_new_event_file(self._run_dir)))
         try:
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            # At a second START, TensorBoard drops what it has from this step on; the first must be there for that.
+            # At each START but the first, TensorBoard drops what it has from this step on.
             start = SessionLog(status=SessionLog.START)
             file.write(
                 Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString()
@@ -197,7 +197,6 @@ class _EventFile:
                 if self._rows.empty():
                     file.flush()
                     self._closing.wait(FLUSH_S)
-            file.flush()
         finally:
             file.close()
 

@@ -1,0 +1,100 @@
+"""Real parts in small sizes, for tests: nothing here stands in for a class of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dppo import streams
+from dppo.envs.group import EnvGroup
+from dppo.envs.make import describe_spaces
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.architecture import ModelSpec
+from dppo.ppo.sampler import PPOSampler
+from dppo.ppo.segment import PolicySnapshot
+from dppo.spaces import BoxActions, DiscreteActions
+from dppo.streams import Stream
+
+DISCRETE = DiscreteActions(3)
+BOX = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
+
+
+def spec_of(
+    actions: DiscreteActions | BoxActions = DISCRETE,
+    *,
+    obs_size: int = 4,
+    hidden_sizes: tuple[int, ...] = (16, 8),
+    activation: str = "tanh",
+    dtype: str = "float64",
+) -> ModelSpec:
+    return ModelSpec(obs_size, actions, hidden_sizes, activation, dtype)
+
+
+def random_weights(spec: ModelSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
+    """Weights in which no part is zero, so that none can be left out unnoticed."""
+    return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
+
+
+def group_of(envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0) -> EnvGroup:
+    return EnvGroup(
+        list(envs),
+        describe_spaces(envs[0]),
+        episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
+        owner=f"sampler {sampler_id} (Test-v0)",
+    )
+
+
+def sampler_of(
+    envs: Sequence[gym.Env[Any, Any]],
+    *,
+    num_steps: int,
+    seed: int = 1,
+    sampler_id: int = 0,
+    gamma: float = 0.9,
+    hidden_sizes: tuple[int, ...] = (),
+    dtype: str = "float64",
+    track: bool = True,
+) -> tuple[PPOSampler, ModelSpec]:
+    """A sampler of these environments, and what its model is made of."""
+    spec = ModelSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
+    sampler = PPOSampler(
+        sampler_id,
+        PPOAgent(spec),
+        group_of(envs, seed=seed, sampler_id=sampler_id),
+        num_steps=num_steps,
+        gamma=gamma,
+        noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
+        track_obs=track,
+        track_returns=track,
+    )
+    return sampler, spec
+
+
+def telling_snapshot(spec: ModelSpec, version: int = 0) -> PolicySnapshot:
+    """A uniform policy, and the value 100 + 10 * obs of an observation [1]; for a model without hidden layers."""
+    named = spec.unflatten(np.zeros(spec.num_parameters, spec.dtype))
+    named["value.0.weight"][:] = 10
+    named["value.0.bias"][:] = 100
+    return PolicySnapshot(version, spec.flatten(named))
+
+
+def assert_same_bytes(one: Any, other: Any, *, but: Sequence[str] = ()) -> None:
+    """Records of arrays, however nested, are equal bit for bit, apart from the fields named in `but`."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same_bytes(a, b, but=but)
+    elif dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            if field.name not in but:
+                assert_same_bytes(getattr(one, field.name), getattr(other, field.name), but=but)
+    else:
+        assert one == other

@@ -1,0 +1,168 @@
+"""Advantages against the definition that the paper starts from, and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dppo.ppo.advantages import generalized_advantages
+
+T, F = True, False
+
+
+def column(*numbers: float | bool) -> np.ndarray:
+    """[T, 1]"""
+    array = np.array(numbers)
+    return (array if array.dtype == bool else array.astype(np.float64))[:, None]
+
+
+def by_definition(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    next_values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> np.ndarray:
+    """The weighted mean of the estimates that look 1, 2, ... steps ahead (arXiv:1506.02438, eq. 11 to 16).
+
+    The estimate that looks k steps ahead is r[t] + gamma r[t+1] + ... + gamma^k V(what follows) - V[t], weighted by
+    (1 - lambda) lambda^(k-1); the longest one, at the end of the data or of the episode, has the weight that is left.
+    """
+    advantages = np.zeros_like(values)
+    for t, e in np.ndindex(values.shape):
+        estimates = []
+        for k in range(1, len(values) - t + 1):
+            last = t + k - 1
+            rewards_ahead = sum(gamma**i * rewards[t + i, e] for i in range(k))
+            bootstrap = 0.0 if terminated[last, e] else gamma**k * next_values[last, e]
+            estimates.append(rewards_ahead + bootstrap - values[t, e])
+            if terminated[last, e] or truncated[last, e]:
+                break
+        longest = len(estimates) - 1
+        weights = [(1 - gae_lambda) * gae_lambda**k for k in range(longest)] + [gae_lambda**longest]
+        advantages[t, e] = sum(w * estimate for w, estimate in zip(weights, estimates, strict=True))
+    return advantages
+
+
+def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
+    """Arrays as a sampler makes them: `next_values` continues `values` wherever an episode does."""
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=(steps, envs)) * 3, rng.normal(size=(steps, envs)) * 5
+    terminated, truncated = rng.random((steps, envs)) < 0.2, rng.random((steps, envs)) < 0.2
+    next_values = np.concatenate([values[1:], rng.normal(size=(1, envs))])
+    next_values[terminated | truncated] = 777  # of a final observation; loud where it must not be used
+    return [rewards, values, next_values, terminated, truncated]
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1)
+)
+def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, gae_lambda: float) -> None:
+    rollout = random_rollout(seed, steps, envs)
+    expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
+    found = generalized_advantages(*rollout, gamma=gamma, gae_lambda=gae_lambda)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_hand_worked_numbers() -> None:
+    # deltas: 1 + 1/2 - 1/2 = 1;  2 + 3/4 - 1 = 7/4;  3 + 1 - 3/2 = 5/2;  gamma * lambda = 1/4
+    found = generalized_advantages(
+        column(1, 2, 3), column(0.5, 1, 1.5), column(1, 1.5, 2), column(F, F, F), column(F, F, F),
+        gamma=0.5, gae_lambda=0.5,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found, column(1 + (1.75 + 2.5 / 4) / 4, 1.75 + 2.5 / 4, 2.5))
+
+
+def test_hand_worked_ends() -> None:
+    # step 0 dies: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 goes on: 1 + 8 / 2 - 7 = -2
+    found = generalized_advantages(
+        column(1, 1, 1), column(5, 6, 7), column(1e9, 20, 8), column(T, F, F), column(F, T, F),
+        gamma=0.5, gae_lambda=0.9,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found, column(-4, 5, -2))
+
+
+def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
+    rewards, values = column(1, 2, 4, 8), column(3, 1, 4, 1)
+    found = generalized_advantages(
+        rewards, values, column(1, 4, 1, 10), column(F, F, F, F), column(F, F, F, F), gamma=0.5, gae_lambda=1
+    )
+    returns = [1 + 1 + 1 + 1 + 10 / 16, 2 + 2 + 2 + 10 / 8, 4 + 4 + 10 / 4, 8 + 10 / 2]
+    np.testing.assert_array_equal(found + values, column(*returns))
+
+
+def test_lambda_zero_looks_one_step_ahead() -> None:
+    rewards, values, next_values, terminated, truncated = random_rollout(5, 30, 4)
+    found = generalized_advantages(
+        rewards, values, next_values, terminated, truncated, gamma=0.9, gae_lambda=0
+    )
+    one_step = np.where(terminated, rewards, rewards + 0.9 * next_values) - values
+    np.testing.assert_allclose(found, one_step, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_time_limit_is_not_a_death(cut: int) -> None:
+    """Endless reward of one is worth 1 / (1 - gamma) everywhere: a limit, wherever it falls, teaches nothing."""
+    gamma, steps = 0.9, 6
+    ones, worth = np.ones((steps, 1)), np.full((steps, 1), 1 / (1 - 0.9))
+    never, at = np.zeros((steps, 1), bool), (np.arange(steps) == cut)[:, None]
+    limited = generalized_advantages(ones, worth, worth, never, at, gamma=gamma, gae_lambda=0.95)
+    np.testing.assert_allclose(limited, 0, atol=1e-12)
+    died = generalized_advantages(ones, worth, worth, at, never, gamma=gamma, gae_lambda=0.95)
+    assert died[cut] == pytest.approx(-gamma / (1 - gamma))
+    assert np.all(died[: cut + 1] < -1)
+    np.testing.assert_allclose(died[cut + 1 :], 0, atol=1e-12)
+
+
+def test_a_death_at_the_time_limit_is_a_death() -> None:
+    ones, values, loud = column(1, 1, 1), column(2, 2, 2), column(2, 1e6, 2)
+    died, cut = column(F, T, F), column(F, T, F)
+    both = generalized_advantages(ones, values, loud, died, cut, gamma=0.9, gae_lambda=0.5)
+    death = generalized_advantages(ones, values, loud, died, column(F, F, F), gamma=0.9, gae_lambda=0.5)
+    np.testing.assert_array_equal(both, death)
+    assert both[1] == 1 - 2
+
+
+@pytest.mark.parametrize(("terminated", "truncated", "last"), [(T, F, 1 - 2), (F, T, 1 + 9 - 2), (F, F, 1 + 9 - 2)])
+def test_an_end_on_the_last_row(terminated: bool, truncated: bool, last: float) -> None:
+    found = generalized_advantages(
+        column(1, 1), column(2, 2), column(2, 10), column(F, terminated), column(F, truncated),
+        gamma=0.9, gae_lambda=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(found, column(1 + 0.9 * 2 - 2 + 0.9 * last, last), rtol=1e-12)
+
+
+def test_nothing_crosses_the_end_of_an_episode() -> None:
+    rollout = random_rollout(11, 12, 1)
+    rollout[3][:], rollout[4][:] = F, F
+    rollout[4][5] = T
+    before = generalized_advantages(*rollout, gamma=0.99, gae_lambda=0.95)
+    rollout[0][6:] += 1000  # rewards of the next episode
+    after = generalized_advantages(*rollout, gamma=0.99, gae_lambda=0.95)
+    np.testing.assert_array_equal(before[:6], after[:6])
+    assert np.all(after[6:] > before[6:] + 900)
+
+
+def test_environments_do_not_mix() -> None:
+    rollout = random_rollout(3, 15, 4)
+    together = generalized_advantages(*rollout, gamma=0.9, gae_lambda=0.9)
+    for env in range(4):
+        alone = generalized_advantages(*(array[:, [env]] for array in rollout), gamma=0.9, gae_lambda=0.9)
+        np.testing.assert_array_equal(together[:, [env]], alone)
+
+
+def test_computed_in_the_dtype_of_the_values_and_nothing_is_written() -> None:
+    rewards, values, next_values, terminated, truncated = random_rollout(4, 20, 2)
+    arrays = [rewards, values.astype(np.float32), next_values.astype(np.float32), terminated, truncated]
+    copies = [array.copy() for array in arrays]
+    found = generalized_advantages(*arrays, gamma=0.99, gae_lambda=0.95)
+    assert found.dtype == np.float32
+    exact = by_definition(*(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
