@@ -73,7 +73,7 @@ def take_turns(
                 print(f"  {name}: failed: {error}", file=sys.stderr)
                 continue
             measured[name]["runs"].append(run)
-            figures = ", ".join(f"{key} {run[key]:,.4g}" for key in keys if key in run)
+            figures = ", ".join(f"{key} {run[key]:,.1f}" for key in keys if key in run)
             print(f"  {turn + 1} of {repeats}, {name}: {figures}", file=sys.stderr)
     for side in measured.values():
         known = [key for key in keys if side["runs"] and key in side["runs"][0]]

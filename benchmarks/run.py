@@ -38,7 +38,7 @@ def main() -> int:
         parser.error("--repeats: at least 1")
 
     report: dict[str, Any] = {"machine": machine(), "repeats": options.repeats, "rows": {}}
-    console = Console()
+    console = Console(width=max(120, Console().width))
     for name in options.only:
         print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
         report["rows"][name] = rows.ROWS[name](options.repeats)
@@ -59,16 +59,21 @@ def make_table(measured: dict[str, dict[str, Any]]) -> Table:
             name = ""
         for bar in row["bars"]:
             verdict = {True: "pass", False: "FAIL", None: "not measured"}[bar["passed"]]
-            figure = "" if bar["measured"] is None else f"{bar['measured']:.3g} {bar['unit']}"
+            figure = "" if bar["measured"] is None else f"{bar['measured']:.2f} {bar['unit']}"
             sign = "<=" if bar["at_most"] else ">="
             table.add_row("", f"  {bar['what']}", figure, f"{sign} {bar['bar']:g} {bar['unit']}", verdict)
         table.add_section()
     return table
 
 
+def number(value: float) -> str:
+    """12,345 or 12.3"""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def in_words(figures: dict[str, Any]) -> str:
     """The medians of one side, or why there are none."""
-    parts = [f"{key.replace('_', ' ')} {value:,.4g}" for key, value in figures.get("median", {}).items()]
+    parts = [f"{key.replace('_', ' ')} {number(value)}" for key, value in figures.get("median", {}).items()]
     parts += [f"failed: {error}" for error in dict.fromkeys(figures.get("errors", []))]
     return "; ".join(parts) or "not measured"
 

@@ -269,13 +269,14 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
         segments = [sampler.collect(agent, i) for sampler in samplers]  # this line is what `dppo` distributes
-        for segment in segments:  # rewards are scaled by all returns so far, these included (#30)
+        # Deviation: CleanRL's statistics move with every step, these once an iteration. Rewards are scaled by all
+        # returns so far (#30). Observations learn of an iteration only after it, so that learning sees what
+        # acting saw, and the first ratio is one.
+        for segment in segments:
             return_moments.add(segment.discounted_returns.ravel())
         approx_kl = update(args, agent, optimizer, make_batch(args, agent, segments, return_moments.std()), i)
-        # Deviation: CleanRL's statistics move with every step. Those of observations learn of an iteration after
-        # it, so that acting and learning see the same inputs and the first ratio is one.
-        for segment in segments:
-            if agent.obs_moments is not None:
+        if agent.obs_moments is not None:
+            for segment in segments:
                 agent.obs_moments.add(segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1]))
         for sampler in samplers:
             episode_returns += sampler.finished

@@ -229,10 +229,10 @@ def test_works_through_a_chain_of_symlinks_and_with_odd_names(tmp_path: Path) ->
     (tmp_path / "bin dir" / "one").symlink_to(checkout.root / "dppo")
     (tmp_path / "two").symlink_to("bin dir/one")
 
-    done = checkout.run("x", launcher=tmp_path / "two", cwd=tmp_path)
+    done = checkout.run("x", launcher=tmp_path / "two", cwd=tmp_path / "bin dir")
 
     assert done.code == 0, done.err
-    assert done.out.splitlines()[:2] == ["ran:x", f"in:{tmp_path}"]
+    assert done.out.splitlines()[:2] == ["ran:x", f"in:{tmp_path}/bin dir"]
     assert checkout.ready.exists()
 
 

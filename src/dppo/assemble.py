@@ -90,7 +90,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int) -> BuiltSampler:
         group = EnvGroup(
             envs, spaces, episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id), owner=owner
         )
-    except DppoError:
+    except BaseException:
         for env in envs:
             env.close()
         raise

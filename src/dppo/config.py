@@ -34,6 +34,10 @@ Count = Annotated[int, BeforeValidator(_whole_number)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+# Settings that mean something only where there are actors.
+OF_ACTORS = ("address", "cpus_per_actor", "actor_resources", "segment_timeout_s", "max_actor_restarts", "dashboard")
+
+
 class Config(BaseModel):
     """Settings of one training run."""
 
@@ -249,12 +253,7 @@ class Config(BaseModel):
     def _check_effects(self) -> None:
         """A setting that would change nothing is a misunderstanding: say so now."""
         for setting, without_effect, reason in (
-            ("address", self.num_actors == 0, "num_actors=0 does not use Ray. Give --num-actors"),
-            ("cpus_per_actor", self.num_actors == 0, "num_actors=0 has no actors. Give --num-actors"),
-            ("actor_resources", self.num_actors == 0, "num_actors=0 has no actors. Give --num-actors"),
-            ("segment_timeout_s", self.num_actors == 0, "num_actors=0 has no actors to wait for. Give --num-actors"),
-            ("max_actor_restarts", self.num_actors == 0, "num_actors=0 has no actors. Give --num-actors"),
-            ("dashboard", self.num_actors == 0, "num_actors=0 does not use Ray. Give --num-actors"),
+            *((name, self.num_actors == 0, "num_actors=0 has no actors and no Ray. Give --num-actors") for name in OF_ACTORS),
             ("dashboard", self.address is not None, "a cluster that runs has its own dashboard. Leave it out"),
             ("clip_vloss", self.vf_coef == 0, "vf_coef=0 leaves the value loss out. Leave it out, or raise vf_coef"),
             ("activation", not self.hidden_sizes, "hidden_sizes is empty. Leave it out"),
@@ -270,8 +269,7 @@ class Config(BaseModel):
 
 # Settings that may differ when a run is resumed: none of them changes what is learnt.
 FREE_ON_RESUME = frozenset(
-    "num_actors address cpus_per_actor actor_resources segment_timeout_s max_actor_restarts dashboard "
-    "run_dir checkpoint_interval_s keep_checkpoints progress".split()
+    {*OF_ACTORS, "num_actors", "run_dir", "checkpoint_interval_s", "keep_checkpoints", "progress"}
 )
 
 

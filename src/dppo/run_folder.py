@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dppo.config import FREE_ON_RESUME, Config, make_config, read_settings
+from dppo.config import FREE_ON_RESUME, OF_ACTORS, Config, read_settings
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records import checkpoint as checkpoints
 
@@ -95,6 +95,14 @@ def config_of(path: Path) -> dict[str, Any]:
     return read_settings(_run_dir_of(path) / CONFIG)
 
 
+def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the run at `path` with `changes`; without those that lose their meaning by the changes."""
+    settings = config_of(path)
+    if str(changes.get("num_actors")) == "0":
+        settings = {name: value for name, value in settings.items() if name not in OF_ACTORS}
+    return settings | changes
+
+
 def _run_dir_of(path: Path) -> Path:
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file():
@@ -130,8 +138,3 @@ def _refuse_changes(before: dict[str, Any], config: Config, checkpoint: Path) ->
                 f"{name}={value}: {checkpoint} was made with {before.get(name)}, and resuming with another one would "
                 f"not continue that run. Leave it out, or start a new run."
             )
-
-
-def resumed_config(path: Path, changes: dict[str, Any]) -> Config:
-    """The settings to go on with: those of the run at `path`, with `changes`."""
-    return make_config(config_of(path) | changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ def test_categorical_scores_as_torch_does(dtype: str, tolerance: float) -> None:
     reference = torch.distributions.Categorical(logits=torch.from_numpy(head))
     expected = reference.log_prob(torch.from_numpy(actions)).numpy()
     np.testing.assert_allclose(Categorical(6).log_prob(head, None, actions), expected, rtol=tolerance, atol=tolerance)
-    logprobs, entropies = Categorical(6).evaluate(torch.from_numpy(head), None, torch.from_numpy(actions))
-    np.testing.assert_allclose(logprobs, expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(entropies, reference.entropy(), rtol=tolerance, atol=tolerance)
+    found = Categorical(6).evaluate(torch.from_numpy(head), None, torch.from_numpy(actions))
+    np.testing.assert_allclose(found.logprobs, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found.entropy, reference.entropy().mean(), rtol=tolerance)
 
 
 def test_categorical_scores_any_leading_shape() -> None:
@@ -41,11 +42,13 @@ def test_categorical_scores_any_leading_shape() -> None:
 def test_categorical_survives_extreme_logits() -> None:
     head = np.array([[1e4, 0.0, -1e4], [-3e38, 0.0, 1.0]])
     actions = np.array([0, 2])
-    found = Categorical(3).log_prob(head, None, actions)
-    np.testing.assert_allclose(found, [0.0, -math.log1p(math.exp(-1))], atol=1e-12)
-    logprobs, entropies = Categorical(3).evaluate(torch.from_numpy(head), None, torch.from_numpy(actions))
-    np.testing.assert_allclose(logprobs, found, atol=1e-12)
-    assert torch.isfinite(entropies).all()
+    expected = [0.0, -math.log1p(math.exp(-1))]
+    np.testing.assert_allclose(Categorical(3).log_prob(head, None, actions), expected, atol=1e-12)
+    found = Categorical(3).evaluate(torch.from_numpy(head), None, torch.from_numpy(actions))
+    np.testing.assert_allclose(found.logprobs, expected, atol=1e-12)
+    by_head, _ = found.gradients(torch.ones(2, dtype=torch.float64), 0.1)
+    assert torch.isfinite(found.entropy)
+    assert torch.isfinite(by_head).all()
 
 
 def test_categorical_samples_come_as_often_as_their_probability_says() -> None:
@@ -78,12 +81,9 @@ def test_gaussian_scores_as_torch_does(dtype: str, tolerance: float) -> None:
     expected = reference.log_prob(torch.from_numpy(actions)).numpy()
     gaussian = DiagonalGaussian(3)
     np.testing.assert_allclose(gaussian.log_prob(mean, log_std, actions), expected, rtol=tolerance, atol=tolerance)
-    logprobs, entropies = gaussian.evaluate(
-        torch.from_numpy(mean), torch.from_numpy(log_std), torch.from_numpy(actions)
-    )
-    np.testing.assert_allclose(logprobs, expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(entropies, reference.entropy(), rtol=tolerance, atol=tolerance)
-    assert entropies.shape == logprobs.shape
+    found = gaussian.evaluate(torch.from_numpy(mean), torch.from_numpy(log_std), torch.from_numpy(actions))
+    np.testing.assert_allclose(found.logprobs, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found.entropy, reference.entropy().mean(), rtol=tolerance)
 
 
 def test_gaussian_scores_any_leading_shape() -> None:
@@ -132,13 +132,28 @@ def test_noise_in_float32_is_that_of_float64_rounded() -> None:
         )
 
 
-def test_gradients_reach_head_and_deviation() -> None:
-    head = torch.zeros(5, 2, dtype=torch.float64, requires_grad=True)
-    log_std = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    actions = torch.full((5, 2), 2.0, dtype=torch.float64)
-    logprobs, entropies = DiagonalGaussian(2).evaluate(head, log_std, actions)
-    (logprobs.sum() + entropies.mean()).backward()
-    assert head.grad is not None
-    assert log_std.grad is not None
-    np.testing.assert_allclose(head.grad, 2.0)  # d/dmean = (a - mean) / var
-    np.testing.assert_allclose(log_std.grad, 5 * (4 - 1) + 1)  # sum of z^2 - 1, and 1 of the entropy
+@pytest.mark.parametrize("weights", ["logprobs", "entropy", "both"])
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_gradients_are_those_of_autograd(kind: str, weights: str) -> None:
+    head = torch.from_numpy(heads(20, 4)).requires_grad_()
+    log_std = torch.tensor([0.3, -0.5, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    distribution: Categorical | DiagonalGaussian
+    if kind == "categorical":
+        distribution, actions = Categorical(4), torch.arange(20) % 4
+        reference: Any = torch.distributions.Categorical(logits=head)
+    else:
+        distribution, actions = DiagonalGaussian(4), torch.from_numpy(heads(21, 4)[1:])
+        reference = torch.distributions.Independent(torch.distributions.Normal(head, log_std.exp()), 1)
+    by_logprob = torch.from_numpy(np.random.default_rng(5).normal(size=20)) * (weights != "entropy")
+    by_entropy = 0.7 * (weights != "logprobs")
+    loss = (by_logprob * reference.log_prob(actions)).sum() + by_entropy * reference.entropy().sum()
+    loss.backward()
+    found = distribution.evaluate(head.detach(), log_std.detach(), actions)
+    by_head, by_log_std = found.gradients(by_logprob, by_entropy)
+    expected = torch.zeros_like(head) if head.grad is None else head.grad
+    np.testing.assert_allclose(by_head, expected, rtol=1e-10, atol=1e-12)
+    assert (by_log_std is None) == (log_std.grad is None)
+    if by_log_std is not None:
+        np.testing.assert_allclose(by_log_std, log_std.grad, rtol=1e-10, atol=1e-12)
+    again, _ = found.gradients(by_logprob, by_entropy)
+    np.testing.assert_array_equal(again, by_head)  # asking has changed nothing

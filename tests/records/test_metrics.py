@@ -55,7 +55,7 @@ def events(folder: Path) -> list[Any]:
 
 
 def scalars(folder: Path, tag: str) -> dict[int, float]:
-    """The values of a tag by step. Each START but the first drops what is past its step, as in TensorBoard."""
+    """The values of a tag by step. As in TensorBoard, each START but the first drops what is past it."""
     values: dict[int, float] = {}
     started = False
     for event in events(folder):

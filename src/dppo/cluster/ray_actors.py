@@ -31,6 +31,8 @@ class _Host:
     actor_id: int
     samplers: list[int]
     handle: Any = None
+    starting: ObjectRef[Any] | None = None
+    """Comes when the process is there; None from then on."""
     due: float = float("inf")
     """Monotonic time by which the next segment must be here."""
     start_at: float | None = None
@@ -108,6 +110,8 @@ class RayActors:
             try:
                 return or_raise(ray.get(ref, timeout=self._timeout_s))
             except GetTimeoutError:
+                if not ray.wait([host.starting], timeout=0)[0]:
+                    raise self._never_started(host) from None
                 reason = f"made no environment within segment_timeout_s={self._timeout_s:g}"
             except RayTaskError as error:
                 raise _our_own(error) from None
@@ -231,7 +235,7 @@ class RayActors:
 
     def _start(self, host: _Host) -> None:
         host.handle = self._remote_class.remote(self._plan)
-        host.handle.alone_in_process.remote()
+        host.starting = host.handle.alone_in_process.remote()
         host.start_at = None
 
     def _start_the_due(self) -> None:
@@ -241,15 +245,30 @@ class RayActors:
                 self._ask(host)
 
     def _replace_the_late(self) -> None:
+        now = time.monotonic()
         for host in self._hosts:
             owes = any(call.host is host for call in self._calls.values())
-            if owes and time.monotonic() > host.due:
+            if not owes:
+                continue
+            if host.starting is not None and ray.wait([host.starting], timeout=0)[0]:
+                host.starting, host.due = None, now + self._timeout_s
+            if now > host.due and host.starting is not None:
+                raise self._never_started(host)
+            if now > host.due:
                 self._lose(
                     host,
                     f"sent no segment for segment_timeout_s={self._timeout_s:g} and counts as hung; if its simulator "
                     f"is only slow, raise --segment-timeout-s",
                     kind="actor_hung",
                 )
+
+    def _never_started(self, host: _Host) -> ClusterError:
+        started = sum(host.starting is None for host in self._hosts)
+        return ClusterError(
+            f"actor {host.actor_id} was not started by Ray within segment_timeout_s={self._timeout_s:g}; {started} of "
+            f"{len(self._hosts)} were. Either the cluster has no room for it (see `ray status`): use fewer --num-actors or "
+            f"lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
+        )
 
     def _lose(self, host: _Host, reason: str, kind: str = "actor_lost") -> None:
         """Give up the process behind `host`, and plan a new one."""

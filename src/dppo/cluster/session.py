@@ -146,10 +146,10 @@ def _use_private_token() -> None:
 
 def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
     """Bytes for Ray's object store: what the job needs, as far as shared memory goes."""
-    spill = shutil.disk_usage(tempfile.gettempdir())
+    spill = shutil.disk_usage(_ray_folder())
     if spill.used / (spill.used + spill.free) > FULL_DISK:
         notify(
-            f"the disk of {tempfile.gettempdir()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops making "
+            f"the disk of {_ray_folder()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops making "
             f"objects at {FULL_DISK:.0%}. Free some, or set RAY_TMPDIR."
         )
     wanted = max(wanted, SMALLEST_STORE)
@@ -207,4 +207,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _session_logs() -> str:
-    return str(Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "session_latest" / "logs")
+    return str(Path(_ray_folder()) / "ray" / "session_latest" / "logs")
+
+
+def _ray_folder() -> str:
+    return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()

@@ -16,7 +16,7 @@ import yaml
 
 from dppo.config import Config, read_settings
 from dppo.errors import ConfigError, DppoError, unknown_name
-from dppo.run_folder import config_of
+from dppo.run_folder import settings_to_resume
 
 PRESETS = Path(__file__).parent.parent / "presets"
 EXTRA = {  # flags that say where settings come from
@@ -62,7 +62,7 @@ def _resumed(given: dict[str, Any], resume: Path, config: str | None, preset: st
     for name, value in (("config", config), ("preset", preset)):
         if value is not None:
             raise ConfigError(f"{name}={value} has no effect with --resume, which takes the run's own settings. Leave it out.")
-    return Arguments(config_of(resume) | given, None, resume)
+    return Arguments(settings_to_resume(resume, given), None, resume)
 
 
 # ------------------------------------------------------------------ presets

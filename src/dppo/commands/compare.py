@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +18,7 @@ from dppo.commands.compare_plan import PROG, Options, caption, folder_for, make_
 from dppo.commands.train import parse_settings
 from dppo.config import Config
 from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
+from dppo.records.plots import Curve, CurveGroup, compare_figure
 from dppo.run_folder import resolved, versions
 
 
@@ -42,7 +44,8 @@ def main(argv: list[str]) -> int:
         )
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
-    _draw(options, plan, groups, folder / "compare.png")
+    curves = [CurveGroup(group.label, tuple(_curve(run) for run in group.runs)) for group in groups]
+    compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
@@ -79,6 +82,10 @@ def _train_all(
             soft_wrap=True,
         )
     return runs, None
+
+
+def _curve(run: Run) -> Curve:
+    return Curve(**{name: np.array(values) for name, values in run.curve().items()})
 
 
 def _what_is_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:

@@ -7,6 +7,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,10 @@ import numpy as np
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import Episode, Incident, SamplerCarry
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
+
+
+PACKAGE = str(Path(__file__).parents[1])
+LARGEST = np.finfo(np.float32).max  # what an observation may be, for it travels as float32
 
 
 class EnvGroup:
@@ -96,6 +101,7 @@ class EnvGroup:
     def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         try:
             raw, reward, terminated, truncated, info = self._envs[env].step(action)
+            terminated, truncated = bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self._fault(env, "step", error) from None
         seen = self._checked(env, raw, "step")
@@ -103,7 +109,7 @@ class EnvGroup:
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
-        return seen, reward, bool(terminated), bool(truncated), info
+        return seen, reward, terminated, truncated, info
 
     def _reset(self, env: int, episode: int) -> np.ndarray:
         """Begin an episode; the returned observation is the environment's own array."""
@@ -118,14 +124,14 @@ class EnvGroup:
         return seen
 
     def _finish(self, env: int, info: dict[str, Any]) -> None:
-        success = info.get("is_success")
+        success = info.get("is_success") if isinstance(info, dict) else None
         self._finished.append(
             Episode(
                 env=env,
                 index=int(self._episodes[env]),
                 episode_return=float(self._returns[env]),
                 length=int(self._lengths[env]),
-                success=None if success is None else bool(success),
+                success=None if success is None else bool(np.all(success)),
             )
         )
 
@@ -212,19 +218,23 @@ class EnvGroup:
         """`raw` as an observation.
 
         Raises:
-            EnvironmentFault: another shape than the space's, or not finite.
+            EnvironmentFault: another shape or kind of number than the space's, or not finite.
         """
-        obs = np.asarray(raw)
+        try:
+            obs = np.asarray(raw)
+        except ValueError as error:  # ragged
+            raise self._bad(env, phase, f"an observation that is no array ({error})") from None
         if obs.shape != self.obs_shape:
             raise self._bad(env, phase, f"an observation of shape {obs.shape}, its space says {self.obs_shape}")
+        if obs.dtype != self.obs_dtype and not np.can_cast(obs.dtype, self.obs_dtype, "same_kind"):
+            raise self._bad(env, phase, f"an observation of {obs.dtype}, its space says {self._spaces.obs_dtype}")
         if obs.dtype.kind == "f":
             flat = obs.ravel()
-            if not math.isfinite(flat.dot(flat)):  # a tenth of the time of isfinite on so few numbers
-                wrong = np.flatnonzero(~np.isfinite(flat))
-                if len(wrong):  # the square alone may overflow
+            # A tenth of the time of isfinite on so few numbers; what looks infinite is looked at again.
+            if not math.isfinite(flat.dot(flat)):
+                wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
+                if len(wrong):
                     raise self._bad(env, phase, f"an observation that is {flat[wrong[0]]} at index {int(wrong[0])}")
-        elif obs.dtype.kind not in "iub":
-            raise self._bad(env, phase, f"an observation of {obs.dtype}, its space says {self._spaces.obs_dtype}")
         return obs
 
     def _checked_reward(self, env: int, raw: Any) -> float:
@@ -260,8 +270,8 @@ def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of `error` from the first frame outside this file on: the user's own."""
+    """The traceback of `error` from the first frame outside this package on: the user's own."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))

@@ -32,8 +32,11 @@ def check_env_id(env_id: EnvId) -> None:
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     """Make one environment. Whatever its constructor raises goes through."""
     factory = env_id if callable(env_id) else _factory(env_id)
-    env: gym.Env[Any, Any] = factory(**env_kwargs)
-    return env
+    env = factory(**env_kwargs)
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise ConfigError(f"env_id={env_id}: gave {env!r}, which is no Gymnasium environment. Return one.")
+    made: gym.Env[Any, Any] = env
+    return made
 
 
 def _factory(env_id: str) -> Callable[..., Any]:
@@ -43,7 +46,7 @@ def _factory(env_id: str) -> Callable[..., Any]:
     if module_name:
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # whatever a user's module raises while it is imported
+        except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
             last = traceback.format_exception_only(error)[-1].strip()
             raise ConfigError(
                 f"env_id={env_id}: importing {module_name} failed: {last}. Check the name, and that it is installed "

@@ -7,8 +7,9 @@ because `torch.distributions` costs as much as the model itself; tested against 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ if TYPE_CHECKING:  # actors never import torch
     from torch import Tensor
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Evaluation(NamedTuple):
+    """How likely actions are under a policy, and how to differentiate that."""
+
+    logprobs: Tensor
+    """[rows]"""
+    entropy: Tensor
+    """Mean over the rows, a scalar."""
+    gradients: Callable[[Tensor, float], tuple[Tensor, Tensor | None]]
+    """The loss's gradients by the head [rows, H] and by log_std, from those by `logprobs` [rows] and by the entropy of
+    each single row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +72,21 @@ class Categorical:
         result: np.ndarray = chosen - np.log(np.exp(shifted).sum(axis=-1))
         return result
 
-    def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of `actions`, and entropies; both [rows] and differentiable."""
+    def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> Evaluation:
+        """Score `actions` [rows] under the outputs `head` [rows, n].
+
+            d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
+        """
         log_probs = head.log_softmax(dim=1)
-        chosen = log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
-        return chosen, -(log_probs.exp() * log_probs).sum(dim=1)
+        probs = log_probs.exp()
+        column = actions.unsqueeze(1)
+        entropies = -(probs * log_probs).sum(dim=1)
+
+        def gradients(by_logprob: Tensor, by_entropy: float) -> tuple[Tensor, None]:
+            by_head = (log_probs + entropies.unsqueeze(1)).mul_(by_entropy).add_(by_logprob.unsqueeze(1)).mul_(probs).neg_()
+            return by_head.scatter_add_(1, column, by_logprob.unsqueeze(1)), None
+
+        return Evaluation(log_probs.gather(1, column).squeeze(1), entropies.mean(), gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +127,21 @@ class DiagonalGaussian:
         result: np.ndarray = (-0.5 * np.square(standardised) - (log_std + HALF_LOG_TWO_PI)).sum(axis=-1)
         return result
 
-    def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of `actions`, and entropies; both [rows] and differentiable."""
+    def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> Evaluation:
+        """Score `actions` [rows, size] under the means `head` [rows, size].
+
+            z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
+            H = sum(log std) + const    dH / d log std = 1
+        """
         assert log_std is not None
-        standardised = (actions - head) / log_std.exp()
-        log_probs = (-0.5 * standardised.square() - (log_std + HALF_LOG_TWO_PI)).sum(dim=1)
+        std = log_std.exp()
+        z = (actions - head) / std
+        log_probs = (-0.5 * z.square() - (log_std + HALF_LOG_TWO_PI)).sum(dim=1)
         entropy = (log_std + (0.5 + HALF_LOG_TWO_PI)).sum()
-        return log_probs, entropy.expand(len(log_probs))
+
+        def gradients(by_logprob: Tensor, by_entropy: float) -> tuple[Tensor, Tensor]:
+            weight = by_logprob.unsqueeze(1)
+            by_log_std = (weight * (z.square() - 1)).sum(dim=0) + by_entropy * len(z)
+            return weight * z / std, by_log_std
+
+        return Evaluation(log_probs, entropy, gradients)

@@ -58,12 +58,6 @@ class PPOModel(nn.Module):
         assert {name: tuple(p.shape) for name, p in named.items()} == dict(self.spec.shapes()), "model and spec differ"
         return [named[name] for name, _ in self.spec.shapes()]
 
-    def evaluate(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of `actions`, entropies and values of `obs`; each [rows] and differentiable."""
-        head, values = self(obs)
-        log_probs, entropies = self.spec.distribution.evaluate(head, self.log_std, actions)
-        return log_probs, entropies, values
-
 
 class FlatParameters:
     """All parameters of a module in one vector, and all gradients in another.

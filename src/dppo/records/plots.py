@@ -1,0 +1,221 @@
+"""Pictures of a run and of a comparison. Matplotlib's object interface only: nothing global, no display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DPI = 200  # 9 inches are 1800 pixels: sharp where a page shows them 900 wide
+INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
+COLOURS = ("#d1495b", "#2364aa", "#3a8f5c", "#e09f3e", "#7b5ea7", "#1b9aaa")
+RETURN = "mean return of the last 100 episodes"
+SMOOTHING = 0.05  # share of a run that a point of the smoothed line is the mean of
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: arrays of one length, an element for each iteration."""
+
+    wall_s: np.ndarray
+    global_step: np.ndarray
+    episodic_return: np.ndarray
+    """NaN, or the iteration left out, while no episode has ended."""
+
+
+@dataclass(frozen=True)
+class CurveGroup:
+    """Runs that differ in their seeds only."""
+
+    label: str
+    """Such as "8 actors"."""
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A group, step by step: where it stands in time, and how good it is."""
+
+    wall_s: np.ndarray
+    global_step: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
+    """Draw one run into the PNG `path`: mean episode return over env steps, and over training time.
+
+    Args:
+        rows: those of metrics.jsonl; where a run was resumed its times are joined.
+    """
+    times = _joined([row["time/training_s"] for row in rows])
+    returns = np.array([row.get("charts/episodic_return", np.nan) for row in rows], dtype=float)
+    known = np.isfinite(returns)
+    seconds, returns = times[known], returns[known]
+    steps = np.array([row["global_step"] for row in rows], dtype=float)[known]
+    scale, unit = _time_unit(seconds)
+    figure, axes = _two_panels(top=0.86, bottom=0.15)
+    figure.text(0.065, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    for axis, x in zip(axes, (steps, seconds / scale), strict=True):
+        if len(returns):
+            axis.plot(x, returns, color=COLOURS[1], alpha=0.3, linewidth=1)
+            axis.plot(x, smoothed(returns), color=COLOURS[1], linewidth=2)
+        else:
+            axis.text(
+                0.5, 0.5, "No episode has ended yet.", transform=axis.transAxes, ha="center", color=GREY
+            )
+            axis.set(xticks=[], yticks=[])
+        axis.set_xlim(left=0)
+    axes[0].set_xlabel("env steps", color=INK)
+    axes[1].set_xlabel(f"training time ({unit})", color=INK)
+    axes[0].set_ylabel(RETURN, color=INK)
+    _save(figure, path)
+
+
+def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
+    """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
+
+    A group is drawn as the mean of its seeds, step by step, within the band from the lowest to the highest. Over wall
+    time a step stands at the mean of the seeds' times, so that a curve ends where its runs did.
+
+    Args:
+        caption: what is held equal.
+        target: a return that the times are told of, None for the end of the runs.
+    """
+    bands = [_over_seeds(group.curves) for group in groups]
+    scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands] or [np.zeros(0)]))
+    figure, (left, right) = _two_panels(top=0.78, bottom=0.23)
+    for index, (group, band) in enumerate(zip(groups, bands, strict=True)):
+        colour = COLOURS[index % len(COLOURS)]
+        label = f"{group.label}{_time_in_words(group, band, target)}"
+        _draw_band(left, band.wall_s / scale, band, colour, label, {"linewidth": 2})
+        left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
+        _draw_band(right, band.global_step, band, colour, group.label, _interleaved(index, len(groups)))
+    for axis, title in ((left, "over wall time"), (right, "over env steps")):
+        if target is not None:
+            axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+        axis.set_xlim(left=0)
+        axis.legend(
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, frameon=False, fontsize=9, labelcolor=INK
+        )
+        axis.text(0.0, 1.22, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
+    if len(bands) > 1 and _coincide(bands):
+        right.text(0.98, 0.05, "the curves are equal", transform=right.transAxes, ha="right", color=GREY)
+    left.set_xlabel(f"training time ({unit})", color=INK)
+    right.set_xlabel("env steps", color=INK)
+    left.set_ylabel(RETURN, color=INK)
+    figure.text(0.5, 0.03, caption, ha="center", color=GREY, fontsize=9, wrap=True)
+    _save(figure, path)
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean of each value's neighbours within a twentieth of the series, fewer towards its ends."""
+    half = max(1, round(len(values) * SMOOTHING / 2))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    reach = np.minimum(half, np.minimum(at, len(values) - 1 - at))
+    means: np.ndarray = (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
+    return means
+
+
+def _joined(seconds: Sequence[float]) -> np.ndarray:
+    """Times of a run that begin at zero again wherever it was resumed, as one time that only grows."""
+    times = np.asarray(seconds, dtype=float)
+    ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
+    joined: np.ndarray = times + np.cumsum(ends)
+    return joined
+
+
+def _over_seeds(curves: Sequence[Curve]) -> _Band:
+    """The steps at which every seed's return is known."""
+    finite = [np.isfinite(curve.episodic_return) for curve in curves]
+    each = [curve.global_step[known] for curve, known in zip(curves, finite, strict=True)]
+    steps = reduce(np.intersect1d, each)
+    rows = [np.searchsorted(known, steps) for known in each]
+    pick = list(zip(curves, finite, rows, strict=True))
+    returns = np.stack([curve.episodic_return[known][at] for curve, known, at in pick])
+    wall_s = np.stack([curve.wall_s[known][at] for curve, known, at in pick])
+    return _Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
+
+
+def _time_in_words(group: CurveGroup, band: _Band, target: float | None) -> str:
+    """The mean time to `target`, or to the end."""
+    if target is None:
+        return f": {_seconds(float(band.wall_s[-1]))}" if len(band.wall_s) else ""
+    times = [curve.wall_s[curve.episodic_return >= target] for curve in group.curves]
+    if not all(map(len, times)):
+        return f": {target:g} not reached"
+    return f": {target:g} after {_seconds(float(np.mean([reached[0] for reached in times])))}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
+    longest = float(seconds.max(initial=0.0))
+    return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+
+
+def _coincide(bands: Sequence[_Band]) -> bool:
+    """Whether every group has the same returns at the same steps."""
+    first = bands[0]
+    return len(first.mean) > 0 and all(
+        np.array_equal(band.global_step, first.global_step)
+        and np.array_equal(band.mean, first.mean)
+        and np.array_equal(band.low, first.low)
+        and np.array_equal(band.high, first.high)
+        for band in bands
+    )
+
+
+# ---------------------------------------------------------------------- drawing
+
+
+def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    figure.subplots_adjust(left=0.075, right=0.98, top=top, bottom=bottom, wspace=0.1)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color(PALE)
+        axis.grid(color=PALE, linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.tick_params(colors=GREY, length=0, labelsize=9)
+        axis.xaxis.set_major_formatter(_short)
+    return figure, axes
+
+
+def _short(value: float, _: int) -> str:
+    """1500000 as 1.5M, 20000 as 20k."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _draw_band(axis: Any, x: np.ndarray, band: _Band, colour: str, label: str, line: dict[str, Any]) -> None:
+    axis.fill_between(x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+    axis.plot(x, band.mean, color=colour, label=label, **line)
+
+
+def _interleaved(index: int, count: int) -> dict[str, Any]:
+    """Lines that all show where they lie on each other: the first solid and wide, dashes of the others on it."""
+    if index == 0:
+        return {"linewidth": 4.5 if count > 1 else 2.0, "solid_capstyle": "round"}
+    return {"linewidth": 1.8, "linestyle": (-3.0 * index, (3.0, 3.0 * (count - 1))), "zorder": 2.5 + index}
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path)

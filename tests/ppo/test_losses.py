@@ -1,0 +1,174 @@
+"""Losses against slow twins that go row by row, and at the corners of their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dppo.ppo import losses
+
+
+def tensor(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=rows) * scale)
+
+
+# --------------------------------------------------------------------------------------------- policy
+
+
+def test_policy_loss_equals_the_formula_row_by_row() -> None:
+    ratio, advantages, c = normal(200, 1, 0.3).exp(), normal(200, 2), 0.2
+    surrogates = []
+    for r, a in zip(ratio.tolist(), advantages.tolist(), strict=True):
+        surrogates.append(min(r * a, max(1 - c, min(1 + c, r)) * a))  # arXiv:1707.06347, eq. 7
+    loss, _ = losses.policy_loss(ratio, advantages, c)
+    assert loss.item() == pytest.approx(-np.mean(surrogates), rel=1e-12)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.floats(0.01, 0.9))
+def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(advantages: list[float], clip_coef: float) -> None:
+    ones = torch.ones(len(advantages), dtype=torch.float64)
+    loss, gradient = losses.policy_loss(ones, tensor(*advantages), clip_coef)
+    assert loss.item() == pytest.approx(-np.mean(advantages), rel=1e-9, abs=1e-9)
+    np.testing.assert_allclose(gradient, -np.array(advantages) / len(advantages))  # the policy gradient theorem
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gradient"),
+    [
+        (1.0, 2.0, -2.0),  # better than expected: make it likelier
+        (1.0, -2.0, 2.0),  # worse: make it less likely
+        (1.19, 2.0, -2.0),
+        (1.21, 2.0, 0.0),  # likelier by enough
+        (0.5, 2.0, -2.0),  # good, and less likely than it was: no limit on the way back
+        (0.81, -2.0, 2.0),
+        (0.79, -2.0, 0.0),  # less likely by enough
+        (3.0, -2.0, 2.0),  # bad, and likelier than it was: no limit on the way back
+        (1.0, 0.0, 0.0),
+    ],
+)
+def test_policy_gradient_points_the_right_way_and_stops_where_clipped(
+    ratio: float, advantage: float, gradient: float
+) -> None:
+    """`gradient` is by the ratio; by its logarithm it is as many times larger as the ratio is."""
+    _, found = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
+    assert found.item() == pytest.approx(gradient * ratio)
+
+
+@pytest.mark.parametrize("clip_coef", [0.01, 0.2, 0.9])
+def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
+    log_ratio, advantages = normal(500, 1, 0.3).requires_grad_(), normal(500, 2)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
+    expected.backward()
+    loss, gradient = losses.policy_loss(ratio.detach(), advantages, clip_coef)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert log_ratio.grad is not None
+    np.testing.assert_allclose(gradient, log_ratio.grad, rtol=1e-12)
+    share_clipped = float((gradient == 0).double().mean())
+    assert 0 < share_clipped < 1
+
+
+def test_policy_loss_never_rewards_more_than_the_unclipped_surrogate() -> None:
+    ratio, advantages = normal(500, 3).exp(), normal(500, 4)
+    assert losses.policy_loss(ratio, advantages, 0.1)[0] >= -(ratio * advantages).mean()
+
+
+# ---------------------------------------------------------------------------------------------- value
+
+
+def test_value_loss_is_half_the_mean_squared_error() -> None:
+    loss, gradient = losses.value_loss(tensor(1, 2, 3), tensor(2, 2, 0))
+    assert loss.item() == pytest.approx(0.5 * (1 + 0 + 9) / 3)
+    np.testing.assert_allclose(gradient, [-1 / 3, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "loss", "gradient"),
+    [
+        (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clip: the plain loss
+        (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no more gain
+        (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),  # moved too far away from it: the larger loss, and back
+        (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and back
+    ],
+)
+def test_clipped_value_loss_by_cases(
+    value: float, old: float, target: float, loss: float, gradient: float
+) -> None:
+    found, by_value = losses.clipped_value_loss(tensor(value), tensor(old), tensor(target), 0.2)
+    assert found.item() == pytest.approx(loss)
+    assert by_value.item() == pytest.approx(gradient)
+
+
+def test_clipped_value_loss_equals_the_formula_row_by_row() -> None:
+    values, old, returns, c = normal(200, 5), normal(200, 6), normal(200, 7), 0.3
+    worst = []
+    for v, o, g in zip(values.tolist(), old.tolist(), returns.tolist(), strict=True):
+        worst.append(max((v - g) ** 2, (o + max(-c, min(c, v - o)) - g) ** 2))
+    found = losses.clipped_value_loss(values, old, returns, c)[0].item()
+    assert found == pytest.approx(0.5 * np.mean(worst), rel=1e-12)
+    assert found >= losses.value_loss(values, returns)[0].item()
+
+
+@pytest.mark.parametrize("moved", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
+    """Also where nothing is clipped, and old + (new - old) is not new to the last bit."""
+    old, returns, c = normal(2000, 6).to(dtype), normal(2000, 7).to(dtype), 0.2
+    values = (old + (moved * normal(2000, 5)).to(dtype)).requires_grad_()
+    clipped = old + (values - old).clamp(-c, c)
+    expected = 0.5 * torch.max((values - returns).square(), (clipped - returns).square()).mean()
+    expected.backward()
+    loss, gradient = losses.clipped_value_loss(values.detach(), old, returns, c)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert values.grad is not None
+    np.testing.assert_allclose(gradient, values.grad, rtol=1e-3, atol=1e-8)
+    if moved == 0.01:
+        assert (gradient != 0).all()
+
+
+# ---------------------------------------------------------------------------------------- diagnostics
+
+
+def test_standardize_gives_mean_zero_and_unbiased_deviation_one() -> None:
+    found = losses.standardize(normal(50, 8, 100) + 1000)
+    assert found.mean().item() == pytest.approx(0, abs=1e-9)
+    assert np.std(found.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)
+
+
+def test_standardize_of_equal_advantages_is_zero() -> None:
+    np.testing.assert_array_equal(losses.standardize(tensor(3, 3, 3)), 0)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20))
+def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
+    log_ratio = tensor(*log_ratios)
+    found = losses.approximate_kl(log_ratio, log_ratio.exp()).item()
+    assert found >= -1e-12
+    assert found == pytest.approx(np.mean([math.exp(x) - 1 - x for x in log_ratios]), rel=1e-9, abs=1e-12)
+
+
+def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
+    """KL(N(0, 1) | N(m, 1)) = m^2 / 2, from samples of the first, which is the old policy."""
+    m, samples = 0.3, normal(200_000, 9)
+    log_ratio = -0.5 * (samples - m) ** 2 + 0.5 * samples**2
+    assert losses.approximate_kl(log_ratio, log_ratio.exp()).item() == pytest.approx(m**2 / 2, rel=0.02)
+
+
+def test_explained_variance() -> None:
+    returns = normal(100, 10)
+    assert losses.explained_variance(returns, returns) == 1
+    assert losses.explained_variance(returns + 7, returns) == pytest.approx(1)  # a constant error is no variance
+    assert losses.explained_variance(torch.zeros_like(returns), returns) == pytest.approx(0)
+    assert losses.explained_variance(-returns, returns) == pytest.approx(-3)
+    assert math.isnan(losses.explained_variance(returns, torch.ones_like(returns)))

@@ -1,0 +1,124 @@
+"""Running statistics: merging is the same as having seen everything at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import assert_same_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dppo.ppo.normalizer import Moments, Statistics, normalize
+
+
+def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(rng.normal() * 10, 1 + rng.random() * 5, (size, *shape)) for size in sizes]
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_merging_equals_one_stream(seed: int, sizes: list[int]) -> None:
+    parts = chunks(seed, sizes)
+    merged = Moments.empty((3,))
+    for part in parts:
+        merged = merged.merge(Moments.of(part))
+    everything = np.concatenate(parts)
+    mean, std = merged.mean_and_std()
+    assert merged.count == len(everything)
+    np.testing.assert_allclose(mean, everything.mean(axis=0), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(std, np.sqrt(everything.var(axis=0) + 1e-8), rtol=1e-10)
+
+
+def test_hand_worked_numbers() -> None:
+    merged = Moments.of(np.array([1.0, 3.0])).merge(Moments.of(np.array([5.0])))
+    assert (merged.count, merged.mean, merged.m2) == (3, 3, 8)
+
+
+def test_variance_survives_a_large_mean() -> None:
+    parts = [part + 1e8 for part in chunks(1, [1000, 1000], ())]
+    merged = Moments.of(parts[0]).merge(Moments.of(parts[1]))
+    exact = np.concatenate(parts).astype(np.longdouble).std()
+    assert float(merged.mean_and_std()[1]) == pytest.approx(float(exact), rel=1e-6)
+
+
+def test_nothing_seen_changes_nothing() -> None:
+    seen, empty = Moments.of(chunks(2, [5])[0]), Moments.empty((3,))
+    assert_same_bytes(seen.merge(empty), seen)
+    assert_same_bytes(empty.merge(seen), seen)
+    mean, std = empty.merge(empty).mean_and_std()
+    np.testing.assert_array_equal(mean, np.zeros(3))
+    np.testing.assert_array_equal(std, np.ones(3))
+
+
+def test_one_sample_has_no_deviation_and_divides_by_no_zero() -> None:
+    mean, std = Moments.of(np.array([[2.0, 3.0]])).mean_and_std()
+    np.testing.assert_array_equal(mean, [2, 3])
+    np.testing.assert_allclose(std, 1e-4)
+    np.testing.assert_array_equal(normalize(np.array([[2.0, 4.0]]), mean, std), [[0, 10]])
+
+
+def test_samples_of_any_dtype_are_summed_in_float64_and_not_written() -> None:
+    samples = np.full((1000, 2), 0.1, np.float32)
+    moments = Moments.of(samples)
+    assert moments.mean.dtype == np.float64
+    np.testing.assert_allclose(moments.mean, np.float64(np.float32(0.1)), rtol=1e-14)
+    np.testing.assert_array_equal(samples, np.float32(0.1))
+    assert Moments.of(np.full((4, 2), 200, np.uint8)).mean.tolist() == [200, 200]
+
+
+def test_statistics_are_merged_in_the_order_given() -> None:
+    """Floating point remembers the order: the learner's, which is the samplers', must be kept."""
+    parts = [Statistics(Moments.of(part), Moments.of(part[:, 0])) for part in chunks(3, [7, 11, 13, 5])]
+    start = Statistics(Moments.empty((3,)), Moments.empty(()))
+    obs, returns = start.obs, start.returns
+    for part in parts:
+        assert obs is not None
+        assert returns is not None
+        assert part.obs is not None
+        assert part.returns is not None
+        obs, returns = obs.merge(part.obs), returns.merge(part.returns)
+    merged = start.merged(parts)
+    assert_same_bytes(merged, Statistics(obs, returns))
+    backwards = start.merged(parts[::-1])
+    assert backwards.obs is not None
+    assert merged.obs is not None
+    np.testing.assert_allclose(backwards.obs.m2, merged.obs.m2, rtol=1e-12)
+    assert backwards.obs.m2.tobytes() != merged.obs.m2.tobytes()  # else this test would show nothing
+
+
+def test_a_normaliser_that_is_off_stays_off() -> None:
+    seen = Statistics(Moments.of(chunks(4, [5])[0]), Moments.of(np.ones(5)))
+    assert Statistics().merged([seen]) == Statistics()
+    merged = Statistics(obs=Moments.empty((3,))).merged([seen, Statistics()])
+    assert merged.returns is None
+    assert merged.obs is not None
+    assert merged.obs.count == 5
+    assert merged.reward_scale() == 1
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
+    returns = np.array([1.0, 5.0, 9.0])
+    statistics = Statistics(returns=Moments.empty(())).merged([Statistics(returns=Moments.of(returns))])
+    assert statistics.reward_scale() == pytest.approx(np.sqrt(returns.var() + 1e-8), rel=1e-12)
+    assert Statistics(returns=Moments.empty(())).reward_scale() == 1
+
+
+@pytest.mark.parametrize("seen", [0, 9])
+def test_statistics_come_back_from_their_arrays(seen: int) -> None:
+    start = Statistics(Moments.empty((3,)), Moments.empty(()))
+    parts = [Statistics(Moments.of(p), Moments.of(p[:, 0])) for p in chunks(6, [seen])] if seen else []
+    statistics = start.merged(parts)
+    arrays = statistics.arrays()
+    assert sorted(arrays) == sorted(f"{a}.{b}" for a in ("obs", "returns") for b in ("count", "mean", "m2"))
+    back = start.loaded(arrays)
+    for name in arrays:
+        np.testing.assert_array_equal(arrays[name], back.arrays()[name])
+    assert back.reward_scale() == statistics.reward_scale()
+    assert Statistics().arrays() == {}
+    assert Statistics().loaded({}) == Statistics()
+
+
+def test_normalize_standardises_and_limits() -> None:
+    obs = np.array([[1.0, 5.0], [3.0, -1e6]])
+    found = normalize(obs, np.array([2.0, 5.0]), np.array([0.5, 1.0]))
+    np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])

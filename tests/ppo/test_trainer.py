@@ -1,0 +1,320 @@
+"""PPOTrainer against an update written out in plain torch, and on segments that a real sampler made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import BOX, DISCRETE, random_weights, spec_of
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, Normal
+
+from dppo.assemble import build_sampler, build_trainer, sampler_plan
+from dppo.config import Config
+from dppo.errors import TrainingDiverged
+from dppo.ppo.batch import Batch, make_batch
+from dppo.ppo.model import PPOModel
+from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.trainer import PPOTrainer, TrainerOptions
+from dppo.spaces import BoxActions, DiscreteActions
+
+ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
+PLAIN = TrainerOptions(
+    update_epochs=3,
+    minibatches=4,
+    norm_adv=True,
+    clip_coef=0.2,
+    clip_vloss=False,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    target_kl=None,
+)
+
+
+def make_trainer(actions: DiscreteActions | BoxActions = DISCRETE, **options: Any) -> PPOTrainer:
+    trainer = PPOTrainer(spec_of(actions), 1, dataclasses.replace(PLAIN, **options))
+    trainer.load(random_weights(trainer.model.spec), {})
+    return trainer
+
+
+def evaluate(trainer: PPOTrainer, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, mean entropy and values under the present weights."""
+    with torch.no_grad():
+        head, values = trainer.model(obs)
+        policy = trainer.model.spec.distribution.evaluate(head, trainer.model.log_std, actions)
+    return policy.logprobs, policy.entropy, values
+
+
+def random_batch(trainer: PPOTrainer, rows: int = 50, seed: int = 0) -> Batch:
+    """Rows whose ratios lie on both sides of the clip."""
+    rng, spec = np.random.default_rng(seed), trainer.model.spec
+    if isinstance(spec.actions, DiscreteActions):
+        actions = torch.from_numpy(rng.integers(0, spec.actions.n, rows))
+    else:
+        actions = torch.from_numpy(rng.normal(size=(rows, spec.actions.size)))
+    obs = torch.from_numpy(rng.normal(size=(rows, spec.obs_size)))
+    logprobs, _, values = evaluate(trainer, obs, actions)
+    drift, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
+    return Batch(obs, actions, logprobs + 0.3 * drift, values + 0.3 * noise, advantages, values + 2 * advantages)
+
+
+# ------------------------------------------------------------------------------------ the slow twin
+
+
+def slow_update(
+    model: PPOModel, batch: Batch, learning_rate: float, order: np.random.Generator, options: TrainerOptions
+) -> None:
+    """One PPO update as the paper and CleanRL write it: autograd, torch's own clipping, distributions and Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, eps=1e-5)
+    for _ in range(options.update_epochs):
+        for rows in np.array_split(order.permutation(len(batch)), options.minibatches):
+            mb = {field.name: getattr(batch, field.name)[rows] for field in dataclasses.fields(batch)}
+            head, value = model.policy(mb["obs"]), model.value(mb["obs"])[:, 0]
+            policy: Any = Categorical(logits=head)
+            if model.log_std is not None:
+                policy = Independent(Normal(head, model.log_std.exp()), 1)
+            logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
+            ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
+            if options.norm_adv:
+                adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+            pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
+            error = (value - mb["returns"]) ** 2
+            if options.clip_vloss:
+                clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
+                error = torch.max(error, (clipped - mb["returns"]) ** 2)
+            loss = pg_loss - options.ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
+            optimizer.step()
+        if options.target_kl is not None and float(((ratio - 1) - logratio).mean()) > options.target_kl:
+            break
+
+
+@ACTIONS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_vloss": True},
+        {"norm_adv": False},
+        {"max_grad_norm": 1e-3},
+        {"max_grad_norm": 1e6},
+        {"ent_coef": 0.0, "vf_coef": 2.0},
+        {"minibatches": 7},
+        {"minibatches": 1},
+        {"target_kl": 1e-4},
+        {"clip_coef": 0.05, "update_epochs": 1},
+    ],
+    ids=str,
+)
+def test_update_equals_its_slow_twin(actions: DiscreteActions | BoxActions, options: dict[str, Any]) -> None:
+    trainer = make_trainer(actions, **options)
+    batch, spec = random_batch(trainer), trainer.model.spec
+    twin = PPOModel(spec, seed=0)
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(trainer.weights()).items()})
+    slow_update(twin, batch, 3e-3, np.random.default_rng(5), trainer.options)
+    before = trainer.weights()
+    trainer.update(batch, 3e-3, np.random.default_rng(5))
+    expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
+    np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
+    assert np.abs(trainer.weights() - before).min() > 1e-7  # every weight has moved, by far more than that
+
+
+# ----------------------------------------------------------------------- segments of a real sampler
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "dppo/PointMass-v0"])
+@pytest.mark.parametrize("norm_obs", [False, True], ids=["raw_obs", "norm_obs"])
+@pytest.mark.parametrize("norm_reward", [False, True], ids=["raw_reward", "norm_reward"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_first_ratio_is_one(env_id: str, norm_obs: bool, norm_reward: bool, dtype: str) -> None:
+    """Acting and training see the same policy: to 1e-12 in float64, to 2e-5 in float32."""
+    config = Config(
+        env_id=env_id, num_samplers=2, envs_per_sampler=2, num_steps=60, update_epochs=1, minibatch_size=240,
+        norm_obs=norm_obs, norm_reward=norm_reward, norm_adv=False, dtype=dtype, learning_rate=0.01,
+    )  # fmt: skip
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
+    spaces = samplers[0].spaces
+    trainer = build_trainer(config, spaces)
+    trainer.load(random_weights(trainer.model.spec), {})  # a policy that is far from uniform
+    statistics = Statistics(
+        Moments.empty(spaces.obs_shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
+    )
+    for iteration in range(3):  # in the second one the statistics are no longer empty
+        mean, std = statistics.obs.mean_and_std() if statistics.obs is not None else (None, None)
+        snapshot = PolicySnapshot(iteration, trainer.weights(), mean, std)
+        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
+        batch = make_batch([segment for segment, _ in collected], statistics, gamma=0.99, gae_lambda=0.95)
+        logprobs, _, values = evaluate(trainer, batch.obs, batch.actions)
+        tolerance = {"float32": 2e-5, "float64": 1e-12}[dtype]
+        np.testing.assert_allclose(logprobs, batch.logprobs, atol=tolerance)
+        np.testing.assert_allclose(values, batch.values, rtol=tolerance, atol=tolerance)
+        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
+        assert abs(losses["approx_kl"]) < {"float32": 1e-6, "float64": 1e-10}[dtype]
+        assert abs(losses["old_approx_kl"]) < tolerance
+        assert losses["clipfrac"] == 0
+        assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
+        assert losses["minibatches"] == 1
+        statistics = statistics.merged([report.statistics for _, report in collected])
+
+
+# -------------------------------------------------------------------------------------- minibatches
+
+
+@pytest.mark.parametrize(("rows", "minibatches"), [(40, 4), (41, 4), (43, 5), (7, 7), (10, 1), (3, 5)])
+def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) -> None:
+    trainer = make_trainer(minibatches=minibatches)
+    column = torch.arange(rows, dtype=torch.float64)
+    batch = Batch(torch.stack([column] * 4, dim=1), column.long(), column + 100, column + 200, column, column + 300)
+    order = np.random.default_rng(0)
+    epochs = [list(trainer._minibatches(batch, order)) for _ in range(2)]
+    for epoch in epochs:
+        sizes = [len(minibatch) for minibatch in epoch]
+        assert len(sizes) == min(rows, minibatches)
+        assert max(sizes) - min(sizes) <= 1
+        drawn = torch.cat([minibatch.advantages for minibatch in epoch])
+        assert sorted(drawn.tolist()) == column.tolist()
+        for one in epoch:  # columns stay together
+            expected = torch.stack([one.advantages, one.advantages + 100, one.advantages + 200, one.advantages + 300])
+            found = torch.stack([one.actions.double(), one.logprobs, one.values, one.returns])
+            assert torch.equal(found, expected)
+            assert torch.equal(one.obs, one.advantages[:, None].expand(-1, 4))
+    if rows > 7:
+        first, second = (torch.cat([one.advantages for one in epoch]) for epoch in epochs)
+        assert not torch.equal(first, second)
+
+
+def test_minibatches_are_those_of_array_split() -> None:
+    trainer = make_trainer(minibatches=4)
+    batch = random_batch(trainer, rows=43)
+    expected = np.array_split(np.random.default_rng(3).permutation(43), 4)
+    for one, rows in zip(trainer._minibatches(batch, np.random.default_rng(3)), expected, strict=True):
+        assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
+
+
+@pytest.mark.parametrize(("target_kl", "expected"), [(1e-9, 2), (1e9, 10), (None, 10)])
+def test_target_kl_ends_the_epochs_and_not_an_epoch(target_kl: float | None, expected: int) -> None:
+    trainer = make_trainer(update_epochs=5, minibatches=2, target_kl=target_kl)
+    assert trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["minibatches"] == expected
+
+
+# -------------------------------------------------------------------------------- figures and limits
+
+
+def test_figures_are_means_over_the_minibatches() -> None:
+    trainer = make_trainer(update_epochs=1, minibatches=1, norm_adv=False)
+    batch = random_batch(trainer)
+    logprobs, entropy, values = evaluate(trainer, batch.obs, batch.actions)
+    log_ratio = (logprobs - batch.logprobs).numpy()
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0))
+    assert found["entropy"] == pytest.approx(float(entropy))
+    assert found["value_loss"] == pytest.approx(float(0.5 * (values - batch.returns).square().mean()))
+    assert found["old_approx_kl"] == pytest.approx(float(-log_ratio.mean()))
+    assert found["approx_kl"] == pytest.approx(float((np.exp(log_ratio) - 1 - log_ratio).mean()))
+    assert found["clipfrac"] == pytest.approx(float((np.abs(np.exp(log_ratio) - 1) > 0.2).mean()))
+    error = (batch.returns - batch.values).numpy()
+    assert found["explained_variance"] == pytest.approx(1 - error.var() / batch.returns.numpy().var())
+    assert 0 < found["clipfrac"] < 1
+    two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
+    means = two.update(batch, 1e-12, np.random.default_rng(0))  # nothing moves: halves of 25 rows each
+    for name in ("entropy", "value_loss", "approx_kl", "clipfrac", "policy_loss"):
+        assert means[name] == pytest.approx(found[name], rel=1e-6), name
+
+
+def test_gradient_norm_is_told_before_it_is_clipped() -> None:
+    norms = {}
+    for limit in (1e-3, 1e6):
+        trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=limit)
+        norms[limit] = trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["grad_norm"]
+        applied = float(torch.linalg.vector_norm(trainer._parameters.gradient))
+        assert applied == pytest.approx(min(limit, norms[limit]), rel=1e-3)
+    assert norms[1e-3] == norms[1e6]
+
+
+def test_learning_rate_is_that_of_the_call() -> None:
+    """Adam's first step moves each weight by the learning rate, nearly, whatever the gradient."""
+    for learning_rate in (1e-3, 1e-5):
+        trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=1e6)
+        before = trainer.weights()
+        trainer.update(random_batch(trainer), learning_rate, np.random.default_rng(0))
+        moved = np.abs(trainer.weights() - before)
+        assert moved.max() == pytest.approx(learning_rate, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("column", ["obs", "advantages", "returns", "logprobs"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, poison: float) -> None:
+    trainer = make_trainer(update_epochs=1, minibatches=1)
+    batch = random_batch(trainer)
+    poisoned: Tensor = getattr(batch, column).clone()
+    poisoned[3] = -poison if column == "logprobs" else poison
+    before = trainer.weights()
+    with pytest.raises(TrainingDiverged, match="SGD step 0 .*loss .*minibatch of 50 rows has obs from .*learning_rate"):
+        trainer.update(dataclasses.replace(batch, **{column: poisoned}), 1e-3, np.random.default_rng(0))
+    np.testing.assert_array_equal(trainer.weights(), before)
+    assert trainer.state() == {}
+    trainer.update(batch, 1e-3, np.random.default_rng(0))  # and it can go on
+    assert np.isfinite(trainer.weights()).all()
+
+
+def test_a_later_minibatch_that_is_not_finite_keeps_what_was_learnt_before() -> None:
+    order, rows = np.random.default_rng(0).permutation(50), 13  # 50 in 4 parts: 13, 13, 12, 12
+    trainer, clean = make_trainer(update_epochs=1), make_trainer(update_epochs=1)
+    batch = random_batch(trainer)
+    returns = batch.returns.clone()
+    returns[order[rows]] = math.nan  # the first row of the second minibatch
+    with pytest.raises(TrainingDiverged, match="SGD step 1 "):
+        trainer.update(dataclasses.replace(batch, returns=returns), 1e-3, np.random.default_rng(0))
+    first = batch.rows(torch.from_numpy(order[:rows]))
+    clean.options = dataclasses.replace(clean.options, minibatches=1)
+    clean.update(first, 1e-3, np.random.default_rng(1))
+    np.testing.assert_allclose(trainer.weights(), clean.weights(), rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_resumed_trainer_goes_on_bit_for_bit() -> None:
+    straight, before = make_trainer(BOX), make_trainer(BOX)
+    batches = [random_batch(straight, seed=seed) for seed in range(2)]
+    before.update(batches[0], 1e-3, np.random.default_rng(0))
+    after = PPOTrainer(spec_of(BOX), 77, PLAIN)
+    state = before.state()
+    after.load(before.weights(), state)
+    before.update(batches[1], 1e-3, np.random.default_rng(9))  # must not reach into what was saved
+    for number, batch in enumerate(batches):
+        straight.update(batch, 1e-3, np.random.default_rng(number))
+    after.update(batches[1], 1e-3, np.random.default_rng(1))
+    np.testing.assert_array_equal(after.weights(), straight.weights())
+    for name, array in straight.state().items():
+        np.testing.assert_array_equal(after.state()[name], array)
+
+
+def test_loading_the_state_of_a_fresh_trainer_forgets_the_old_one() -> None:
+    trained, fresh = make_trainer(), make_trainer()
+    batch, weights, state = random_batch(fresh), fresh.weights(), fresh.state()
+    trained.update(random_batch(trained, seed=1), 1e-3, np.random.default_rng(0))
+    trained.load(weights, state)
+    for trainer in (trained, fresh):
+        trainer.update(batch, 1e-3, np.random.default_rng(1))
+    np.testing.assert_array_equal(trained.weights(), fresh.weights())
+
+
+def test_weights_are_a_copy() -> None:
+    trainer = make_trainer()
+    weights = trainer.weights()
+    kept = weights.copy()
+    trainer.update(random_batch(trainer), 1e-2, np.random.default_rng(0))
+    np.testing.assert_array_equal(weights, kept)
+    weights[:] = 0
+    assert np.abs(trainer.weights()).min() > 0
