@@ -145,9 +145,7 @@ def test_an_actor_lost_after_open_episodes_were_recorded_is_rebuilt_by_replay(
 ) -> None:
     """The simulator itself kills its process, in an episode that began iterations ago."""
     crash = {"how": "kill", "at_step": 30, "at_episode": 3, "marker": str(tmp_path / "marker")}
-    config = settings(
-        "cartpole", tmp_path / "run", num_actors=2, env_id="dppo/CrashingCartPole-v0", env_kwargs=crash
-    )
+    config = settings("cartpole", tmp_path / "run", num_actors=2, env_id="dppo/CrashingCartPole-v0", env_kwargs=crash)
     result = dppo.train(config)
     assert (tmp_path / "marker").exists()
     assert result.incidents == {"actor_lost": 1}
@@ -203,7 +201,7 @@ def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     import torch
 
     def state() -> tuple[Any, ...]:
-        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
     before = state()
     dppo.train(settings("continuous", tmp_path / "run"))

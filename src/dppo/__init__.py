@@ -1,7 +1,7 @@
 """dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
-    from dppo import Config, train
-    result = train(Config(env_id="CartPole-v1", num_actors=8))
+from dppo import Config, train
+result = train(Config(env_id="CartPole-v1", num_actors=8))
 """
 
 from __future__ import annotations

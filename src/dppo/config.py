@@ -48,7 +48,7 @@ class Config(BaseModel):
         description="Gymnasium id, `module:Name-v0`, `module:factory`, or (in Python) a callable that returns an env."
     )
     env_kwargs: dict[str, Any] = Field(
-        default={}, description='Arguments for the environment, as JSON: \'{"g": 9.8}\'.'
+        default={}, description="Arguments for the environment, as JSON: '{\"g\": 9.8}'."
     )
     total_timesteps: Count = Field(
         default=500_000, gt=0, description="Env steps to train for, over all environments (1e6 is accepted)."
@@ -112,11 +112,12 @@ class Config(BaseModel):
     # Where things run
     address: str | None = Field(
         default=None,
-        description="Address of a running Ray cluster (`auto`, or host:port). Default: $RAY_ADDRESS, else start Ray here.",
+        description="Address of a running Ray cluster (`auto`, or host:port). Default: $RAY_ADDRESS, else Ray starts "
+        "here.",
     )
     cpus_per_actor: Finite = Field(default=1.0, gt=0, description="Logical CPUs that an actor takes from Ray.")
     actor_resources: dict[str, float] = Field(
-        default={}, description='Other Ray resources that an actor takes, as JSON: \'{"licence": 1}\'.'
+        default={}, description="Other Ray resources that an actor takes, as JSON: '{\"licence\": 1}'."
     )
     segment_timeout_s: Finite = Field(
         default=600.0,
@@ -137,7 +138,9 @@ class Config(BaseModel):
     name: str = Field(default="ppo", min_length=1, description="Name of the experiment, part of the run's folder.")
     run_dir: Path | None = Field(default=None, description="Folder of the run. Default: runs/ENV__NAME__sSEED__TIME.")
     checkpoint_interval_s: Finite = Field(
-        default=60.0, ge=0, description="Seconds between checkpoints (one is always written at the end); 0: each iteration."
+        default=60.0,
+        ge=0,
+        description="Seconds between checkpoints (one is always written at the end); 0: each iteration.",
     )
     keep_checkpoints: Count = Field(default=3, gt=0, description="Newest checkpoints to keep, beside the best one.")
     progress: Literal["auto", "live", "plain", "off"] = Field(
@@ -222,14 +225,14 @@ class Config(BaseModel):
             )
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
             raise ValueError(
-                f"minibatch_size={self.minibatch_size} is larger than the batch of {self.batch_size} steps ({factors}). "
-                f"Use at most {self.batch_size}, or raise num_steps."
+                f"minibatch_size={self.minibatch_size} is larger than the batch of {self.batch_size} steps "
+                f"({factors}). Use at most {self.batch_size}, or raise num_steps."
             )
         if self.norm_adv and self.batch_size // self.minibatches_per_epoch < 2:
             setting = f"minibatch_size={self.minibatch_size}" if self.minibatch_size else f"num_steps={self.num_steps}"
             raise ValueError(
-                f"{setting} makes {self.minibatches_per_epoch} minibatches of the batch of {self.batch_size} rows, some of "
-                f"one row, whose advantage cannot be standardised. Use a minibatch_size of at least "
+                f"{setting} makes {self.minibatches_per_epoch} minibatches of the batch of {self.batch_size} rows, some "
+                f"of one row, whose advantage cannot be standardised. Use a minibatch_size of at least "
                 f"{min(3, self.batch_size)} (64 is usual), or --no-norm-adv."
             )
         for name, amount in self.actor_resources.items():
@@ -246,14 +249,17 @@ class Config(BaseModel):
             )
         if self.total_timesteps < self.batch_size:
             raise ValueError(
-                f"total_timesteps={self.total_timesteps} is less than one batch of {self.batch_size} steps ({factors}). "
-                f"Raise it, or lower num_steps."
+                f"total_timesteps={self.total_timesteps} is less than one batch of {self.batch_size} steps "
+                f"({factors}). Raise it, or lower num_steps."
             )
 
     def _check_effects(self) -> None:
         """A setting that would change nothing is a misunderstanding: say so now."""
         for setting, without_effect, reason in (
-            *((name, self.num_actors == 0, "num_actors=0 has no actors and no Ray. Give --num-actors") for name in OF_ACTORS),
+            *(
+                (name, self.num_actors == 0, "num_actors=0 has no actors and no Ray. Give --num-actors")
+                for name in OF_ACTORS
+            ),
             ("dashboard", self.address is not None, "a cluster that runs has its own dashboard. Leave it out"),
             ("clip_vloss", self.vf_coef == 0, "vf_coef=0 leaves the value loss out. Leave it out, or raise vf_coef"),
             ("activation", not self.hidden_sizes, "hidden_sizes is empty. Leave it out"),
@@ -282,7 +288,7 @@ def make_config(settings: dict[str, Any]) -> Config:
     try:
         return Config(**settings)
     except ValidationError as error:
-        lines = {}
+        lines: dict[Any, str] = {}
         for one in error.errors(include_url=False):
             lines.setdefault(one["loc"][:1], _in_words(one))  # of a union's errors the first says enough
         raise ConfigError("\n".join(lines.values())) from None

@@ -83,7 +83,9 @@ def time_split(iteration: Iteration, hosting: list[list[int]], iteration_s: floa
             "perf/iteration_s": iteration_s,
             "perf/collect_s": collected.collect_s,
             "perf/slowest_actor_s": max(busy),
-            "perf/env_step_ms": 1e3 * _total(t.env_s for t in timings.values()) / sum(r.steps for r in collected.reports),
+            "perf/env_step_ms": 1e3
+            * _total(t.env_s for t in timings.values())
+            / sum(r.steps for r in collected.reports),
         }
     )
 

@@ -59,7 +59,9 @@ class Policy:
         space = self.spaces.actions
         if isinstance(space, DiscreteActions):
             return actions + space.start
-        return np.clip(actions.reshape(len(actions), *space.shape), space.low, space.high).astype(space.low.dtype)
+        shaped = actions.reshape(len(actions), *space.shape)
+        clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
+        return clipped
 
 
 def load_policy(path: str | Path) -> Policy:

@@ -43,7 +43,9 @@ def create(config: Config) -> Path:
         env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
         run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
     if (run_dir / CONFIG).exists():
-        raise ConfigError(f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another.")
+        raise ConfigError(
+            f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
+        )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         settings = resolved(config) | {"versions": versions()}

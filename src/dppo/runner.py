@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dppo import run_folder
 from dppo.assemble import model_spec, sampler_plan
@@ -186,8 +184,8 @@ class _Run:
         if start.state["model"] != model:
             name = next(key for key in model if start.state["model"].get(key) != model[key])
             raise CheckpointError(
-                f"{start.checkpoint}: its {name} is {start.state['model'].get(name)}, that of {self.config.env_name} is "
-                f"{model[name]}. Resume with the environment that the run began with."
+                f"{start.checkpoint}: its {name} is {start.state['model'].get(name)}, that of "
+                f"{self.config.env_name} is {model[name]}. Resume with the environment that the run began with."
             )
         self.learner.load(start.arrays, start.state)
         self.last_checkpoint, self.saved_iteration = start.checkpoint, self.learner.iteration
@@ -299,7 +297,8 @@ def _in_words(result: Result, picture: Path) -> list[str]:
         f"Weights: sha256 {result.weights_sha256[:16]}",
     ]
     if result.incidents:
-        lines.append("Dealt with: " + ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items())))
+        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
+        lines.append(f"Dealt with: {', '.join(counts)}")
     if result.stopped_by:
         lines.append(f"Go on with: dppo train --resume {result.run_dir}")
     return lines

@@ -119,4 +119,3 @@ def make_pool(
         max_restarts=max_restarts,
         notify=notify,
     )
-

@@ -69,7 +69,7 @@ class RayActors:
         notify: Callable[[str], None],
     ) -> None:
         try:
-            self._plan = cloudpickle.dumps(plan)
+            self._plan: bytes = cloudpickle.dumps(plan)  # type: ignore[no-untyped-call]
         except Exception as error:  # whatever a user's object raises when it is pickled
             raise ConfigError(
                 f"env_id={plan.env_name}: cannot be sent to actors: {error}. Give it as module:factory, or make it a "
@@ -108,7 +108,8 @@ class RayActors:
         while True:
             ref = host.handle.describe.remote(host.samplers[0])
             try:
-                return or_raise(ray.get(ref, timeout=self._timeout_s))
+                spaces: Spaces = or_raise(ray.get(ref, timeout=self._timeout_s))
+                return spaces
             except GetTimeoutError:
                 if not ray.wait([host.starting], timeout=0)[0]:
                     raise self._never_started(host) from None
@@ -266,8 +267,8 @@ class RayActors:
         started = sum(host.starting is None for host in self._hosts)
         return ClusterError(
             f"actor {host.actor_id} was not started by Ray within segment_timeout_s={self._timeout_s:g}; {started} of "
-            f"{len(self._hosts)} were. Either the cluster has no room for it (see `ray status`): use fewer --num-actors or "
-            f"lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
+            f"{len(self._hosts)} were. Either the cluster has no room (see `ray status`): use fewer --num-actors "
+            f"or lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
         )
 
     def _lose(self, host: _Host, reason: str, kind: str = "actor_lost") -> None:

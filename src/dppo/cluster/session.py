@@ -62,7 +62,9 @@ class RaySession:
                 f"{num_actors} actors of {cpus_per_actor:g} CPU on {cores} cores: simulators that wait gain from it, "
                 f"simulators that compute share the cores."
             )
-        _start(ray, cpus, {name: amount * num_actors for name, amount in resources.items()}, store_bytes, dashboard, notify)
+        _start(
+            ray, cpus, {name: amount * num_actors for name, amount in resources.items()}, store_bytes, dashboard, notify
+        )
 
     def close(self) -> None:
         """Disconnect; stop a Ray that was started here."""
@@ -160,8 +162,8 @@ def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
         return wanted
     if 0.9 * free < SMALLEST_STORE:
         notify(
-            f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it "
-            f"goes to disk and is slower. In Docker give --shm-size=1g."
+            f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store "
+            f"({SMALLEST_STORE / MIB:.0f} MiB): it goes to disk and is slower. In Docker give --shm-size=1g."
         )
         return SMALLEST_STORE
     notify(

@@ -61,7 +61,9 @@ def parse(argv: list[str], prog: str) -> Arguments:
 def _resumed(given: dict[str, Any], resume: Path, config: str | None, preset: str | None) -> Arguments:
     for name, value in (("config", config), ("preset", preset)):
         if value is not None:
-            raise ConfigError(f"{name}={value} has no effect with --resume, which takes the run's own settings. Leave it out.")
+            raise ConfigError(
+                f"{name}={value} has no effect with --resume, which takes the run's own settings. Leave it out."
+            )
     return Arguments(settings_to_resume(resume, given), None, resume)
 
 
@@ -94,7 +96,9 @@ def _flags_given(argv: list[str], prog: str) -> dict[str, Any]:
     """The flags that were given, by the names of their settings."""
     flags = _flags_class()
     parsed = parse_quietly(flags, argv, f"{prog} ENV_ID")
-    words = [re.sub("^--(no-)?", "", word.partition("=")[0]).replace("-", "_") for word in argv if word.startswith("--")]
+    words = [
+        re.sub("^--(no-)?", "", word.partition("=")[0]).replace("-", "_") for word in argv if word.startswith("--")
+    ]
     known = set(flags.__dataclass_fields__)
     named = [name for word in words for name in (word, f"no_{word}") if name in known]
     return {name: _as_setting(name, getattr(parsed, name)) for name in named}
@@ -131,7 +135,9 @@ def _flags_class() -> Any:
             kind = str
             default = json.dumps(default) if isinstance(default, dict) else "none" if default is None else str(default)
         metavar = None if kind is bool or kind is annotation else _metavar(annotation)
-        fields.append((name, Annotated[kind, tyro.conf.arg(help=info.description, metavar=metavar)], field(default=default)))
+        fields.append(
+            (name, Annotated[kind, tyro.conf.arg(help=info.description, metavar=metavar)], field(default=default))
+        )
     for name, text in EXTRA.items():
         default = "auto" if name == "preset" else ""
         fields.append((name, Annotated[str, tyro.conf.arg(help=text, metavar="WORD" if default else "PATH")], default))
@@ -167,12 +173,15 @@ def parse_quietly(flags: Any, argv: list[str], prog: str) -> Any:
     if unknown:
         flag = next((word for word in argv if word.startswith("-") and word.rstrip(",") in unknown), argv[0])
         known = [f"--{name.replace('_', '-')}" for name in flags.__dataclass_fields__]
-        raise UsageError(f"{unknown_name('flag', flag.partition('=')[0].replace('_', '-'), known)} `{prog} --help` lists them.")
-    raise UsageError(" ".join(line for line in said[1:3] if not line.startswith("Argument helptext")) or told.getvalue())
+        raise UsageError(
+            f"{unknown_name('flag', flag.partition('=')[0].replace('_', '-'), known)} `{prog} --help` lists them."
+        )
+    raise UsageError(
+        " ".join(line for line in said[1:3] if not line.startswith("Argument helptext")) or told.getvalue()
+    )
 
 
 class UsageError(DppoError):
     """Words on the command line that cannot be understood."""
 
     exit_code = 2
-

@@ -54,7 +54,13 @@ def main(argv: list[str]) -> int:
     how = "drawing actions" if flags.stochastic else "taking the likeliest action"
     print(f"{config.env_name}, policy after {policy.state['global_step']:,} steps, {how}, {flags.episodes} episodes")
     played = evaluate(
-        policy, config, episodes=flags.episodes, seed=flags.seed, stochastic=flags.stochastic, render=flags.render, tell=True
+        policy,
+        config,
+        episodes=flags.episodes,
+        seed=flags.seed,
+        stochastic=flags.stochastic,
+        render=flags.render,
+        tell=True,
     )
     returns = [one.episode_return for one in played]
     print(

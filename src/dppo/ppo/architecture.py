@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class ModelSpec:
         """Names and shapes of all parameters, in the order in which they lie in the flat vector."""
         for trunk, outputs in (("policy", self.distribution.head_size), ("value", 1)):
             sizes = (self.obs_size, *self.hidden_sizes, outputs)
-            for layer, (inputs, units) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+            for layer, (inputs, units) in enumerate(pairwise(sizes)):
                 yield f"{trunk}.{2 * layer}.weight", (units, inputs)  # torch's numbering: activations lie between
                 yield f"{trunk}.{2 * layer}.bias", (units,)
         if isinstance(self.actions, BoxActions):

@@ -75,7 +75,7 @@ class Categorical:
     def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> Evaluation:
         """Score `actions` [rows] under the outputs `head` [rows, n].
 
-            d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
+        d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
         """
         log_probs = head.log_softmax(dim=1)
         probs = log_probs.exp()
@@ -83,7 +83,9 @@ class Categorical:
         entropies = -(probs * log_probs).sum(dim=1)
 
         def gradients(by_logprob: Tensor, by_entropy: float) -> tuple[Tensor, None]:
-            by_head = (log_probs + entropies.unsqueeze(1)).mul_(by_entropy).add_(by_logprob.unsqueeze(1)).mul_(probs).neg_()
+            by_head = (
+                (log_probs + entropies.unsqueeze(1)).mul_(by_entropy).add_(by_logprob.unsqueeze(1)).mul_(probs).neg_()
+            )
             return by_head.scatter_add_(1, column, by_logprob.unsqueeze(1)), None
 
         return Evaluation(log_probs.gather(1, column).squeeze(1), entropies.mean(), gradients)
@@ -130,8 +132,8 @@ class DiagonalGaussian:
     def evaluate(self, head: Tensor, log_std: Tensor | None, actions: Tensor) -> Evaluation:
         """Score `actions` [rows, size] under the means `head` [rows, size].
 
-            z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
-            H = sum(log std) + const    dH / d log std = 1
+        z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
+        H = sum(log std) + const    dH / d log std = 1
         """
         assert log_std is not None
         std = log_std.exp()

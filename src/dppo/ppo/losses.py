@@ -37,21 +37,21 @@ def value_loss(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
     return 0.5 * error.square().mean(), error / len(error)
 
 
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float
-) -> tuple[Tensor, Tensor]:
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Tensor]:
     """The value loss of OpenAI's code: no gain from moving more than `clip_coef` from the old value (detail 9).
 
         L = mean(max((v - R)^2, (v_old + clip(v - v_old, -c, c) - R)^2)) / 2
 
-    Args: [rows] each. Returns: a scalar, and its gradient [rows] by `values`: none where the second is the larger,
-    for it is larger only where the clip holds it fast.
+    Args: [rows] each. Returns: a scalar, and its gradient [rows] by `values`: none where the clip holds the value
+    fast and the second square is the larger.
     """
     error = values - returns
-    clipped_error = old_values + (values - old_values).clamp(-clip_coef, clip_coef) - returns
-    squared, clipped_squared = error.square(), clipped_error.square()
-    gradient = error * (squared >= clipped_squared) / len(error)
-    return 0.5 * torch.max(squared, clipped_squared).mean(), gradient
+    moved = values - old_values
+    squared = error.square()
+    clipped_squared = (old_values + moved.clamp(-clip_coef, clip_coef) - returns).square()
+    # Within the clip both squares are the same but for rounding, and the gradient is that of either.
+    free = (squared >= clipped_squared) | (moved.abs() <= clip_coef)
+    return 0.5 * torch.max(squared, clipped_squared).mean(), error * free / len(error)
 
 
 def approximate_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dppo.errors import TrainingDiverged
+from dppo.ppo.adam import FlatAdam
 from dppo.ppo.architecture import ModelSpec
 from dppo.ppo.batch import Batch
 from dppo.ppo.losses import (
@@ -22,8 +23,8 @@ from dppo.ppo.losses import (
     standardize,
     value_loss,
 )
-from dppo.ppo.adam import FlatAdam
 from dppo.ppo.model import FlatParameters, PPOModel
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
@@ -111,7 +112,9 @@ class PPOTrainer:
         torch.autograd.backward([head, values], [by_head, by_value])
         with torch.no_grad():
             if by_log_std is not None:
-                self.model.log_std.grad.add_(by_log_std)
+                assert self.model.log_std is not None
+                assert self.model.log_std.grad is not None
+                self.model.log_std.grad += by_log_std
             norm = torch.linalg.vector_norm(self._parameters.gradient)
             if not math.isfinite(norm.item()):
                 raise TrainingDiverged(_describe(minibatch, number, pi_loss.item(), v_loss.item(), norm.item()))

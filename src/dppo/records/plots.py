@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -13,7 +14,8 @@ import numpy as np
 DPI = 200  # 9 inches are 1800 pixels: sharp where a page shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
 COLOURS = ("#d1495b", "#2364aa", "#3a8f5c", "#e09f3e", "#7b5ea7", "#1b9aaa")
-RETURN = "mean return of the last 100 episodes"
+LEFT = 0.075  # where the axes begin, and what stands above and beneath them
+FEW, MANY = 20, 4000  # so few values are shown as points too; of more than so many only some are drawn
 SMOOTHING = 0.05  # share of a run that a point of the smoothed line is the mean of
 
 
@@ -60,57 +62,60 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     steps = np.array([row["global_step"] for row in rows], dtype=float)[known]
     scale, unit = _time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
-    figure.text(0.065, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
+    at = _spread(len(returns))
     for axis, x in zip(axes, (steps, seconds / scale), strict=True):
         if len(returns):
-            axis.plot(x, returns, color=COLOURS[1], alpha=0.3, linewidth=1)
-            axis.plot(x, smoothed(returns), color=COLOURS[1], linewidth=2)
+            marker = "o" if len(returns) < FEW else None
+            axis.plot(x[at], returns[at], color=COLOURS[1], alpha=0.3, linewidth=1, marker=marker, markersize=4)
+            axis.plot(x[at], smoothed(returns)[at], color=COLOURS[1], linewidth=2)
         else:
-            axis.text(
-                0.5, 0.5, "No episode has ended yet.", transform=axis.transAxes, ha="center", color=GREY
-            )
+            axis.text(0.5, 0.5, "No episode has ended yet.", transform=axis.transAxes, ha="center", color=GREY)
             axis.set(xticks=[], yticks=[])
         axis.set_xlim(left=0)
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
-    axes[0].set_ylabel(RETURN, color=INK)
-    _save(figure, path)
+    figure.savefig(path)
 
 
 def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
     """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
 
-    A group is drawn as the mean of its seeds, step by step, within the band from the lowest to the highest. Over wall
-    time a step stands at the mean of the seeds' times, so that a curve ends where its runs did.
+    A group is drawn as the mean of its seeds, step by step, within the band from the lowest to the highest.
+    Over wall time a step stands at the mean of the seeds' times, so that a curve ends where its runs did.
 
     Args:
         caption: what is held equal.
         target: a return that the times are told of, None for the end of the runs.
     """
+    assert groups, "nothing to compare"
     bands = [_over_seeds(group.curves) for group in groups]
-    scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands] or [np.zeros(0)]))
-    figure, (left, right) = _two_panels(top=0.78, bottom=0.23)
-    for index, (group, band) in enumerate(zip(groups, bands, strict=True)):
+    scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands]))
+    times = [_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
+    figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
+    for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = f"{group.label}{_time_in_words(group, band, target)}"
-        _draw_band(left, band.wall_s / scale, band, colour, label, {"linewidth": 2})
+        label = group.label + _in_words(time, times[0], target)
+        _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
         left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
-        _draw_band(right, band.global_step, band, colour, group.label, _interleaved(index, len(groups)))
-    for axis, title in ((left, "over wall time"), (right, "over env steps")):
+        line = _interleaved(index, len(groups))
+        _draw_band(right, band.global_step, band, 0.25 / len(groups), color=colour, **line)
+        if target is not None and time is not None:
+            left.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
+    for axis, title in ((left, "Over wall time"), (right, "Over env steps")):
+        axis.set_xlim(left=0)
+        axis.text(0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
-        axis.set_xlim(left=0)
-        axis.legend(
-            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, frameon=False, fontsize=9, labelcolor=INK
-        )
-        axis.text(0.0, 1.22, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
-    if len(bands) > 1 and _coincide(bands):
-        right.text(0.98, 0.05, "the curves are equal", transform=right.transAxes, ha="right", color=GREY)
+    _legend(left, len(groups))
+    if len(bands) > 1 and _equal(bands):
+        equal = "equal curves, drawn as dashes on a wide line"
+        right.text(0, 1.05, equal, transform=right.transAxes, color=GREY, fontsize=8.5)
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
-    left.set_ylabel(RETURN, color=INK)
-    figure.text(0.5, 0.03, caption, ha="center", color=GREY, fontsize=9, wrap=True)
-    _save(figure, path)
+    lines = "\n".join(textwrap.wrap(caption, 125))
+    figure.text(LEFT, 0.03, lines, color=GREY, fontsize=9)
+    figure.savefig(path)
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
@@ -121,6 +126,11 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     reach = np.minimum(half, np.minimum(at, len(values) - 1 - at))
     means: np.ndarray = (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
     return means
+
+
+def _spread(count: int) -> np.ndarray:
+    """At most MANY of `count` indices, evenly, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
 
 
 def _joined(seconds: Sequence[float]) -> np.ndarray:
@@ -136,6 +146,7 @@ def _over_seeds(curves: Sequence[Curve]) -> _Band:
     finite = [np.isfinite(curve.episodic_return) for curve in curves]
     each = [curve.global_step[known] for curve, known in zip(curves, finite, strict=True)]
     steps = reduce(np.intersect1d, each)
+    steps = steps[_spread(len(steps))]
     rows = [np.searchsorted(known, steps) for known in each]
     pick = list(zip(curves, finite, rows, strict=True))
     returns = np.stack([curve.episodic_return[known][at] for curve, known, at in pick])
@@ -143,20 +154,22 @@ def _over_seeds(curves: Sequence[Curve]) -> _Band:
     return _Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
 
 
-def _time_in_words(group: CurveGroup, band: _Band, target: float | None) -> str:
-    """The mean time to `target`, or to the end."""
+def _time_to(group: CurveGroup, band: _Band, target: float | None) -> float | None:
+    """The seeds' mean time to `target`, or to the end; None where one has not reached it."""
     if target is None:
-        return f": {_seconds(float(band.wall_s[-1]))}" if len(band.wall_s) else ""
-    times = [curve.wall_s[curve.episodic_return >= target] for curve in group.curves]
-    if not all(map(len, times)):
-        return f": {target:g} not reached"
-    return f": {target:g} after {_seconds(float(np.mean([reached[0] for reached in times])))}"
+        return float(band.wall_s[-1]) if len(band.wall_s) else None
+    reached = [curve.wall_s[curve.episodic_return >= target] for curve in group.curves]
+    return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
 
 
-def _seconds(seconds: float) -> str:
-    if seconds >= 600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+def _in_words(seconds: float | None, first: float | None, target: float | None) -> str:
+    if seconds is None:
+        return "" if target is None else f": {target:g} not reached"
+    minutes, rest = divmod(round(seconds), 60)
+    exact = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    time = f"{minutes} min {rest:02} s" if seconds >= 60 else exact
+    factor = "" if first is None or first == seconds else f" ({first / seconds:.1f}×)"
+    return f": {time}{factor}" if target is None else f": {target:g} after {time}{factor}"
 
 
 def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
@@ -164,7 +177,7 @@ def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
     return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
 
 
-def _coincide(bands: Sequence[_Band]) -> bool:
+def _equal(bands: Sequence[_Band]) -> bool:
     """Whether every group has the same returns at the same steps."""
     first = bands[0]
     return len(first.mean) > 0 and all(
@@ -180,13 +193,14 @@ def _coincide(bands: Sequence[_Band]) -> bool:
 
 
 def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
+    """A figure, and its two axes with the returns upwards."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2, sharey=True)
-    figure.subplots_adjust(left=0.075, right=0.98, top=top, bottom=bottom, wspace=0.1)
+    figure.subplots_adjust(left=LEFT, right=0.98, top=top, bottom=bottom, wspace=0.1)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(PALE)
@@ -194,6 +208,7 @@ def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
         axis.set_axisbelow(True)
         axis.tick_params(colors=GREY, length=0, labelsize=9)
         axis.xaxis.set_major_formatter(_short)
+    axes[0].set_ylabel("mean return of the last 100 episodes", color=INK, fontsize=9)
     return figure, axes
 
 
@@ -205,17 +220,28 @@ def _short(value: float, _: int) -> str:
     return f"{value:g}"
 
 
-def _draw_band(axis: Any, x: np.ndarray, band: _Band, colour: str, label: str, line: dict[str, Any]) -> None:
-    axis.fill_between(x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
-    axis.plot(x, band.mean, color=colour, label=label, **line)
+def _draw_band(axis: Any, x: np.ndarray, band: _Band, shade: float, *, color: str, **line: Any) -> None:
+    axis.fill_between(x, band.low, band.high, color=color, alpha=shade, linewidth=0)
+    axis.plot(x, band.mean, color=color, **line)
+
+
+def _legend(axis: Any, count: int) -> None:
+    axis.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 0.99),
+        ncols=1 if count <= 2 else 2,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        handlelength=1.2,
+        columnspacing=1.2,
+        labelspacing=0.3,
+    )
 
 
 def _interleaved(index: int, count: int) -> dict[str, Any]:
-    """Lines that all show where they lie on each other: the first solid and wide, dashes of the others on it."""
+    """Lines that all show where they lie on each other: the first wide and pale, dashes of the others on it."""
     if index == 0:
-        return {"linewidth": 4.5 if count > 1 else 2.0, "solid_capstyle": "round"}
-    return {"linewidth": 1.8, "linestyle": (-3.0 * index, (3.0, 3.0 * (count - 1))), "zorder": 2.5 + index}
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path)
+        return {"linewidth": 6, "alpha": 0.45} if count > 1 else {"linewidth": 2}
+    dashes = (-3.0 * index, (3.0, 3.0 * max(1, count - 2)))
+    return {"linewidth": 1.8, "linestyle": dashes, "zorder": 2.5 + index}

@@ -1,0 +1,403 @@
+"""EnvGroup: same-step resets, episodes from their seeds, replays, and faults that say where they come from."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import group_of
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from dppo import streams
+from dppo.envs.group import EnvGroup
+from dppo.envs.testbeds import Counting, CrashingSimulator, DriftingSimulator
+from dppo.errors import EnvironmentFault
+from dppo.ppo.segment import SamplerCarry
+from dppo.streams import Stream
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Gives what it is told to, and remembers what it got; an episode of `length` steps is truncated."""
+
+    def __init__(
+        self,
+        *,
+        obs: Any = None,
+        reward: Any = 1.0,
+        at_step: int = 2,
+        length: int = 10**9,
+        space: gym.Space[Any] | None = None,
+        actions: gym.Space[Any] | None = None,
+        info: Any = None,
+    ) -> None:
+        self.observation_space = space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = actions or gym.spaces.Discrete(3)
+        self._obs, self._reward, self._at_step, self._length, self._info = obs, reward, at_step, length, info
+        self.seeds: list[int | None] = []
+        self.actions: list[Any] = []
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.steps = 0
+        return self._answer(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Any]:
+        self.actions.append(action)
+        self.steps += 1
+        reward = self._reward if self.steps == self._at_step else 1.0
+        return self._answer(), reward, False, self.steps >= self._length, {} if self._info is None else self._info
+
+    def _answer(self) -> Any:
+        if self._obs is not None and self.steps == self._at_step:
+            return self._obs
+        return np.full(self.observation_space.shape or (), self.steps, self.observation_space.dtype)
+
+
+class Stepper:
+    """The arrays that a sampler would own, and the group that writes them."""
+
+    def __init__(self, group: EnvGroup) -> None:
+        rows = group.num_envs
+        self.group = group
+        self.obs = np.full((rows, *group.obs_shape), 77, group.obs_dtype)
+        self.rewards = np.full(rows, 777.0)
+        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
+
+    def start(self) -> None:
+        self.group.start(self.obs)
+
+    def step(self, actions: Any) -> dict[int, np.ndarray]:
+        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated)
+
+
+def started(*envs: gym.Env[Any, Any]) -> Stepper:
+    stepper = Stepper(group_of(envs))
+    stepper.start()
+    return stepper
+
+
+# ----------------------------------------------------------------------------------------- stepping
+
+
+def test_a_done_environment_is_reset_in_the_same_step() -> None:
+    stepper = started(Counting(truncate_after=2), Counting(terminate_after=3), Counting())
+    assert stepper.obs[:, 0].tolist() == [0, 0, 0]
+    assert stepper.step([1, 2, 3]) == {}
+    assert stepper.obs[:, 0].tolist() == [1, 1, 1]
+    assert stepper.rewards.tolist() == [1, 2, 3]
+    assert not stepper.terminated.any()
+    assert not stepper.truncated.any()
+    final = stepper.step([0, 0, 0])
+    assert {env: obs.tolist() for env, obs in final.items()} == {0: [2]}  # of the old episode
+    assert stepper.obs[:, 0].tolist() == [0, 2, 2]  # the first is already of the new one
+    assert stepper.truncated.tolist() == [True, False, False]
+    assert stepper.step([0, 0, 0]) == {}  # a death needs no final observation
+    assert stepper.terminated.tolist() == [False, True, False]
+    assert stepper.obs[:, 0].tolist() == [1, 0, 3]
+
+
+def test_a_death_at_the_time_limit_has_no_final_observation() -> None:
+    stepper = started(Counting(terminate_after=1, truncate_after=1))
+    assert stepper.step([0]) == {}
+    assert stepper.terminated.tolist() == stepper.truncated.tolist() == [True]
+
+
+def test_every_episode_begins_with_its_own_seed() -> None:
+    envs = [Scripted(length=2), Scripted(length=3)]
+    stepper = started(*envs)
+    for _ in range(6):
+        stepper.step([0, 0])
+    for index, env in enumerate(envs):
+        expected = [streams.integer(1, Stream.EPISODES, 0, index, episode) for episode in range(len(env.seeds))]
+        assert env.seeds == expected
+    assert [len(env.seeds) for env in envs] == [4, 3]
+    assert len({seed for env in envs for seed in env.seeds}) == 7
+
+
+def test_episodes_are_told_in_the_order_of_their_ends_and_once() -> None:
+    stepper = started(Scripted(length=3, info={"is_success": np.True_}), Scripted(length=2, reward=5.0))
+    for _ in range(4):
+        stepper.step([0, 0])
+    told = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.group.take_episodes()]
+    assert told == [(1, 0, 6.0, 2, None), (0, 0, 3.0, 3, True), (1, 1, 6.0, 2, None)]
+    assert stepper.group.take_episodes() == ()
+    opened = stepper.group.open_episodes()
+    assert opened["episodes"].tolist() == [1, 2]
+    assert opened["episode_lengths"].tolist() == [1, 0]
+    assert opened["episode_returns"].tolist() == [1, 0]
+
+
+def test_time_in_environments_is_told_once() -> None:
+    stepper = started(Counting())
+    stepper.step([0])
+    assert stepper.group.take_time() > 0
+    assert stepper.group.take_time() == 0
+
+
+def test_an_environment_that_reuses_its_array_does_no_harm() -> None:
+    class Reusing(Scripted):
+        shared = np.zeros(2, np.float32)
+
+        def _answer(self) -> Any:
+            self.shared[:] = self.steps
+            return self.shared
+
+    stepper = started(Reusing(length=2))
+    stepper.step([0])
+    kept = stepper.obs.copy()
+    final = stepper.step([0])
+    assert kept.tolist() == [[1, 1]]
+    assert final[0].tolist() == [2, 2]  # and not that of the reset, which came into the same array
+    assert stepper.obs.tolist() == [[0, 0]]
+
+
+# ------------------------------------------------------------------------------------ what envs get
+
+
+def test_discrete_actions_are_numbered_from_the_start_of_the_space() -> None:
+    env = Scripted(actions=gym.spaces.Discrete(3, start=-1))
+    stepper = started(env)
+    for action in range(3):
+        stepper.step([action])
+    assert env.actions == [-1, 0, 1]
+    assert all(env.action_space.contains(action) for action in env.actions)
+
+
+def test_box_actions_are_clipped_shaped_and_cast() -> None:
+    low = np.array([[-1.0], [0.0]], np.float32)
+    env = Scripted(actions=gym.spaces.Box(low, low + 2, dtype=np.float32))
+    stepper = started(env)
+    drawn = np.array([[-5.0, 5.0]])
+    stepper.step(drawn)
+    stepper.step(np.array([[0.25, 0.5]]))
+    assert [action.tolist() for action in env.actions] == [[[-1.0], [2.0]], [[0.25], [0.5]]]
+    assert all(env.action_space.contains(action) for action in env.actions)
+    assert drawn.tolist() == [[-5.0, 5.0]]  # the ratio needs what was drawn
+
+
+def test_observations_travel_as_float32_and_whole_numbers_as_they_are() -> None:
+    assert started(Scripted(space=gym.spaces.Box(-1, 1, (2,), np.float64))).obs.dtype == np.float32
+    assert started(Scripted(space=gym.spaces.Box(0, 255, (2, 2), np.uint8))).obs.dtype == np.uint8
+
+
+# ------------------------------------------------------------------------------------------ replay
+
+
+def carried(group: EnvGroup) -> SamplerCarry:
+    return SamplerCarry(discounted_returns=np.zeros(group.num_envs), **group.open_episodes())
+
+
+def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list[int]]]:
+    """A group after some steps, and the actions since the last reset of each environment."""
+    stepper = started(*envs)
+    actions: list[list[int]] = [[] for _ in envs]
+    for number in range(steps):
+        chosen = [(number + env) % 2 for env in range(len(envs))]
+        stepper.step(chosen)
+        for env in range(len(envs)):
+            actions[env] = [] if stepper.terminated[env] | stepper.truncated[env] else [*actions[env], chosen[env]]
+    return stepper, actions
+
+
+def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
+    before, actions = played(CartPoleEnv(), Counting4(), steps=9)
+    after = Stepper(group_of([CartPoleEnv(), Counting4()]))
+    arrays = tuple(np.array(one, np.int64) for one in actions)
+    assert after.group.restore(carried(before.group), arrays, after.obs) == []
+    assert after.obs.tobytes() == before.obs.tobytes()
+    assert after.group.take_episodes() == ()
+    for name, array in before.group.open_episodes().items():
+        np.testing.assert_array_equal(after.group.open_episodes()[name], array)
+    for stepper in (before, after):
+        stepper.step([1, 1])
+    assert after.obs.tobytes() == before.obs.tobytes()
+
+
+class Counting4(gym.Wrapper[Any, Any, Any, Any]):
+    """Counting with as many numbers in its observation as CartPole has, ending after 4 steps."""
+
+    def __init__(self) -> None:
+        super().__init__(Counting(num_actions=2, truncate_after=4))
+        self.observation_space = CartPoleEnv().observation_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return np.repeat(obs, 4), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = self.env.step(action)
+        return np.repeat(obs, 4), *rest
+
+
+def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
+    before, actions = played(DriftingSimulator(CartPoleEnv()), CartPoleEnv(), steps=5)
+    after = Stepper(group_of([DriftingSimulator(CartPoleEnv()), CartPoleEnv()]))
+    incidents = after.group.restore(carried(before.group), tuple(map(np.array, actions)), after.obs)
+    assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [("replay_mismatch", 0, 5)]
+    assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: gave up episode 0 after 5 steps")
+    assert after.group.open_episodes()["episodes"].tolist() == [1, 0]
+    assert after.group.open_episodes()["episode_lengths"].tolist() == [0, 5]
+    seed = streams.integer(1, Stream.EPISODES, 0, 0, 1)
+    np.testing.assert_array_equal(after.obs[0], CartPoleEnv().reset(seed=seed)[0])
+    np.testing.assert_array_equal(after.obs[1], before.obs[1])
+
+
+def test_a_replay_whose_rewards_differ_is_given_up() -> None:
+    before, actions = played(Scripted(reward=5.0), steps=3)
+    after = Stepper(group_of([Scripted(reward=6.0)]))
+    incidents = after.group.restore(carried(before.group), (np.array(actions[0]),), after.obs)
+    assert [one.kind for one in incidents] == ["replay_mismatch"]
+
+
+def test_a_replay_that_ends_early_is_given_up() -> None:
+    before, actions = played(Counting(), steps=6)
+    after = Stepper(group_of([Counting(truncate_after=3)]))
+    incidents = after.group.restore(carried(before.group), (np.array(actions[0]),), after.obs)
+    assert "its replay ended after 3 of 6 steps" in incidents[0].message
+    assert after.group.take_episodes() == ()
+
+
+def test_without_actions_every_episode_is_begun_afresh() -> None:
+    before, _ = played(Counting(), Counting(), steps=4)
+    after = Stepper(group_of([Counting(), Counting()]))
+    incidents = after.group.restore(carried(before.group), (), after.obs)
+    assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [
+        ("episode_abandoned", 0, 4),
+        ("episode_abandoned", 1, 4),
+    ]
+    assert after.obs[:, 0].tolist() == [0, 0]
+    assert after.group.open_episodes()["episodes"].tolist() == [1, 1]
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+def fault_of(env: gym.Env[Any, Any], steps: int = 3) -> EnvironmentFault:
+    """What comes of stepping an environment that is the second of its group."""
+    with pytest.raises(EnvironmentFault) as caught:
+        stepper = started(well_of(env), env)
+        for _ in range(steps):
+            stepper.step([0, 0])
+    return caught.value
+
+
+def well_of(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    return Scripted(space=env.observation_space)
+
+
+def place(phase: str, step: int) -> str:
+    """How every fault begins: sampler, environment, episode, its seed, and the step."""
+    seed = streams.integer(1, Stream.EPISODES, 0, 1, 0)
+    return f"sampler 0 (Test-v0), env 1: {phase} of episode 0 (seed {seed}, step {step}) "
+
+
+def test_a_step_that_raises_names_the_place_and_carries_the_users_traceback() -> None:
+    fault = fault_of(CrashingSimulator(CartPoleEnv(), at_step=2))
+    assert fault.message.startswith(place("step", 2) + "raised RuntimeError: the simulator failed in its step")
+    assert fault.remote_traceback.startswith("Traceback (most recent call last):")
+    assert "testbeds.py" in fault.remote_traceback
+    assert "_fail_if" in fault.remote_traceback
+    assert "group.py" not in fault.remote_traceback  # the user's frames only
+    assert str(fault) == f"{fault.message}\n{fault.remote_traceback}".rstrip()
+
+
+def test_a_reset_that_raises_names_the_place() -> None:
+    fault = fault_of(CrashingSimulator(CartPoleEnv(), where="reset"))
+    assert fault.message.startswith(place("reset", 0) + "raised RuntimeError: the simulator failed in its reset")
+    assert "_fail_if" in fault.remote_traceback
+
+
+def test_sys_exit_in_a_step_is_a_fault_and_not_an_exit() -> None:
+    class Leaving(Scripted):
+        def step(self, action: Any) -> Any:
+            sys.exit("licence expired")
+
+    fault = fault_of(Leaving())
+    assert fault.message.startswith(place("step", 1) + "raised SystemExit: licence expired")
+    assert "Leaving" in fault.remote_traceback or "sys.exit" in fault.remote_traceback
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (np.array([0.0, np.nan], np.float32), "returned an observation that is nan at index 1."),
+        (np.array([-np.inf, 0.0]), "returned an observation that is -inf at index 0."),
+        (np.zeros(3, np.float32), "returned an observation of shape (3,), its space says (2,)."),
+        (np.zeros((1, 2)), "returned an observation of shape (1, 2), its space says (2,)."),
+        (5.0, "returned an observation of shape (), its space says (2,)."),
+        (["a", "b"], "returned an observation of <U1, its space says float32."),
+        ([None, 1.0], "returned an observation of object, its space says float32."),
+        ({"obs": 1}, "returned an observation of shape (), its space says (2,)."),
+        ([[1.0], [1.0, 2.0]], "returned an observation that is no array"),
+        (np.array([0.0, 1e39]), "returned an observation that is 1e+39 at index 1"),
+    ],
+    ids=str,
+)
+def test_what_is_no_observation_is_refused(returned: Any, words: str) -> None:
+    assert fault_of(Scripted(obs=returned)).message.startswith(place("step", 2) + words)
+
+
+def test_what_is_no_observation_is_refused_at_a_reset_too() -> None:
+    fault = fault_of(Scripted(obs=np.array([np.nan, 0.0]), at_step=0))
+    assert fault.message == place("reset", 0) + "returned an observation that is nan at index 0."
+
+
+def test_fractions_are_no_whole_numbers() -> None:
+    space = gym.spaces.Box(0, 255, (2,), np.uint8)
+    fault = fault_of(Scripted(obs=np.array([0.7, 0.2]), space=space))
+    assert fault.message == place("step", 2) + "returned an observation of float64, its space says uint8."
+
+
+@pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
+def test_what_can_be_stored_is_an_observation(accepted: Any) -> None:
+    stepper = started(Scripted(obs=accepted))
+    stepper.step([0])
+    stepper.step([0])
+    np.testing.assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned None as the reward, which is no number."),
+        ("much", "returned 'much' as the reward, which is no number."),
+        (np.zeros(2), "returned array([0., 0.]) as the reward, which is no number."),
+        (np.nan, "returned nan as the reward."),
+        (-np.inf, "returned -inf as the reward."),
+    ],
+    ids=str,
+)
+def test_what_is_no_reward_is_refused(returned: Any, words: str) -> None:
+    assert fault_of(Scripted(reward=returned)).message == place("step", 2) + words
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(np.zeros(2), 1.0, False, {}), None, (np.zeros(2), 1.0, np.zeros(2, bool), False, {})],
+    ids=["the four of old Gym", "nothing", "a vector's flags"],
+)
+def test_an_answer_of_another_form_is_a_fault_with_a_place(answer: Any) -> None:
+    class Misshapen(Scripted):
+        def step(self, action: Any) -> Any:
+            return answer
+
+    assert fault_of(Misshapen()).message.startswith(place("step", 1))
+
+
+def test_one_environment_that_fails_to_close_does_not_keep_the_others_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    closed = []
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.append(self)
+            raise RuntimeError("stuck")
+
+    started(Closing(), Closing()).group.close()
+    assert len(closed) == 2
+    assert "stuck" in capsys.readouterr().err

@@ -1,0 +1,277 @@
+"""PPOSampler on environments that show any off-by-one: the observation counts steps, the reward is the action."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+
+from dppo import streams
+from dppo.cluster.recovery import ReplayLedger
+from dppo.envs.testbeds import Counting, DriftingSimulator, PointMass
+from dppo.ppo.normalizer import Moments
+from dppo.ppo.sampler import PPOSampler
+from dppo.ppo.segment import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.streams import Stream
+
+MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
+
+
+def collect_counting(
+    *, num_steps: int, segments: int = 1, ends: Sequence[dict[str, int]] = ({},)
+) -> list[tuple[Segment, SegmentReport]]:
+    """Segments of environments that count, under a uniform policy with the values 100 + 10 * obs."""
+    sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
+    return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]
+
+
+def column(array: np.ndarray, env: int = 0) -> list[Any]:
+    result: list[Any] = array[:, env].tolist()
+    return result
+
+
+# ---------------------------------------------------------------------------------------- alignment
+
+
+def test_rows_are_aligned_within_an_episode() -> None:
+    segment, report = collect_counting(num_steps=5)[0]
+    assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
+    assert column(segment.values) == [100, 110, 120, 130, 140]
+    assert column(segment.next_values) == [110, 120, 130, 140, 150]  # the last: of the state after the segment
+    assert column(segment.rewards) == column(segment.actions)
+    assert not segment.terminated.any()
+    assert not segment.truncated.any()
+    assert segment.valid.all()
+    np.testing.assert_allclose(segment.logprobs, np.log(1 / 4))
+    assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 5)
+
+
+def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
+    for index, (segment, _) in enumerate(collect_counting(num_steps=40, segments=2, ends=({}, {}, {}))):
+        noise = streams.generator(1, Stream.ACTIONS, 0, index).gumbel(size=(40, 3, 4))
+        np.testing.assert_array_equal(segment.actions, noise.argmax(axis=-1))
+        assert len(np.unique(segment.actions)) == 4
+
+
+def test_the_next_segment_goes_on_where_the_last_one_stopped() -> None:
+    collected = collect_counting(num_steps=4, segments=3)
+    assert [column(segment.obs[..., 0]) for segment, _ in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [report.policy_version for _, report in collected] == [0, 1, 2]
+    assert [report.index for _, report in collected] == [0, 1, 2]
+
+
+def test_truncation_bootstraps_from_the_final_observation() -> None:
+    segment, _ = collect_counting(num_steps=7, ends=[{"truncate_after": 3}])[0]
+    assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
+    assert column(segment.truncated) == [False, False, True, False, False, True, False]
+    assert not segment.terminated.any()
+    assert column(segment.next_values) == [110, 120, 130, 110, 120, 130, 110]  # 130, not the 100 of the new episode
+
+
+def test_termination_begins_a_new_episode_in_the_same_step() -> None:
+    segment, _ = collect_counting(num_steps=7, ends=[{"terminate_after": 3}])[0]
+    assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
+    assert column(segment.terminated) == [False, False, True, False, False, True, False]
+    assert not segment.truncated.any()
+    assert np.isfinite(segment.next_values).all()  # unused where terminated, and yet no nan
+    assert [v for v, end in zip(column(segment.next_values), column(segment.terminated), strict=True) if not end] == [
+        110, 120, 110, 120, 110,
+    ]  # fmt: skip
+
+
+def test_both_flags_in_one_step_are_kept() -> None:
+    segment, report = collect_counting(num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}])[0]
+    assert column(segment.terminated) == column(segment.truncated) == [False, True, False, True]
+    assert [episode.length for episode in report.episodes] == [2, 2]
+
+
+@pytest.mark.parametrize("end", ["terminate_after", "truncate_after"])
+def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
+    (first, report), (second, after) = collect_counting(num_steps=3, segments=2, ends=[{end: 3}])
+    flags = first.terminated if end == "terminate_after" else first.truncated
+    assert column(flags) == [False, False, True]
+    if end == "truncate_after":
+        assert column(first.next_values) == [110, 120, 130]
+    assert [len(actions) for actions in report.open_actions] == [0]
+    assert report.open_actions[0].dtype == np.int64
+    assert report.carry.episodes.tolist() == [1]
+    assert report.carry.episode_lengths.tolist() == [0]
+    assert report.carry.discounted_returns.tolist() == [0]
+    assert [episode.index for episode in report.episodes] == [0]
+    assert column(second.obs[..., 0]) == [0, 1, 2]
+    assert [episode.index for episode in after.episodes] == [1]
+
+
+def test_episodes_of_one_step() -> None:
+    segment, report = collect_counting(num_steps=3, ends=[{"truncate_after": 1}])[0]
+    assert column(segment.obs[..., 0]) == [0, 0, 0]
+    assert column(segment.next_values) == [110, 110, 110]
+    assert [episode.episode_return for episode in report.episodes] == column(segment.rewards)
+
+
+def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
+    ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
+    segment, report = collect_counting(num_steps=5, ends=ends)[0]
+    counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
+    assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
+    assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
+    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]
+    assert column(segment.truncated, 3) == [False] * 4 + [True]
+    assert report.carry.episodes.tolist() == [0, 2, 1, 1]
+    assert report.carry.episode_lengths.tolist() == [5, 1, 2, 0]
+    assert [len(actions) for actions in report.open_actions] == [5, 1, 2, 0]
+    for env, actions in enumerate(report.open_actions):
+        np.testing.assert_array_equal(actions, segment.actions[5 - len(actions) :, env])
+    assert [(episode.env, episode.index) for episode in report.episodes] == [(1, 0), (2, 0), (1, 1), (3, 0)]
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def test_episodes_that_span_segments_are_told_once_with_all_their_rewards() -> None:
+    collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}])
+    rewards = [reward for segment, _ in collected for reward in column(segment.rewards)]
+    told = [episode for _, report in collected for episode in report.episodes]
+    assert told == [Episode(0, 0, sum(rewards[:6]), 6, None), Episode(0, 1, sum(rewards[6:]), 6, None)]
+    assert [len(report.episodes) for _, report in collected] == [0, 1, 1]
+    assert collected[0][1].carry.episode_returns.tolist() == [sum(rewards[:4])]
+
+
+def test_discounted_returns_run_through_segments_and_start_again_with_each_episode() -> None:
+    collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}, {"terminate_after": 3}])
+    for env, length in enumerate((6, 3)):
+        running, samples = 0.0, []
+        for t, reward in enumerate(r for segment, _ in collected for r in column(segment.rewards, env)):
+            running = 0.9 * running + reward
+            samples.append(running)
+            if (t + 1) % length == 0:
+                running = 0.0
+            if (t + 1) % 4 == 0:
+                assert collected[t // 4][1].carry.discounted_returns[env] == pytest.approx(running)
+        for number, (_, report) in enumerate(collected):
+            assert report.statistics.returns is not None
+            assert report.statistics.returns.count == 8
+            if env == 0:
+                first = samples[4 * number : 4 * number + 4]
+            elif number == 0:  # both environments' samples together
+                both = np.array(first_of(collected[0][0], 6) + samples[:4])
+                assert report.statistics.returns.mean == pytest.approx(both.mean())
+                assert report.statistics.returns.m2 == pytest.approx(np.square(both - both.mean()).sum())
+        assert len(first) == 4
+
+
+def first_of(segment: Segment, length: int) -> list[float]:
+    """Running discounted returns of environment 0 in the first segment, which is shorter than its episode."""
+    assert len(segment.rewards) < length
+    return [
+        sum(0.9 ** (t - i) * segment.rewards[i, 0] for i in range(t + 1)) for t in range(len(segment.rewards))
+    ]
+
+
+def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
+    segment, report = collect_counting(num_steps=6, ends=[{"truncate_after": 4}, {}])[0]
+    assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
+
+
+def test_nothing_is_reported_for_normalisers_that_are_off() -> None:
+    sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
+    _, report = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
+    assert report.statistics.obs is None
+    assert report.statistics.returns is None
+    assert report.timings.env_s > 0
+
+
+# ---------------------------------------------------------------------------- ownership and replay
+
+
+def limited(make: Callable[[], gym.Env[Any, Any]], steps: int, envs: int = 2) -> MakeEnvs:
+    return lambda: [TimeLimit(make(), steps) for _ in range(envs)]
+
+
+def snapshots(sampler_spec: Any) -> list[PolicySnapshot]:
+    return [PolicySnapshot(k, random_weights(sampler_spec, seed=k)) for k in range(4)]
+
+
+def test_a_segment_is_not_written_after_it_was_handed_out() -> None:
+    sampler, spec = sampler_of(limited(PointMass, 7)(), num_steps=10)
+    first = sampler.collect(SegmentRequest(0, 0), snapshots(spec)[0])
+    kept = copy.deepcopy(first)
+    second, _ = sampler.collect(SegmentRequest(0, 1), snapshots(spec)[1])
+    assert_same_bytes(first, kept)
+    for field in dataclasses.fields(Segment):
+        assert not np.shares_memory(getattr(first[0], field.name), getattr(second, field.name)), field.name
+
+
+ENVS: dict[str, MakeEnvs] = {
+    "discrete": limited(CartPoleEnv, 500),
+    "box": limited(PointMass, 13),
+    "ends on the last row": limited(PointMass, 20),
+    "counting": lambda: [Counting(truncate_after=9), Counting(terminate_after=4)],
+}
+
+
+@pytest.mark.parametrize("envs", ENVS)
+@pytest.mark.parametrize("where", ["in a new sampler", "in the same sampler, which has gone further"])
+def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: str, where: str) -> None:
+    sampler, spec = sampler_of(ENVS[envs](), num_steps=20)
+    ledger, policies = ReplayLedger(1, replay=True), snapshots(spec)
+    for index in range(2):
+        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[1])
+    expected = sampler.collect(SegmentRequest(0, 2), policies[2])
+    going_on = sampler.collect(SegmentRequest(0, 3), policies[3])
+    rebuilt: PPOSampler = sampler
+    if where == "in a new sampler":
+        rebuilt, _ = sampler_of(ENVS[envs](), num_steps=20)
+    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0)), policies[2])
+    assert_same_bytes(found, expected, but=["timings"])
+    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["timings"])
+    assert found[1].incidents == ()
+
+
+def test_equal_samplers_make_equal_segments_and_others_do_not() -> None:
+    made = []
+    for sampler_id in (0, 0, 1):
+        sampler, spec = sampler_of(limited(PointMass, 9)(), num_steps=12, sampler_id=sampler_id)
+        made.append(sampler.collect(SegmentRequest(sampler_id, 0), snapshots(spec)[0]))
+    assert_same_bytes(made[0], made[1], but=["timings"])
+    assert not np.array_equal(made[0][0].obs[0], made[2][0].obs[0])
+    assert not np.array_equal(made[0][0].actions, made[2][0].actions)
+    assert not np.array_equal(made[0][0].obs[0, 0], made[0][0].obs[0, 1])  # nor do two envs of one sampler
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_what_cannot_be_replayed_is_begun_afresh_and_told(replay: bool) -> None:
+    def envs() -> list[gym.Env[Any, Any]]:
+        return [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
+
+    sampler, spec = sampler_of(envs(), num_steps=5)
+    ledger = ReplayLedger(1, replay=replay)
+    _, report = sampler.collect(SegmentRequest(0, 0), telling_free(spec))
+    assert report.carry.episodes.tolist() == [0, 0]
+    ledger.record(report)
+    rebuilt, _ = sampler_of(envs(), num_steps=5)
+    segment, after = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0)), telling_free(spec))
+    kind = "replay_mismatch" if replay else "episode_abandoned"
+    lost = [0] if replay else [0, 1]
+    assert [(one.kind, one.env, one.lost_steps) for one in after.incidents] == [(kind, env, 5) for env in lost]
+    assert "sampler 0 (Test-v0), env 0" in after.incidents[0].message
+    assert after.carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
+    assert after.carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
+    fresh = sum(0.9 ** (4 - t) * segment.rewards[t, 0] for t in range(5))
+    assert after.carry.discounted_returns[0] == pytest.approx(fresh)
+    ledger.record(after)
+    rebuild = ledger.rebuild(0)
+    assert rebuild is not None
+    assert [len(actions) for actions in rebuild.actions] == ([] if not replay else [5, 10])
+
+
+def telling_free(spec: Any) -> PolicySnapshot:
+    return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
