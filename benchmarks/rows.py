@@ -123,14 +123,14 @@ def _against_sb3(work: Work, least: float, repeats: int) -> dict[str, Any]:
 
 def cartpole(repeats: int) -> dict[str, Any]:
     """CartPole-v1, 8 envs in process, T=128, K=4, M=256."""
-    work = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=102_400)
+    work = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=499_712)
     return _against_sb3(work, 2.5, repeats)
 
 
 def halfcheetah(repeats: int) -> dict[str, Any]:
     """HalfCheetah-v5, 8 envs in process, T=256, K=10, M=256."""
     work = Work(
-        {"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=61_440
+        {"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400
     )
     return _against_sb3(work, 1.8, repeats)
 

@@ -269,9 +269,9 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
         segments = [sampler.collect(agent, i) for sampler in samplers]  # this line is what `dppo` distributes
-        # Deviation: CleanRL's statistics move with every step, these once an iteration. Rewards are scaled by all
-        # returns so far (#30). Observations learn of an iteration only after it, so that learning sees what
-        # acting saw, and the first ratio is one.
+        # Deviation: CleanRL's statistics move with every step, these once an iteration. Rewards are scaled by
+        # all returns so far (#30). Those of observations learn of an iteration only after it, so that learning
+        # sees what acting saw, and the first ratio is one.
         for segment in segments:
             return_moments.add(segment.discounted_returns.ravel())
         approx_kl = update(args, agent, optimizer, make_batch(args, agent, segments, return_moments.std()), i)

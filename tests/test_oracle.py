@@ -43,9 +43,9 @@ oracle = _load_example()
 class Odd(gym.Env[Any, Any]):
     """What CartPole and Pendulum lack.
 
-    Observations are integers of shape [2, 2]; they and the rewards pass 10, where normalised ones are cut.
-    Choices begin at -1; actions of the Box pass its bounds all the time. An episode may terminate and be
-    truncated in one step, and may last one step only.
+    Observations are integers of shape [2, 2]; they pass 10, where normalised ones are cut, and so do rewards:
+    one step in 200 brings a prize. Choices begin at -1; actions of the Box pass its bounds all the time. An
+    episode may terminate and be truncated in one step, and may last one step only.
     """
 
     def __init__(self, discrete: bool) -> None:
@@ -54,9 +54,7 @@ class Odd(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Discrete(3, start=-1) if discrete else gym.spaces.Box(low, high)
         self._state, self._steps = np.zeros((2, 2)), 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._state, self._steps = self.np_random.normal(size=(2, 2)) * 15, 0
         return self._observation(), {}
@@ -65,8 +63,9 @@ class Odd(gym.Env[Any, Any]):
         assert self.action_space.contains(action)
         self._steps += 1
         self._state = self._state * 0.9 + 4 * np.asarray(action) + self.np_random.normal(size=(2, 2))
-        terminated, truncated = bool(self.np_random.random() < 0.2), self._steps >= 6
-        return self._observation(), float(self._state.sum() / 2), terminated, truncated, {}
+        luck, truncated = self.np_random.random(), self._steps >= 6
+        reward = 1000.0 if luck < 0.005 else self._state.sum() / 2
+        return self._observation(), float(reward), bool(luck < 0.2), truncated, {}
 
     def _observation(self) -> np.ndarray:
         return np.clip(np.rint(self._state), -60, 60).astype(np.int32)
@@ -86,43 +85,24 @@ def _environments_and_one_thread() -> Iterator[None]:
         del gym.registry[env_id]
 
 
-# Four iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.
+# Three iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.
 SIZES: dict[str, Any] = {
     "num_samplers": 3,
     "envs_per_sampler": 2,
     "num_steps": 24,
-    "total_timesteps": 4 * 144,
+    "total_timesteps": 3 * 144,
     "learning_rate": 1e-3,
     "dtype": "float64",
 }
 ENVS = {"discrete": "CartPole-v1", "continuous": "oracle/ShortPendulum-v0"}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "seed": {"seed": 12345},
-    "one sampler": {"num_samplers": 1, "total_timesteps": 4 * 48},
-    "one env": {"envs_per_sampler": 1, "total_timesteps": 4 * 72},
-    "three envs": {"envs_per_sampler": 3, "num_samplers": 2},
-    "long segments": {"num_steps": 61},
-    "part of a batch": {"total_timesteps": 4 * 144 + 1},
-    "learning rate": {"learning_rate": 3e-3},
-    "anneal off": {"anneal_lr": False},
-    "gamma": {"gamma": 0.8},
-    "lambda": {"gae_lambda": 0.3},
-    "lambda one": {"gae_lambda": 1.0},
-    "epochs": {"update_epochs": 2},
-    "uneven minibatches": {"minibatch_size": 31},
-    "one minibatch": {"minibatch_size": 144},
-    "raw advantages": {"norm_adv": False},
-    "clip": {"clip_coef": 0.01},
-    "clip value": {"clip_vloss": True, "clip_coef": 0.01},
-    "entropy": {"ent_coef": 0.3},
-    "value": {"vf_coef": 0.01},
-    "gradient": {"max_grad_norm": 1e-3},
+    "advantages": {"gamma": 0.8, "gae_lambda": 0.3, "norm_adv": False},
+    "clipping": {"clip_coef": 0.01, "clip_vloss": True},
+    "coefficients": {"ent_coef": 0.3, "vf_coef": 0.01},
     "early stop": {"target_kl": 1e-5},
-    "normalise observations": {"norm_obs": True},
-    "normalise rewards": {"norm_reward": True, "gamma": 0.9},
-    "linear": {"hidden_sizes": ()},
-    "layers": {"hidden_sizes": (16, 24, 8)},
-    "relu": {"activation": "relu"},
+    "normalised observations": {"norm_obs": True},
+    "normalised rewards": {"norm_reward": True, "gamma": 0.9},
+    "layers": {"hidden_sizes": (16, 24, 8), "activation": "relu"},
     "all at once": {
         "norm_obs": True,
         "norm_reward": True,
@@ -133,6 +113,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "hidden_sizes": (32,),
         "anneal_lr": False,
     },
+    # The rest has nothing to do with the kind of actions: one kind is enough.
+    "sizes": {"seed": 12345, "num_samplers": 2, "envs_per_sampler": 3, "num_steps": 31, "total_timesteps": 300},
+    "one env": {"num_samplers": 1, "envs_per_sampler": 1, "num_steps": 144, "gae_lambda": 1.0},
+    "optimiser": {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01},
+    "epochs": {"update_epochs": 3, "minibatch_size": 31},
+    "one minibatch": {"minibatch_size": 144},
+    "linear": {"hidden_sizes": ()},
+}
+ONLY = {
+    "sizes": "continuous",
+    "one env": "discrete",
+    "optimiser": "continuous",
+    "epochs": "discrete",
+    "one minibatch": "continuous",
+    "linear": "discrete",
 }
 EVERYTHING_NORMALISED = {"norm_obs": True, "norm_reward": True}
 
@@ -171,9 +166,10 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
     assert_same(oracle.Args(env_id=ENVS[env], **SIZES), tmp_path / "run")
 
 
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("option", OPTIONS)
-def test_each_option_does_the_same(env: str, option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "env"), [(option, env) for option in OPTIONS for env in ENVS if ONLY.get(option, env) == env]
+)
+def test_each_option_does_the_same(option: str, env: str, tmp_path: Path) -> None:
     plain = oracle.Args(env_id=ENVS[env], **SIZES)
     args = dataclasses.replace(plain, **OPTIONS[option])
     for name in OPTIONS[option]:  # to do the same is worth something only where it is not nothing
@@ -189,7 +185,7 @@ def test_odd_spaces_and_ends_do_the_same(env_id: str, normalised: dict[str, bool
 
 
 def test_pendulums_own_time_limit_falls_within_a_segment(tmp_path: Path) -> None:
-    sizes = {**SIZES, "num_steps": 72, "total_timesteps": 4 * 3 * 2 * 72, "minibatch_size": 64}
+    sizes = {**SIZES, "num_steps": 72, "total_timesteps": 3 * 3 * 2 * 72, "minibatch_size": 64}
     assert_same(oracle.Args(env_id="Pendulum-v1", **sizes, **EVERYTHING_NORMALISED), tmp_path / "run")
 
 

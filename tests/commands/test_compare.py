@@ -84,7 +84,7 @@ def test_the_caption_says_what_is_equal(equal: str, words: str) -> None:
 def test_what_cannot_be_is_refused_before_anything_starts(
     argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "CartPole-v1", "--preset", "none", *argv]) == 2
+    assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -59,9 +59,7 @@ def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
     return [rewards, values, next_values, terminated, truncated]
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1)
-)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
 def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, gae_lambda: float) -> None:
     rollout = random_rollout(seed, steps, envs)
     expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
@@ -98,9 +96,7 @@ def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
 
 def test_lambda_zero_looks_one_step_ahead() -> None:
     rewards, values, next_values, terminated, truncated = random_rollout(5, 30, 4)
-    found = generalized_advantages(
-        rewards, values, next_values, terminated, truncated, gamma=0.9, gae_lambda=0
-    )
+    found = generalized_advantages(rewards, values, next_values, terminated, truncated, gamma=0.9, gae_lambda=0)
     one_step = np.where(terminated, rewards, rewards + 0.9 * next_values) - values
     np.testing.assert_allclose(found, one_step, rtol=1e-12)
 

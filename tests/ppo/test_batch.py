@@ -38,7 +38,9 @@ def test_rows_go_by_step_then_sampler_then_environment() -> None:
     assert batch.actions.tolist() == names
     assert batch.logprobs.tolist() == [-name for name in names]
     assert batch.values.tolist() == [name + 0.5 for name in names]
-    np.testing.assert_allclose(batch.obs, [[name + 0.1, name + 0.2, name + 0.3, name + 0.4] for name in names], rtol=1e-6)
+    np.testing.assert_allclose(
+        batch.obs, [[name + 0.1, name + 0.2, name + 0.3, name + 0.4] for name in names], rtol=1e-6
+    )
 
 
 def test_advantages_are_those_of_each_segment_alone() -> None:
@@ -83,7 +85,9 @@ def test_segments_are_only_read() -> None:
     segment = numbered(0)
     for field in dataclasses.fields(segment):
         getattr(segment, field.name).flags.writeable = False
-    statistics = Statistics(Moments(4.0, np.zeros((2, 2)), np.ones((2, 2))), Moments(2.0, np.float64(0), np.float64(32)))
+    statistics = Statistics(
+        Moments(4.0, np.zeros((2, 2)), np.ones((2, 2))), Moments(2.0, np.float64(0), np.float64(32))
+    )
     batch = make_batch([segment], statistics, gamma=0.9, gae_lambda=0.8)
     batch.values.zero_()
     assert segment.values.min() == 0.5

@@ -102,9 +102,7 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
         (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and back
     ],
 )
-def test_clipped_value_loss_by_cases(
-    value: float, old: float, target: float, loss: float, gradient: float
-) -> None:
+def test_clipped_value_loss_by_cases(value: float, old: float, target: float, loss: float, gradient: float) -> None:
     found, by_value = losses.clipped_value_loss(tensor(value), tensor(old), tensor(target), 0.2)
     assert found.item() == pytest.approx(loss)
     assert by_value.item() == pytest.approx(gradient)

@@ -145,35 +145,27 @@ def test_episodes_that_span_segments_are_told_once_with_all_their_rewards() -> N
     assert collected[0][1].carry.episode_returns.tolist() == [sum(rewards[:4])]
 
 
-def test_discounted_returns_run_through_segments_and_start_again_with_each_episode() -> None:
-    collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}, {"terminate_after": 3}])
-    for env, length in enumerate((6, 3)):
-        running, samples = 0.0, []
-        for t, reward in enumerate(r for segment, _ in collected for r in column(segment.rewards, env)):
-            running = 0.9 * running + reward
+@pytest.mark.parametrize("end", [{"truncate_after": 6}, {"terminate_after": 3}, {}], ids=str)
+def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(end: dict[str, int]) -> None:
+    running, steps = 0.0, 0
+    for segment, report in collect_counting(num_steps=4, segments=3, ends=[end]):
+        samples = []
+        for reward in column(segment.rewards):
+            running, steps = 0.9 * running + reward, steps + 1
             samples.append(running)
-            if (t + 1) % length == 0:
-                running = 0.0
-            if (t + 1) % 4 == 0:
-                assert collected[t // 4][1].carry.discounted_returns[env] == pytest.approx(running)
-        for number, (_, report) in enumerate(collected):
-            assert report.statistics.returns is not None
-            assert report.statistics.returns.count == 8
-            if env == 0:
-                first = samples[4 * number : 4 * number + 4]
-            elif number == 0:  # both environments' samples together
-                both = np.array(first_of(collected[0][0], 6) + samples[:4])
-                assert report.statistics.returns.mean == pytest.approx(both.mean())
-                assert report.statistics.returns.m2 == pytest.approx(np.square(both - both.mean()).sum())
-        assert len(first) == 4
+            if steps in end.values():
+                running, steps = 0.0, 0
+        assert report.carry.discounted_returns.tolist() == pytest.approx([running])
+        found = report.statistics.returns
+        assert found is not None
+        assert found.count == 4
+        np.testing.assert_allclose(found.mean, np.mean(samples))
+        np.testing.assert_allclose(found.m2, 4 * np.var(samples))
 
 
-def first_of(segment: Segment, length: int) -> list[float]:
-    """Running discounted returns of environment 0 in the first segment, which is shorter than its episode."""
-    assert len(segment.rewards) < length
-    return [
-        sum(0.9 ** (t - i) * segment.rewards[i, 0] for i in range(t + 1)) for t in range(len(segment.rewards))
-    ]
+def test_discounted_returns_of_all_environments_are_samples() -> None:
+    alone = [collect_counting(num_steps=5, ends=ends)[0][1].statistics.returns for ends in ([{}], [{}, {}, {}])]
+    assert [one.count for one in alone if one is not None] == [5, 15]
 
 
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:

@@ -39,7 +39,7 @@ PLAIN = TrainerOptions(
 
 def make_trainer(actions: DiscreteActions | BoxActions = DISCRETE, **options: Any) -> PPOTrainer:
     trainer = PPOTrainer(spec_of(actions), 1, dataclasses.replace(PLAIN, **options))
-    trainer.load(random_weights(trainer.model.spec), {})
+    trainer.load(random_weights(trainer.model.spec), trainer.state())
     return trainer
 
 
@@ -93,7 +93,7 @@ def slow_update(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
             optimizer.step()
-        if options.target_kl is not None and float(((ratio - 1) - logratio).mean()) > options.target_kl:
+        if options.target_kl is not None and ((ratio - 1) - logratio).mean().item() > options.target_kl:
             break
 
 
@@ -124,7 +124,9 @@ def test_update_equals_its_slow_twin(actions: DiscreteActions | BoxActions, opti
     trainer.update(batch, 3e-3, np.random.default_rng(5))
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
-    assert np.abs(trainer.weights() - before).min() > 1e-7  # every weight has moved, by far more than that
+    moved = np.abs(trainer.weights() - before)
+    assert moved.min() > 0
+    assert np.median(moved) > 1e-3  # by far more than the tolerance
 
 
 # ----------------------------------------------------------------------- segments of a real sampler
@@ -143,7 +145,7 @@ def test_first_ratio_is_one(env_id: str, norm_obs: bool, norm_reward: bool, dtyp
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
     spaces = samplers[0].spaces
     trainer = build_trainer(config, spaces)
-    trainer.load(random_weights(trainer.model.spec), {})  # a policy that is far from uniform
+    trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy that is far from uniform
     statistics = Statistics(
         Moments.empty(spaces.obs_shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
     )
@@ -262,7 +264,8 @@ def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, po
     with pytest.raises(TrainingDiverged, match="SGD step 0 .*loss .*minibatch of 50 rows has obs from .*learning_rate"):
         trainer.update(dataclasses.replace(batch, **{column: poisoned}), 1e-3, np.random.default_rng(0))
     np.testing.assert_array_equal(trainer.weights(), before)
-    assert trainer.state() == {}
+    assert trainer.state()["step"] == 0
+    assert not trainer.state()["exp_avg"].any()
     trainer.update(batch, 1e-3, np.random.default_rng(0))  # and it can go on
     assert np.isfinite(trainer.weights()).all()
 

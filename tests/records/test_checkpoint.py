@@ -351,9 +351,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_for_the_user(tmp_path: Path) -
         save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
 
 
-def test_a_network_disk_that_cannot_flush_folders_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_disk_that_cannot_flush_folders_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -466,9 +464,7 @@ def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path, monkeypatch: pytes
 # ---------------------------------------------------------------------- finding
 
 
-def test_run_folder_checkpoints_folder_and_checkpoint_all_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_folder_checkpoints_folder_and_checkpoint_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
     for given in (tmp_path, tmp_path / "checkpoints", path):
         assert find(given).path == path

@@ -124,9 +124,7 @@ def test_every_row_before_a_kill_is_there_and_a_torn_one_is_not(tmp_path: Path) 
             writer.write({{"iteration": iteration, "global_step": iteration, "charts/x": 1 / iteration}})
             print(iteration, flush=True)
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     seen = [int(process.stdout.readline()) for _ in range(50)][-1]
     process.send_signal(signal.SIGKILL)
@@ -237,9 +235,7 @@ def test_a_full_disk_is_told_once_and_no_row_is_lost(tmp_path: Path, monkeypatch
     assert "No space left on device. Free some space there. Training goes on." in notes[0]
 
 
-def test_rows_that_were_never_written_are_counted_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_were_never_written_are_counted_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     writer = MetricsWriter(tmp_path, None, note=notes.append)
 
@@ -299,7 +295,5 @@ def test_opening_does_not_wait_for_tensorboards_import(tmp_path: Path) -> None:
         print(time.perf_counter() - began, flush=True)
         os._exit(0)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 0.2

@@ -50,9 +50,7 @@ class MetricsWriter:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise DppoError(f"{self.path}: {sealed.cause(error)} {sealed.remedy(error)}") from error
-        self._events = _EventFile(
-            run_dir, 1 + max((int(row["global_step"]) for row in kept), default=0), note
-        )
+        self._events = _EventFile(run_dir, 1 + max((int(row["global_step"]) for row in kept), default=0), note)
 
     def write(self, row: dict[str, float]) -> None:
         """Append one row; NaN and infinity become null, so that any JSON reader will do."""
@@ -99,9 +97,7 @@ class MetricsWriter:
                 raise DppoError(f"{self.path}: holds a run already. Resume it, or choose another folder.")
             return []
         parsed = list(_parsed(data))
-        kept = [
-            (line, row) for line, row in parsed if row is not None and row["iteration"] <= resume_iteration
-        ]
+        kept = [(line, row) for line, row in parsed if row is not None and row["iteration"] <= resume_iteration]
         whole = b"".join(line for line, _ in kept)
         if whole != data:
             sealed.write_file(self.path, whole)
@@ -169,9 +165,7 @@ class _EventFile:
         self._rows.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            self._note(
-                f"{self._run_dir}: the last events for TensorBoard were not written within {CLOSE_S:.0f} s"
-            )
+            self._note(f"{self._run_dir}: the last events for TensorBoard were not written within {CLOSE_S:.0f} s")
 
     def _run(self) -> None:
         try:
@@ -189,9 +183,7 @@ class _EventFile:
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             # At each START but the first, TensorBoard drops what it has from this step on.
             start = SessionLog(status=SessionLog.START)
-            file.write(
-                Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString()
-            )
+            file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
             while (item := self._rows.get()) is not None:
                 file.write(_event(*item))
                 if self._rows.empty():
@@ -207,9 +199,7 @@ def _event(wall_time: float, row: dict[str, float | None]) -> bytes:
     from tensorboardX.proto.summary_pb2 import Summary
 
     values = [
-        Summary.Value(tag=key, simple_value=value)
-        for key, value in row.items()
-        if "/" in key and value is not None
+        Summary.Value(tag=key, simple_value=value) for key, value in row.items() if "/" in key and value is not None
     ]
     event = Event(wall_time=wall_time, step=int(row["global_step"] or 0), summary=Summary(value=values))
     return bytes(event.SerializeToString())

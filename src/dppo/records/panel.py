@@ -6,10 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.box import ROUNDED
 from rich.console import Console, RenderableType
@@ -18,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dppo.records.progress import PHASES, duration, number, seconds_left, share
+from dppo.records.progress import PHASES, PatientStream, duration, number, seconds_left, share
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
@@ -87,8 +86,8 @@ class View:
 class LiveProgress:
     """Redraws a panel four times a second, in a thread of its own: training only hands over the row."""
 
-    def __init__(self, stream: TextIO, console: Console | None = None) -> None:
-        self._console = console or Console(file=stream, highlight=False)
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self._view = View(began=time.monotonic())
         self._live: Live | None = None
         self._lock = threading.Lock()
@@ -97,8 +96,7 @@ class LiveProgress:
         self._view.title, self._view.total_steps, self._view.began = title, total_steps, time.monotonic()
         self._print(*(Text(f"  {line}", style="dim") for line in lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
-        with suppress(OSError):
-            self._live.start()
+        self._live.start()
 
     def iteration(self, row: dict[str, float]) -> None:
         view = self._view
@@ -126,8 +124,7 @@ class LiveProgress:
     def close(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            with suppress(OSError):  # the terminal is gone
-                live.stop()
+            live.stop()
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
@@ -135,9 +132,8 @@ class LiveProgress:
         return draw(self._view, width, time.monotonic(), colours=colours)
 
     def _print(self, *lines: Text) -> None:
-        with suppress(OSError):
-            for line in lines:
-                self._console.print(line)
+        for line in lines:
+            self._console.print(line)
 
 
 # ---------------------------------------------------------------------- drawing
@@ -174,9 +170,7 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
             ("losses", _flow(_losses(row), room)),
             ("time", _stacked_bar(row, room, colours)),
         ]
-    incidents = [
-        Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")
-    ]
+    incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
         lines.append(("trouble", _flow(incidents, room)))
     lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]

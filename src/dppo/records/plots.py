@@ -109,8 +109,8 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     _legend(left, len(groups))
     if len(bands) > 1 and _equal(bands):
-        equal = "equal curves, drawn as dashes on a wide line"
-        right.text(0, 1.05, equal, transform=right.transAxes, color=GREY, fontsize=8.5)
+        equal = "equal curves:\ndashes on a wide line"
+        right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
     lines = "\n".join(textwrap.wrap(caption, 125))
@@ -123,8 +123,8 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     half = max(1, round(len(values) * SMOOTHING / 2))
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(at, len(values) - 1 - at))
-    means: np.ndarray = (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
+    first, end = np.maximum(0, at - half), np.minimum(len(values), at + half + 1)
+    means: np.ndarray = (sums[end] - sums[first]) / (end - first)
     return means
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 PLAIN_S = 2.0  # between two plain lines, at least
 PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration: perf/env_frac ...
@@ -47,15 +47,32 @@ def make_progress(mode: Literal["auto", "live", "plain", "off"], stream: TextIO 
         return LiveProgress(stream)
     progress = PlainProgress(stream)
     if mode == "live":
-        progress.note(
-            "progress=live needs a terminal that shows Unicode, which this is not: lines are printed."
-        )
+        progress.note("progress=live needs a terminal that shows Unicode, which this is not: lines are printed.")
     return progress
 
 
 def _can_show_panel(stream: TextIO) -> bool:
     unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
     return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
+
+
+class PatientStream:
+    """A stream that nobody may be reading any more: a closed terminal is no reason to stop training."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class OffProgress:
@@ -81,7 +98,7 @@ class PlainProgress:
     """Prints lines for a log: of the first and the last iteration, and between them every 2 s at most."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = PatientStream(stream)
         self._lock = threading.Lock()
         self._total_steps = 0
         self._printed_at = -math.inf
@@ -117,7 +134,7 @@ class PlainProgress:
     def _print(self, *lines: str) -> None:
         text = "".join(f"{line}\n" for line in lines)
         encoding = getattr(self._stream, "encoding", None) or "utf8"
-        with self._lock, suppress(OSError, ValueError):  # nobody reads any more: no reason to stop training
+        with self._lock:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
 

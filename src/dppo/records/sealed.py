@@ -46,9 +46,7 @@ class Manifest:
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def write_folder(
-    path: Path, files: dict[str, bytes], *, iteration: int, serial: int, score: float | None
-) -> None:
+def write_folder(path: Path, files: dict[str, bytes], *, iteration: int, serial: int, score: float | None) -> None:
     """Put all the files under the name `path`, or nothing.
 
     What has that name already is set aside as `NAME.replaced` first, because no rename can replace a folder
@@ -149,9 +147,7 @@ def read_manifest(path: Path) -> Manifest:
     content = parse_json(path / MANIFEST, data)
     written_as = content.get("format")
     if isinstance(written_as, int) and written_as > FORMAT:
-        raise CheckpointError(
-            f"{path}: is of format {written_as}, this dppo reads format {FORMAT}.\nUse a newer dppo."
-        )
+        raise CheckpointError(f"{path}: is of format {written_as}, this dppo reads format {FORMAT}.\nUse a newer dppo.")
     try:
         files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         score = None if content["score"] is None else float(content["score"])

@@ -1,0 +1,220 @@
+"""From words on the command line to settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dppo.commands import arguments
+from dppo.commands.arguments import Arguments
+from dppo.config import Config, make_config
+from dppo.errors import CheckpointError, ConfigError, DppoError
+from dppo.run_folder import resolved
+
+
+@pytest.fixture(autouse=True)
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presets for two environments, in two files."""
+    folder = tmp_path / "presets"
+    folder.mkdir()
+    (folder / "one.yaml").write_text("CartPole-v1: {gamma: 0.5, num_steps: 64, ent_coef: 0.0}\n", encoding="utf8")
+    (folder / "two.yaml").write_text("Pendulum-v1: {gamma: 0.25}\n", encoding="utf8")
+    (folder / "none.yaml").write_text("", encoding="utf8")
+    monkeypatch.setattr(arguments, "PRESETS", folder)
+
+
+def parse(line: str) -> Arguments:
+    return arguments.parse(line.split(), "dppo train")
+
+
+def settings(line: str) -> dict[str, Any]:
+    """What the line asks for beside the preset."""
+    return parse(f"{line} --preset none").settings
+
+
+def refusal(line: str) -> str:
+    with pytest.raises(DppoError) as caught:
+        parse(line)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) <= 2
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------- precedence
+
+
+def test_only_what_was_given_becomes_a_setting() -> None:
+    assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
+    assert settings("Acrobot-v1 --seed 1") == {"env_id": "Acrobot-v1", "seed": "1"}  # also where it is the default
+
+
+def test_defaults_then_preset_then_file_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("gamma: 0.6\nnum-steps: 48\nvf_coef: 0.75\n", encoding="utf8")
+    parsed = parse(f"CartPole-v1 --config {file} --num-steps 32")
+    assert parsed.preset == "CartPole-v1"
+    c = make_config(parsed.settings)
+    assert c.num_steps == 32  # flag over file
+    assert c.gamma == 0.6  # file over preset
+    assert c.ent_coef == 0  # preset over default
+    assert c.vf_coef == 0.75
+    assert c.seed == 1
+
+
+def test_presets_are_those_of_the_environment_or_the_one_named_or_none() -> None:
+    assert parse("CartPole-v1").settings["gamma"] == 0.5
+    assert parse("CartPole-v1").preset == "CartPole-v1"
+    assert parse("Acrobot-v1") == Arguments({"env_id": "Acrobot-v1"})
+    assert parse("Acrobot-v1 --preset Pendulum-v1").settings == {"gamma": 0.25, "env_id": "Acrobot-v1"}
+    assert parse("CartPole-v1 --preset none") == Arguments({"env_id": "CartPole-v1"})
+    assert parse("CartPole-v1 --preset auto").preset == "CartPole-v1"
+
+
+def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('env_id = "Pendulum-v1"\n', encoding="utf8")
+    assert parse(f"--config {file}").settings == {"env_id": "Pendulum-v1", "gamma": 0.25}
+    assert parse(f"CartPole-v1 --config {file} --preset none").settings["env_id"] == "CartPole-v1"
+
+
+# ------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--num-actors 8", {"num_actors": 8}),
+        ("--num_actors 8", {"num_actors": 8}),
+        ("--num-actors=8", {"num_actors": 8}),
+        ("--total-timesteps 1e6", {"total_timesteps": 1_000_000}),
+        ("--learning-rate 3e-4", {"learning_rate": 3e-4}),
+        ("--no-anneal-lr --norm-obs", {"anneal_lr": False, "norm_obs": True}),
+        ("--no-norm-adv", {"norm_adv": False}),
+        ("--hidden-sizes 32 16", {"hidden_sizes": (32, 16)}),
+        ("--hidden-sizes", {"hidden_sizes": ()}),
+        ("--activation relu --dtype float64", {"activation": "relu", "dtype": "float64"}),
+        ("--target-kl 0.02", {"target_kl": 0.02}),
+        ("--target-kl none", {"target_kl": None}),
+        ("--minibatch-size none", {"minibatch_size": None}),
+        ("--run-dir some/where", {"run_dir": Path("some/where")}),
+        ("--name no_replay", {"name": "no_replay"}),
+        (
+            '--env-kwargs {"length":0.25,"nested":{"a":[1,2]}}',
+            {"env_kwargs": {"length": 0.25, "nested": {"a": [1, 2]}}},
+        ),
+        ('--num-actors 2 --actor-resources {"licence":1}', {"num_actors": 2, "actor_resources": {"licence": 1}}),
+        ("--seed 1 --seed 9007199254740993", {"seed": 2**53 + 1}),
+        ("--replay --no-replay", {"replay": False}),
+    ],
+)
+def test_flags_become_settings(flags: str, expected: dict[str, Any]) -> None:
+    found = settings(f"Acrobot-v1 {flags}")
+    assert set(found) == {"env_id", *expected}
+    c = make_config(found)
+    assert {name: getattr(c, name) for name in expected} == expected
+
+
+def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
+    flags = set(arguments._flags_class().__dataclass_fields__)
+    assert flags == (set(Config.model_fields) - {"env_id"}) | set(arguments.EXTRA)
+
+
+def test_help_lists_every_setting_with_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse("--help")
+    assert not stopped.value.code
+    shown = capsys.readouterr().out
+    for name in Config.model_fields:
+        if name != "env_id":
+            assert f"--{name.replace('_', '-')}" in shown, name
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("CartPole-v1 --num-actor 3", "--num-actor is not a known flag. Did you mean --num-actors?"),
+        ("CartPole-v1 --learning_rat=3", "--learning-rat is not a known flag. Did you mean --learning-rate?"),
+        ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
+        ("CartPole-v1 --seed", "--seed"),
+        ("CartPole-v1 --activation gelu", "invalid choice 'gelu' for argument '--activation'"),
+        ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
+        ("CartPole-v1 --preset CartPole-v0", "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?"),
+        ("CartPole-v1 --preset zzz", "There are: CartPole-v1, Pendulum-v1."),
+        ("CartPole-v1 --config /no/such/file.yaml", "config=/no/such/file.yaml: cannot be read as settings"),
+        ("--seed 3", "which environment? For example: dppo train CartPole-v1"),
+        ("", "which environment?"),
+    ],
+)
+def test_what_cannot_be_understood_is_told_in_a_line_or_two(line: str, words: str) -> None:
+    assert words in refusal(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "stray"),
+    [
+        ("--seed 3 CartPole-v1", "CartPole-v1"),
+        ("CartPole-v1 --anneal-lr false", "false"),
+        ("CartPole-v1 --seed 3 4", "4"),
+        ("CartPole-v1 Pendulum-v1", "Pendulum-v1"),
+    ],
+)
+def test_a_stray_word_is_named_and_no_flag_is_blamed_for_it(line: str, stray: str) -> None:
+    text = refusal(line)
+    assert stray in text
+    for flag in ("--seed", "--anneal-lr"):
+        assert f"{flag} is not a known flag" not in text
+
+
+@pytest.mark.parametrize("flags", ["--gamma 2", "--num-steps many", "--num-steps 1.5", "--env-kwargs [1]"])
+def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flags.split()[0][2:].replace('-', '_')}="):
+        make_config(settings(f"Acrobot-v1 {flags}"))
+
+
+# ---------------------------------------------------------------------------------------- resuming
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """The folder of a run that had two actors, with its settings in it."""
+    folder = tmp_path / "runs" / "one"
+    (folder / "checkpoints" / "step").mkdir(parents=True)
+    config = make_config({"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamma": 0.75})
+    (folder / "config.yaml").write_text(yaml.safe_dump(resolved(config)), encoding="utf8")
+    return folder
+
+
+@pytest.mark.parametrize("path", ["", "checkpoints/step"])
+def test_resume_takes_the_settings_of_the_run_and_no_preset(run_dir: Path, path: str) -> None:
+    parsed = parse(f"--resume {run_dir / path}")
+    assert parsed.resume == run_dir / path
+    assert parsed.preset is None
+    c = make_config(parsed.settings)
+    assert (c.env_id, c.num_actors, c.num_samplers, c.cpus_per_actor, c.gamma) == ("CartPole-v1", 2, 2, 0.5, 0.75)
+
+
+def test_flags_win_over_the_settings_of_the_run(run_dir: Path) -> None:
+    c = make_config(parse(f"--resume {run_dir} --num-actors 1 --segment-timeout-s 7").settings)
+    assert (c.num_actors, c.samplers, c.segment_timeout_s) == (1, 2, 7)
+
+
+def test_a_run_with_actors_is_resumed_without_them(run_dir: Path) -> None:
+    c = make_config(parse(f"--resume {run_dir} --num-actors 0").settings)
+    assert (c.num_actors, c.samplers, c.cpus_per_actor) == (0, 2, 1.0)
+
+
+@pytest.mark.parametrize("flags", ["--preset none", "--preset auto", "--config my.yaml"])
+def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_dir: Path, flags: str) -> None:
+    name, value = flags[2:].split()
+    assert refusal(f"--resume {run_dir} {flags}").startswith(f"{name}={value} has no effect with --resume")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+        parse(f"--resume {tmp_path}")

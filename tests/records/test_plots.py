@@ -1,0 +1,193 @@
+"""Pictures show what is in the data; what cannot be seen from a file of pixels is asked of the numbers beneath."""
+
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dppo.records import plots
+from dppo.records.plots import COLOURS, Curve, CurveGroup, compare_figure, learning_curve, smoothed
+
+
+def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
+    made: list[dict[str, float]] = []
+    for i in range(1, count + 1):
+        made.append({"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i})
+        if i >= first_episode:
+            made[-1]["charts/episodic_return"] = 100 * math.tanh(i / 50) + i % 3
+    return made
+
+
+def curve(seed: int, speed: float) -> Curve:
+    step = np.arange(1, 101) * 256
+    value = 100 * np.tanh(np.arange(100) / (30 + 5 * seed))
+    return Curve(step / speed * (1 + 0.01 * seed), step, value)
+
+
+def groups(*speeds: float) -> list[CurveGroup]:
+    return [CurveGroup(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)]
+
+
+def pixels(path: Path) -> np.ndarray:
+    """[height, width, 3] in 0 .. 255"""
+    from matplotlib.image import imread
+
+    return (imread(path)[:, :, :3] * 255).round()
+
+
+def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
+    """How many pixels are of `colour` on white."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(picture - (alpha * rgb + (1 - alpha) * 255)).max(axis=2) <= 3).sum())
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def test_a_learning_curve_is_drawn_over_steps_and_over_time(tmp_path: Path) -> None:
+    learning_curve(rows(100), tmp_path / "learning_curve.png", "CartPole-v1, seed 1")
+    data = (tmp_path / "learning_curve.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (1800, 800)
+    picture = pixels(tmp_path / "learning_curve.png")
+    for half in (picture[:, :900], picture[:, 900:]):
+        assert count(half, COLOURS[1]) > 1000
+
+
+@pytest.mark.parametrize("empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]])
+def test_a_run_without_a_finished_episode_gives_a_picture_that_says_so(
+    tmp_path: Path, empty: list[dict[str, float]]
+) -> None:
+    learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
+    picture = pixels(tmp_path / "a.png")
+    assert count(picture, COLOURS[1]) == 0
+    middle = picture[350:450]
+    assert count(middle, plots.GREY) > 100, "a sentence is in the middle"
+
+
+@pytest.mark.parametrize("length", [3, 4])
+def test_even_one_point_shows(tmp_path: Path, length: int) -> None:
+    learning_curve(rows(length), tmp_path / "a.png", "title")
+    blue = pixels(tmp_path / "a.png")
+    assert (blue[:, :, 2] > blue[:, :, 0] + 40).sum() > 50
+
+
+def test_a_very_long_run_is_drawn_too(tmp_path: Path) -> None:
+    learning_curve(rows(50_000), tmp_path / "a.png", "title")
+    assert count(pixels(tmp_path / "a.png"), COLOURS[1]) > 1000
+
+
+def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
+    compare_figure(groups(100, 200, 400), tmp_path / "a.png", "Equal batch.", 90.0)
+    picture = pixels(tmp_path / "a.png")
+    left, right = picture[180:620, :900], picture[180:620, 900:]
+    for colour in COLOURS[:3]:
+        assert count(left, colour) > 300
+    assert count(right, COLOURS[0]) == 0, "the first is wide and pale, for the others to show on it"
+    for colour in COLOURS[1:3]:
+        assert count(right, colour) > 300, "dashes, each beside the other's"
+
+
+def test_the_caption_is_beneath_and_may_be_long(tmp_path: Path) -> None:
+    for name, caption in {"none": "", "short": "Equal batch.", "long": "Equal batch of many words. " * 9}.items():
+        compare_figure(groups(100, 200), tmp_path / f"{name}.png", caption, None)
+    beneath = {name: count(pixels(tmp_path / f"{name}.png")[705:], plots.GREY) for name in ("none", "short", "long")}
+    assert beneath["none"] == 0
+    assert 0 < beneath["short"] * 5 < beneath["long"]
+
+
+def test_a_group_without_any_episode_leaves_room_for_the_others(tmp_path: Path) -> None:
+    nothing = CurveGroup("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
+    compare_figure([nothing, *groups(100)], tmp_path / "a.png", "caption", 50.0)
+    assert count(pixels(tmp_path / "a.png"), COLOURS[1]) > 1000
+
+
+def test_nothing_global_and_no_display_is_touched(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from dppo.records.plots import learning_curve
+        assert "matplotlib" not in sys.modules, "it costs a second: only who draws shall pay"
+        learning_curve([], Path({str(tmp_path / "a.png")!r}), "title")
+        assert "matplotlib.pyplot" not in sys.modules
+        assert "torch" not in sys.modules and "ray" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+# ---------------------------------------------------------------------- the numbers beneath
+
+
+def test_smoothing_is_the_mean_of_neighbours() -> None:
+    values = np.random.default_rng(1).normal(size=200)
+    slow = [values[max(0, i - 5) : i + 6].mean() for i in range(200)]
+    np.testing.assert_allclose(smoothed(values), slow, atol=1e-12)
+    np.testing.assert_allclose(smoothed(np.array([3.0])), [3.0])
+    assert len(smoothed(np.zeros(0))) == 0
+
+
+def test_times_of_a_resumed_run_are_joined() -> None:
+    np.testing.assert_allclose(plots._joined([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
+    assert len(plots._joined([])) == 0
+
+
+def test_seeds_are_averaged_step_by_step_where_all_are_known() -> None:
+    a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([np.nan, 4, 8]))
+    b = Curve(np.array([2.0, 4]), np.array([20, 30]), np.array([2.0, 4]))
+    band = plots._over_seeds([a, b])
+    np.testing.assert_array_equal(band.global_step, [20, 30])
+    np.testing.assert_array_equal(band.wall_s, [2.0, 3.5])
+    np.testing.assert_array_equal(band.mean, [3, 6])
+    np.testing.assert_array_equal(band.low, [2, 4])
+    np.testing.assert_array_equal(band.high, [4, 8])
+
+
+def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -> None:
+    slow, fast = groups(100, 200)
+    times = []
+    for group in (slow, fast):
+        band = plots._over_seeds(group.curves)
+        expected = np.mean([c.wall_s[np.argmax(c.episodic_return >= 90)] for c in group.curves])
+        times.append(plots._time_to(group, band, 90.0))
+        assert times[-1] == pytest.approx(expected)
+        assert plots._time_to(group, band, 101.0) is None
+        assert plots._time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
+    assert times[0] == pytest.approx(2 * times[1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "target", "words"),
+    [
+        (8.04, 8.04, None, ": 8.0 s"),
+        (58.4, 116.8, 475.0, ": 475 after 58 s (2.0×)"),
+        (59.9, None, None, ": 60 s"),
+        (125.0, 100.0, None, ": 2 min 05 s (0.8×)"),
+        (None, 1.0, 475.0, ": 475 not reached"),
+        (None, None, None, ""),
+    ],
+)
+def test_times_read_as_a_person_says_them(
+    seconds: float | None, first: float | None, target: float | None, words: str
+) -> None:
+    assert plots._in_words(seconds, first, target) == words
+
+
+def test_only_equal_groups_are_called_equal() -> None:
+    one, other = (plots._over_seeds(group.curves) for group in groups(100, 200))
+    assert plots._equal([one, other])
+    moved = plots._Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
+    assert not plots._equal([one, moved])
+
+
+def test_thinning_keeps_both_ends() -> None:
+    for length in (1, 2, 3999, 4000, 4001, 100_000):
+        kept = plots._spread(length)
+        assert (kept[0], kept[-1]) == (0, length - 1)
+        assert len(np.unique(kept)) == min(length, plots.MANY)

@@ -1,0 +1,462 @@
+"""What is shown is true, fits the terminal, leaves it clean, and never gets in the way of training."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dppo.records import progress
+from dppo.records.panel import History, LiveProgress, View, cells_of, draw
+from dppo.records.progress import OffProgress, PlainProgress, Progress, duration, make_progress, number, plain_line
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+def row(iteration: int = 48, **more: float) -> dict[str, float]:
+    return {
+        "iteration": iteration,
+        "global_step": 256 * iteration,
+        "charts/episodes": 321,
+        "charts/episodic_return": 34.2,
+        "charts/episodic_length": 35.0,
+        "charts/SPS": 12345.6,
+        "charts/SPS_iteration": 11000.0,
+        "losses/policy_loss": -0.0123,
+        "losses/value_loss": 12.3,
+        "losses/entropy": 0.68,
+        "losses/approx_kl": 0.0041,
+        "losses/clipfrac": 0.11,
+        "losses/explained_variance": 0.83,
+        "perf/env_frac": 0.31,
+        "perf/act_frac": 0.12,
+        "perf/wait_frac": 0.0,
+        "perf/transfer_frac": 0.01,
+        "perf/update_frac": 0.52,
+        "perf/other_frac": 0.04,
+        "perf/iteration_s": 0.02,
+        "actors/alive": 8,
+        **more,
+    }
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Gone(Terminal):
+    """A terminal that was closed, a pipe that nobody reads."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("gone")
+
+    def flush(self) -> None:
+        raise BrokenPipeError("gone")
+
+
+@pytest.fixture(autouse=True)
+def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+# ---------------------------------------------------------------------- which one
+
+
+def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_progress("auto", Terminal()), LiveProgress)
+    assert isinstance(make_progress("auto", io.StringIO()), PlainProgress)
+    monkeypatch.setenv("CI", "true")
+    assert isinstance(make_progress("auto", Terminal()), PlainProgress)
+    assert isinstance(make_progress("live", Terminal()), LiveProgress), "asked for by name"
+    monkeypatch.delenv("CI")
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_progress("auto", Terminal()), PlainProgress)
+
+
+def test_plain_and_off_are_what_they_say() -> None:
+    assert isinstance(make_progress("plain", Terminal()), PlainProgress)
+    assert isinstance(make_progress("off", Terminal()), OffProgress)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
+def test_a_terminal_without_unicode_gets_lines(encoding: str | None) -> None:
+    class Old(Terminal):
+        pass
+
+    Old.encoding = encoding  # type: ignore[assignment]
+    stream = Old()
+    assert isinstance(make_progress("auto", stream), PlainProgress)
+    assert stream.getvalue() == ""
+    assert isinstance(make_progress("live", stream), PlainProgress)
+    assert "progress=live needs a terminal" in stream.getvalue()
+
+
+def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    make_progress("auto").note("hello")
+    assert capsys.readouterr().out == "  note: hello\n"
+
+
+# ---------------------------------------------------------------------- plain lines
+
+
+def test_a_plain_line_has_all_that_matters() -> None:
+    assert plain_line(row(), 500_000) == (
+        " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
+        "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
+    )
+    assert "return       - (0 episodes)" in plain_line({"global_step": 256}, 1000)
+
+
+def test_the_first_and_the_last_iteration_are_always_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
+    stream = io.StringIO()
+    plain = PlainProgress(stream)
+    plain.start("title", ["one", "two"], 256 * 100)
+    for iteration in range(1, 101):
+        plain.iteration(row(iteration))
+    plain.finish(["Done."])
+    plain.close()
+    assert [line[:8] for line in stream.getvalue().splitlines()] == [
+        "title",
+        "  one",
+        "  two",
+        "     256",
+        "  25,600",
+        "Done.",
+    ]
+
+
+def test_lines_between_come_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_S", 0.1)
+    stream = io.StringIO()
+    plain = PlainProgress(stream)
+    began = time.monotonic()
+    while time.monotonic() - began < 0.45:
+        plain.iteration(row())
+    assert 3 <= stream.getvalue().count("\n") <= 5
+
+
+def test_the_last_iteration_is_printed_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
+    stream = io.StringIO()
+    plain = PlainProgress(stream)
+    plain.iteration(row(1))
+    plain.iteration(row(2))
+    plain.close()
+    plain.close()
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_lines_survive_a_terminal_without_their_letters() -> None:
+    raw = io.BytesIO()
+    plain = PlainProgress(io.TextIOWrapper(raw, encoding="ascii"))
+    plain.note("Umgebung fällt aus: 环境")
+    assert raw.getvalue() == b"  note: Umgebung f?llt aus: ??\n"
+    assert plain_line(row(), 10**6).isascii()
+
+
+# ---------------------------------------------------------------------- never in the way
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "off"])
+def test_a_terminal_that_is_gone_does_not_stop_training(mode: str) -> None:
+    shown = make_progress(mode, Gone())  # type: ignore[arg-type]
+    whole_life(shown)
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "off"])
+def test_any_order_of_calls_will_do(mode: str) -> None:
+    shown = make_progress(mode, Terminal())  # type: ignore[arg-type]
+    shown.note("before the start")
+    shown.iteration({})
+    shown.close()
+    whole_life(shown)
+    shown.note("after the end")
+    shown.iteration(row())
+    shown.close()
+
+
+def whole_life(shown: Progress) -> None:
+    shown.start("title", ["line"], 10_000)
+    shown.iteration({"iteration": 1, "global_step": 256})
+    shown.iteration(row(2, **{"charts/episodic_return": float("nan"), "charts/SPS": float("inf")}))
+    shown.note("a note")
+    shown.finish(["Done."])
+    shown.close()
+
+
+@pytest.mark.parametrize("mode", ["live", "plain"])
+def test_a_row_costs_training_next_to_nothing(mode: str) -> None:
+    shown = make_progress(mode, Terminal())  # type: ignore[arg-type]
+    shown.start("title", [], 10**6)
+    one, times = row(), []
+    for _ in range(500):
+        began = time.perf_counter()
+        shown.iteration(one)
+        times.append(time.perf_counter() - began)
+    shown.close()
+    assert np.median(times) < 5e-5
+
+
+def test_notes_may_come_from_many_threads() -> None:
+    stream = Terminal()
+    live = LiveProgress(stream)
+    live.start("title", [], 1000)
+    threads = [threading.Thread(target=lambda n=n: [live.note(f"<{n}:{i}>") for i in range(20)]) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    live.close()
+    missing = {f"<{n}:{i}>" for n in range(5) for i in range(20) if f"<{n}:{i}>" not in stream.getvalue()}
+    assert not missing
+
+
+# ---------------------------------------------------------------------- the panel
+
+
+def shown_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    with console.capture() as capture:
+        console.print(draw(view, width, now, colours=colours))
+    plain = Console(width=width, record=True, file=io.StringIO())
+    plain.print(draw(view, width, now, colours=colours))
+    assert capture.get()
+    return plain.export_text().splitlines()
+
+
+def view_of(one: dict[str, float]) -> View:
+    view = View(title="dppo: PPO on CartPole-v1, seed 1", total_steps=500_000, began=2.0, row=one, row_at=11.0)
+    for value in range(100):
+        view.returns.add(value)
+    return view
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+@pytest.mark.parametrize("colours", [True, False])
+def test_the_panel_fits_and_tells_everything(width: int, colours: bool) -> None:
+    view = view_of(row(**{"incidents/actor_lost": 2, "charts/success_rate": 0.43}))
+    view.notes = (("12:03:11", "actor 3 was lost [SIGKILL]; a new one takes over " + "x" * 200),)
+    lines = shown_at(width, view, colours=colours)
+    assert {len(line) for line in lines} == {width}
+    text = " ".join(" ".join(line.strip("│ ") for line in lines).split())
+    for figure in (
+        "12,288 / 500,000 2%",
+        "left 0:38",
+        "elapsed 0:10",
+        "34.2",
+        "length 35.0",
+        "success 43%",
+        "last 100 of 321 episodes",
+        "12,346 steps/s",
+        "now 11,000",
+        "actors 8",
+        "policy -0.012",
+        "value 12.3",
+        "entropy 0.680",
+        "kl 0.004",
+        "clipfrac 0.110",
+        "expl_var 0.830",
+        "env 31%",
+        "act 12%",
+        "wait 0%",
+        "transfer 1%",
+        "update 52%",
+        "other 4%",
+        "2 x actor_lost",
+        "12:03:11",
+        "[SIGKILL]",
+    ):
+        assert figure in text
+    assert any("▁" in line and "█" in line for line in lines), "the history of the return"
+
+
+def test_before_the_first_iteration_it_says_what_it_waits_for() -> None:
+    text = "\n".join(shown_at(80, View(title="t", began=0.0), now=75.0))
+    assert "waiting for the first segments" in text
+    assert "elapsed 1:15" in text
+
+
+def test_a_long_silence_is_told() -> None:
+    assert "no new iteration" not in "\n".join(shown_at(100, view_of(row()), now=15.0))
+    assert "no new iteration for 1:40" in "\n".join(shown_at(100, view_of(row()), now=111.0))
+    slow = view_of(row(**{"perf/iteration_s": 60.0}))
+    assert "no new iteration" not in "\n".join(shown_at(100, slow, now=111.0)), "usual for this simulator"
+
+
+def test_an_almost_empty_row_can_be_shown() -> None:
+    text = "\n".join(shown_at(80, View(title="t", total_steps=100, row={"iteration": 1, "global_step": 256})))
+    assert "no episode has ended yet" in text
+    assert "100%" in text
+
+
+def test_without_colours_the_bar_is_drawn_in_letters() -> None:
+    lines = shown_at(100, view_of(row()), colours=False)
+    (bar,) = (line for line in lines if "eeeeeeee" in line)
+    room = 100 - 4 - 10
+    assert abs(bar.count("u") - 0.52 * room) <= 1
+    assert abs(bar.replace("time", "").count("e") - 0.31 * room) <= 1
+
+
+def test_a_bar_is_always_filled_and_in_proportion() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        shares, width = rng.dirichlet(np.ones(6)).tolist(), int(rng.integers(10, 100))
+        cells = cells_of(shares, width)
+        assert sum(cells) == width
+        assert all(abs(cell - width * part) < 1 for cell, part in zip(cells, shares, strict=True))
+    assert cells_of([0.0, 0.0], 10) == [0, 0]
+
+
+def test_a_history_of_any_length_keeps_its_shape() -> None:
+    for length in (2, 7, 511, 512, 513, 5000, 100_000):
+        history = History()
+        for value in range(length):
+            history.add(value)
+        line = history.sparkline(24)
+        assert len(line) == min(24, length)
+        assert list(line) == sorted(line)
+        assert (line[0], line[-1]) == ("▁", "█")
+        assert len(history._means) < 512
+    assert History().sparkline(10) == ""
+    flat = History()
+    for _ in range(100):
+        flat.add(5.0)
+    assert set(flat.sparkline(10)) == {"▁"}
+
+
+# ---------------------------------------------------------------------- on a terminal
+
+
+def test_the_panel_is_live_and_no_note_is_lost() -> None:
+    stream = Terminal()
+    live = LiveProgress(stream)
+    live.start("The title", ["a line with [brackets]"], 500_000)
+    live.iteration(row())
+    deadline = time.monotonic() + 10
+    while "12,288" not in stream.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for i in range(7):
+        live.note(f"note number {i}")
+    live.finish(["Done [ok]."])
+    text = stream.getvalue()
+    for expected in ("The title", "a line with [brackets]", "Done [ok].", *(f"note number {i}" for i in range(7))):
+        assert expected in text
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.rindex(SHOW) > text.rindex(HIDE)
+
+
+def test_closing_after_an_error_leaves_the_terminal_clean() -> None:
+    stream = Terminal()
+    threads, stdout = threading.active_count(), sys.stdout
+    live = LiveProgress(stream)
+    live.start("title", [], 1000)
+    live.iteration(row())
+    live.close()
+    live.close()
+    assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
+    assert sys.stdout is stdout
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ctrl_c_leaves_the_cursor_visible(tmp_path: Path) -> None:
+    code = """
+        import time
+        from dppo.records.progress import make_progress
+        shown = make_progress("auto")
+        try:
+            shown.start("title", [], 1000)
+            print("a print of the user's environment")
+            while True:
+                shown.iteration({"iteration": 1, "global_step": 256})
+                time.sleep(0.01)
+        finally:
+            shown.close()
+    """
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUTF8": "1", "COLUMNS": "70", "LINES": "30"},
+    )
+    os.close(slave)
+    text, interrupted = "", False
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 0.1)[0]:
+            continue
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        text += part.decode(errors="replace")
+        if not interrupted and "/ 1,000" in text:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+    os.close(master)
+    process.kill()
+    assert process.wait() == -signal.SIGINT
+    assert interrupted
+    assert "KeyboardInterrupt" in text
+    assert text.rindex(SHOW) > text.rindex(HIDE)
+    assert "a print of the user's environment" in text
+
+
+# ---------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (475.34, "475.3"),
+        (12345.6, "12,346"),
+        (-0.0123, "-0.012"),
+        (0.00049, "4.9e-04"),
+        (3.14159, "3.14"),
+        (float("nan"), "-"),
+        (None, "-"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_figures_have_the_digits_that_a_person_reads(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (62, "1:02"),
+        (3599.9, "59:59"),
+        (3661, "1:01:01"),
+        (180_000, "2d 02:00:00"),
+        (float("nan"), "-"),
+        (float("inf"), "-"),
+    ],
+)
+def test_durations_read_as_on_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,224 @@
+"""The import rules of docs/ARCHITECTURE.md, read from the source itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dppo
+
+SRC = Path(dppo.__file__).parent
+BASE = {"errors", "spaces", "streams"}  # plain words that everyone may use
+
+# Each room or module, and what of ours it may import beside BASE and itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "spaces": set(),
+    "streams": set(),
+    "signals": set(),
+    "config": set(),
+    "ppo": set(),
+    "envs": {"ppo.segment"},
+    "records": {"config"},
+    "assemble": {"config", "ppo", "envs"},
+    "cluster": {"config", "ppo", "assemble"},
+    "policy": {"ppo", "records"},
+    "run_folder": {"config", "records"},
+    "learner": {"config", "ppo", "cluster"},
+    "figures": {"learner"},
+    "runner": {
+        "config", "ppo", "envs", "assemble", "cluster", "learner", "figures", "policy", "records", "run_folder",
+        "signals",
+    },
+    "commands": {
+        "config", "envs", "cluster.session", "figures", "learner", "policy", "records", "run_folder", "runner", "signals",
+    },
+    "__init__": {"config", "policy", "runner"},
+    "__main__": {"__init__", "commands"},
+}  # fmt: skip
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of ours by its name within the package: "ppo.agent"."""
+    found = {}
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf8"))
+    return found
+
+
+def imports(tree: ast.AST, *, at_import: bool = False) -> Iterator[str]:
+    """Full names of what a module imports: anywhere, or only while it is itself imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        elif at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        else:
+            yield from imports(node, at_import=at_import)
+
+
+def ours(tree: ast.Module, *, at_import: bool = False) -> set[str]:
+    """Our own modules that a module imports, by their names within the package."""
+    found = set()
+    for name in imports(tree, at_import=at_import):
+        package, _, rest = name.partition(".")
+        if package == "dppo":
+            found.add(next((m for m in (rest, rest.rpartition(".")[0]) if m in modules()), "__init__"))
+    return found
+
+
+def theirs(tree: ast.Module) -> set[str]:
+    return {name.partition(".")[0] for name in imports(tree)} - {"dppo"}
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_run_one_way(module: str) -> None:
+    here = room(module)
+    assert here in MAY_IMPORT, f"{here} is new: say what it may import"
+    allowed = MAY_IMPORT[here] | BASE | {here}
+    wrong = {name for name in ours(modules()[module]) if not {name, room(name)} & allowed}
+    assert not wrong, f"dppo.{module} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_each_library_stays_in_its_rooms(module: str) -> None:
+    homes = {
+        "ray": {"cluster"},
+        "torch": {"ppo", "cluster.trainers", "runner"},
+        "gymnasium": {"envs"},
+        "pydantic": {"config"},
+        "tyro": {"commands"},
+        "rich": {"records", "commands"},
+        "matplotlib": {"records"},
+        "tensorboardX": {"records"},
+        "safetensors": {"records"},
+    }
+    for library in theirs(modules()[module]) & set(homes):
+        assert {module, room(module)} & homes[library], f"dppo.{module} imports {library}"
+
+
+def test_acting_never_needs_torch_and_learning_never_an_environment() -> None:
+    seen = {}
+    for name in ("ppo.sampler", "ppo.trainer"):
+        seen[name] = reachable(name)
+    assert "ppo.trainer" not in seen["ppo.sampler"]
+    assert "ppo.sampler" not in seen["ppo.trainer"]
+    assert not any("torch" in theirs_at_import(module) for module in seen["ppo.sampler"])
+    assert "ppo.agent" not in seen["ppo.trainer"]
+
+
+def theirs_at_import(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in imports(modules()[module], at_import=True)}
+
+
+def reachable(module: str) -> set[str]:
+    """All modules of ours that importing `module` imports."""
+    found, todo = set(), [module]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += ours(modules()[one], at_import=True)
+    return found
+
+
+def test_algorithm_knows_no_files_terminal_or_clock() -> None:
+    outside = {"os", "sys", "io", "pathlib", "time", "logging", "random", "json", "pickle", "threading", "subprocess"}
+    for name, tree in modules().items():
+        if room(name) == "ppo":
+            assert not theirs(tree) & outside, name
+            calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            assert not {"print", "open", "input"} & set(calls), name
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    for module in modules():
+        for imported in ours(modules()[module], at_import=True) - {module}:
+            assert module not in reachable(imported), f"{module} and {imported} import each other"
+
+
+def test_records_are_for_those_who_run_and_report() -> None:
+    users = {room(name) for name, tree in modules().items() if any(room(one) == "records" for one in ours(tree))}
+    assert users - {"records"} <= {"runner", "commands", "policy", "run_folder"}
+
+
+def test_a_checkpoint_is_never_unpickled() -> None:
+    users = {name for name, tree in modules().items() if theirs(tree) & {"pickle", "cloudpickle", "dill", "shelve"}}
+    assert users <= {"cluster.actor"}  # which unpickles what its own learner sent
+
+
+# ------------------------------------------------------------------------------------ documentation
+
+
+def public_definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_modules_and_public_names_say_what_they_are(module: str) -> None:
+    tree = modules()[module]
+    assert ast.get_docstring(tree), f"dppo.{module} has no docstring"
+    silent = [node.name for node in public_definitions(tree) if not ast.get_docstring(node)]
+    assert not silent, f"dppo.{module}: {', '.join(silent)} have no docstring"
+
+
+def test_public_names_of_the_package_exist_and_are_documented() -> None:
+    assert sorted(dppo.__all__) == list(dppo.__all__)
+    for name in dppo.__all__:
+        assert getattr(dppo, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = dppo.nonsense
+
+
+# --------------------------------------------------------------------------------- what gets loaded
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Libraries that a fresh process has loaded after `statement`."""
+    code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_package_itself_loads_next_to_nothing() -> None:
+    heavy = {"torch", "ray", "pydantic", "numpy", "gymnasium", "yaml", "matplotlib", "rich", "tyro"}
+    assert not loaded_by("import dppo, dppo.__main__") & heavy
+
+
+def test_an_actor_loads_neither_torch_nor_ray_nor_pydantic_nor_yaml() -> None:
+    loaded = loaded_by("import dppo.cluster.actor")
+    assert {"numpy", "gymnasium"} <= loaded
+    assert not loaded & {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "tyro"}
+
+
+def test_a_configuration_needs_neither_torch_nor_ray() -> None:
+    assert not loaded_by("import dppo; dppo.Config(env_id='CartPole-v1')") & {"torch", "ray", "gymnasium"}
+
+
+def test_a_policy_plays_without_torch_and_without_ray() -> None:
+    assert not loaded_by("import dppo; dppo.load_policy") & {"torch", "ray"}
+
+
+def test_training_in_process_does_not_load_ray() -> None:
+    assert "ray" not in loaded_by("import dppo.runner, dppo.cluster.pool, dppo.cluster.trainers, dppo.learner")

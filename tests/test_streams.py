@@ -1,0 +1,55 @@
+"""Streams: the same wherever and however often they are asked for, and no two alike."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dppo.streams import Stream, generator, integer, sequence
+
+
+def test_a_stream_is_the_same_however_often_it_is_asked_for() -> None:
+    draws = [generator(7, Stream.ACTIONS, 3, 5).random(4).tolist() for _ in range(3)]
+    assert draws[0] == draws[1] == draws[2]
+    assert integer(7, Stream.WEIGHTS) == integer(7, Stream.WEIGHTS)
+
+
+def test_streams_are_those_agreed() -> None:
+    """Changing these changes every result that anyone has published with this program."""
+    assert {stream.name: stream.value for stream in Stream} == {
+        "WEIGHTS": 0, "EPISODES": 1, "ACTIONS": 2, "MINIBATCHES": 3, "EVALUATION": 4, "SIMULATION": 5,
+    }  # fmt: skip
+    expected = np.random.default_rng(np.random.SeedSequence(11, spawn_key=(2, 3, 5))).random(4)
+    np.testing.assert_array_equal(generator(11, Stream.ACTIONS, 3, 5).random(4), expected)
+    seed = int(np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9)).generate_state(1)[0] >> 1)
+    assert integer(11, Stream.EPISODES, 0, 2, 9) == seed
+
+
+def test_streams_differ_in_seed_kind_and_every_index() -> None:
+    names = [(seed, stream, a, b) for seed in (0, 1, 2**40) for stream in Stream for a in range(4) for b in range(4)]
+    drawn = {tuple(generator(seed, stream, a, b).integers(0, 2**63, 2)) for seed, stream, a, b in names}
+    assert len(drawn) == len(names)
+    assert generator(1, Stream.ACTIONS, 0).random() != generator(1, Stream.ACTIONS, 0, 0).random()
+
+
+def test_integers_fit_a_signed_32_bit_seed() -> None:
+    found = [integer(3, Stream.EPISODES, 0, 0, episode) for episode in range(2000)]
+    assert min(found) >= 0
+    assert 2**30 < max(found) < 2**31
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**64, 10**30])
+def test_any_whole_number_is_a_seed(seed: int) -> None:
+    assert sequence(seed, Stream.WEIGHTS).entropy == seed
+    assert 0 <= integer(seed, Stream.WEIGHTS) < 2**31
+
+
+def test_nothing_global_is_seeded_or_drawn_from() -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    generator(1, Stream.MINIBATCHES, 0).random(100)
+    integer(1, Stream.WEIGHTS)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
