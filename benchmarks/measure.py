@@ -122,9 +122,7 @@ def sb3_python() -> str:
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(SB3_CONSTRAINTS), *SB3_PACKAGES]
     done = subprocess.run(pip, capture_output=True, text=True)
     if done.returncode != 0:
-        raise MeasurementError(
-            f"its virtual environment could not be made: {done.stderr.strip().splitlines()[-1]}"
-        )
+        raise MeasurementError(f"its virtual environment could not be made: {done.stderr.strip().splitlines()[-1]}")
     stamp.write_text(wanted)
     return str(python)
 
@@ -140,9 +138,7 @@ def machine() -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {
-            name: _version(name) for name in ("dppo", "ray", "torch", "gymnasium", "numpy", "mujoco")
-        },
+        "versions": {name: _version(name) for name in ("ray", "torch", "gymnasium", "numpy", "mujoco")},
         "commit": _git("rev-parse", "HEAD"),
         "changed_files": len(_git("status", "--porcelain").splitlines()),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

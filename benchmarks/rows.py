@@ -57,9 +57,7 @@ def _rates(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def take_turns(
-    sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]
-) -> dict[str, Any]:
+def take_turns(sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]) -> dict[str, Any]:
     """Each side once, then each again: a drift of the machine hits all. A side that fails stops no other."""
     measured: dict[str, Any] = {name: {"runs": [], "errors": []} for name in sides}
     for turn in range(repeats):
@@ -81,9 +79,7 @@ def take_turns(
     return measured
 
 
-def bar(
-    what: str, measured: float | None, limit: float, unit: str = "", *, at_most: bool = False
-) -> dict[str, Any]:
+def bar(what: str, measured: float | None, limit: float, unit: str = "", *, at_most: bool = False) -> dict[str, Any]:
     passed = None if measured is None else bool(measured <= limit if at_most else measured >= limit)
     return {
         "what": what,
@@ -129,9 +125,7 @@ def cartpole(repeats: int) -> dict[str, Any]:
 
 def halfcheetah(repeats: int) -> dict[str, Any]:
     """HalfCheetah-v5, 8 envs in process, T=256, K=10, M=256."""
-    work = Work(
-        {"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400
-    )
+    work = Work({"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400)
     return _against_sb3(work, 1.8, repeats)
 
 

@@ -18,11 +18,11 @@ from measure import HERE, machine
 from rich.console import Console
 from rich.table import Table
 
+BUSY = 0.5  # load average of the last minute
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only",
         nargs="+",
@@ -39,14 +39,15 @@ def main() -> int:
 
     report: dict[str, Any] = {"machine": machine(), "repeats": options.repeats, "rows": {}}
     console = Console(width=max(120, Console().width))
+    busy = report["machine"]["load_before"]
+    if busy > BUSY:
+        print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
     for name in options.only:
         print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
         report["rows"][name] = rows.ROWS[name](options.repeats)
         options.json.write_text(json.dumps(report, indent=1) + "\n")  # after each row: none is lost
     console.print(make_table(report["rows"]))
-    console.print(
-        f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}"
-    )
+    console.print(f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}")
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dppo import streams
 from dppo.envs.group import EnvGroup, user_traceback
 from dppo.envs.make import describe_spaces, make_env
-from dppo.errors import DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.architecture import ModelSpec
 from dppo.ppo.sampler import PPOSampler
@@ -24,6 +24,7 @@ from dppo.streams import Stream
 
 if TYPE_CHECKING:
     from dppo.config import Config
+    from dppo.ppo.parallel import Parallel
     from dppo.ppo.trainer import PPOTrainer
 
 
@@ -126,13 +127,14 @@ def model_spec(plan: SamplerPlan | Config, spaces: Spaces) -> ModelSpec:
     return ModelSpec.of(spaces, plan.hidden_sizes, plan.activation, plan.dtype)
 
 
-def build_trainer(config: Config, spaces: Spaces) -> PPOTrainer:
-    """The trainer of a run; imports torch."""
+def build_trainer(config: Config, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
+    """The trainer of a run, or one rank of several; imports torch."""
     from dppo.ppo.trainer import PPOTrainer, TrainerOptions
 
     options = TrainerOptions(
         update_epochs=config.update_epochs,
         minibatches=config.minibatches_per_epoch,
+        micro_batch_size=config.micro_batch_size,
         norm_adv=config.norm_adv,
         clip_coef=config.clip_coef,
         clip_vloss=config.clip_vloss,
@@ -141,4 +143,28 @@ def build_trainer(config: Config, spaces: Spaces) -> PPOTrainer:
         max_grad_norm=config.max_grad_norm,
         target_kl=config.target_kl,
     )
-    return PPOTrainer(model_spec(config, spaces), streams.integer(config.seed, Stream.WEIGHTS), options)
+    return PPOTrainer(
+        model_spec(config, spaces),
+        streams.integer(config.seed, Stream.WEIGHTS),
+        options,
+        device=_device(config.device),
+        parallel=parallel,
+    )
+
+
+def _device(wanted: str) -> str:
+    """Where to train; torch is asked only here, in the process that trains.
+
+    Raises:
+        ConfigError: there is no GPU to be seen.
+    """
+    import torch
+
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use --device cpu, or give learners "
+            f"one with --num-learners 1 --learner-gpus 1."
+        )
+    return "cuda"

@@ -35,7 +35,16 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 # Settings that mean something only where there are actors.
-OF_ACTORS = ("address", "cpus_per_actor", "actor_resources", "segment_timeout_s", "max_actor_restarts", "dashboard")
+OF_ACTORS = (
+    "address",
+    "cpus_per_actor",
+    "actor_gpus",
+    "actor_resources",
+    "segment_timeout_s",
+    "max_actor_restarts",
+    "dashboard",
+)
+OF_LEARNERS = ("learner_cpus", "learner_gpus")
 
 
 class Config(BaseModel):
@@ -109,6 +118,22 @@ class Config(BaseModel):
         "parameters.",
     )
 
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="cpu", description="Where SGD runs; auto: on a GPU if there is one. Actors act on the CPU in any case."
+    )
+    micro_batch_size: Count | None = Field(
+        default=None,
+        gt=0,
+        description="Rows of a minibatch to go through the model at once; gradients are added up. For minibatches that "
+        "do not fit into memory.",
+    )
+    num_learners: Count = Field(
+        default=0,
+        ge=0,
+        description="Ray actors that share the SGD of each minibatch; 0 trains in this process. Pays for large models. "
+        "Results are reproducible for a given number.",
+    )
+
     # Where things run
     address: str | None = Field(
         default=None,
@@ -119,6 +144,9 @@ class Config(BaseModel):
     actor_resources: dict[str, float] = Field(
         default={}, description="Other Ray resources that an actor takes, as JSON: '{\"licence\": 1}'."
     )
+    actor_gpus: Finite = Field(default=0.0, ge=0, description="GPUs that an actor takes from Ray, for its simulator.")
+    learner_cpus: Finite = Field(default=1.0, gt=0, description="Logical CPUs that a learner takes from Ray.")
+    learner_gpus: Finite = Field(default=0.0, ge=0, description="GPUs that a learner takes from Ray.")
     segment_timeout_s: Finite = Field(
         default=600.0,
         gt=0,
@@ -165,6 +193,11 @@ class Config(BaseModel):
         return math.ceil(self.batch_size / (self.minibatch_size or math.ceil(self.batch_size / 4)))
 
     @property
+    def minibatch_rows(self) -> int:
+        """Rows of the largest minibatch."""
+        return math.ceil(self.batch_size / self.minibatches_per_epoch)
+
+    @property
     def iterations(self) -> int:
         """Iterations of the run; the last one may go past `total_timesteps` by less than a batch."""
         return math.ceil(self.total_timesteps / self.batch_size)
@@ -192,7 +225,7 @@ class Config(BaseModel):
             f"{self.iterations:,} iterations of {self.batch_size:,} steps "
             f"({self.samplers} samplers x {self.envs_per_sampler} envs x {self.num_steps} steps), each trained for "
             f"{self.update_epochs} epochs of {per_epoch} minibatches of up to "
-            f"{math.ceil(self.batch_size / per_epoch):,} rows: {self.iterations * self.update_epochs * per_epoch:,} "
+            f"{self.minibatch_rows:,} rows: {self.iterations * self.update_epochs * per_epoch:,} "
             f"SGD steps in all."
         )
 
@@ -213,6 +246,7 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         self._check_sizes()
+        self._check_shares()
         self._check_effects()
         return self
 
@@ -253,6 +287,33 @@ class Config(BaseModel):
                 f"({factors}). Raise it, or lower num_steps."
             )
 
+    def _check_shares(self) -> None:
+        """Each learner gets as many samplers, and as many rows of each minibatch, as the others."""
+        learners = self.num_learners
+        if learners and self.device == "cuda" and not self.learner_gpus:
+            raise ValueError(
+                "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1."
+            )
+        if learners <= 1:
+            return
+        if self.samplers % learners:
+            low = self.samplers // learners * learners
+            raise ValueError(
+                f"num_learners={learners} cannot share {self.samplers} samplers evenly. Use num_samplers="
+                f"{' or '.join(str(n) for n in (low, low + learners) if n)}, or another number of learners."
+            )
+        rows, per_epoch = self.batch_size // learners, self.minibatches_per_epoch
+        if rows % per_epoch:
+            near = [n for n in range(1, rows // 2 + 1) if rows % n == 0]
+            best = sorted(near, key=lambda n: abs(n - per_epoch))[:2]
+            raise ValueError(
+                f"minibatch_size={self.minibatch_size or self.minibatch_rows}: {per_epoch} minibatches do not divide the "
+                f"{rows} rows of each of {learners} learners. Use minibatch_size="
+                f"{' or '.join(str(self.batch_size // n) for n in sorted(best, reverse=True))}."
+            )
+        if self.norm_adv is False and rows // per_epoch < 1:
+            raise ValueError(f"num_learners={learners} is more than the rows of a minibatch. Use fewer.")
+
     def _check_effects(self) -> None:
         """A setting that would change nothing is a misunderstanding: say so now."""
         for setting, without_effect, reason in (
@@ -260,6 +321,17 @@ class Config(BaseModel):
                 (name, self.num_actors == 0, "num_actors=0 has no actors and no Ray. Give --num-actors")
                 for name in OF_ACTORS
             ),
+            *(
+                (name, self.num_learners == 0, "num_learners=0 trains in this process. Give --num-learners")
+                for name in OF_LEARNERS
+            ),
+            ("num_learners", self.num_actors == 0, "num_actors=0 keeps everything in this process. Give --num-actors"),
+            (
+                "micro_batch_size",
+                (self.micro_batch_size or 0) >= math.ceil(self.minibatch_rows / max(1, self.num_learners)),
+                f"a minibatch has {self.minibatch_rows} rows. Use a smaller one, or leave it out",
+            ),
+            ("learner_gpus", self.device == "cpu", "device=cpu trains on the CPU. Give --device cuda"),
             ("dashboard", self.address is not None, "a cluster that runs has its own dashboard. Leave it out"),
             ("clip_vloss", self.vf_coef == 0, "vf_coef=0 leaves the value loss out. Leave it out, or raise vf_coef"),
             ("activation", not self.hidden_sizes, "hidden_sizes is empty. Leave it out"),
@@ -275,8 +347,11 @@ class Config(BaseModel):
 
 # Settings that may differ when a run is resumed: none of them changes what is learnt.
 FREE_ON_RESUME = frozenset(
-    {*OF_ACTORS, "num_actors", "run_dir", "checkpoint_interval_s", "keep_checkpoints", "progress"}
+    {*OF_ACTORS, *OF_LEARNERS, "num_actors", "run_dir", "checkpoint_interval_s", "keep_checkpoints", "progress"}
 )
+
+# Settings that may differ too, and change results in their last bits, or the order of rows: not what is learnt.
+CLOSE_ON_RESUME = frozenset({"num_learners", "device", "micro_batch_size", "learner_threads"})
 
 
 def make_config(settings: dict[str, Any]) -> Config:

@@ -16,7 +16,7 @@ from dppo.ppo.normalizer import Statistics
 from dppo.ppo.segment import Episode, PolicySnapshot
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
-    from dppo.cluster.trainers import LocalTrainer
+    from dppo.cluster.trainers import Trainers
 
 EPISODE_WINDOW = 100  # episodes that the mean return and length are taken over
 
@@ -39,9 +39,9 @@ class PPOLearner:
     which any sampler can be rebuilt.
     """
 
-    def __init__(self, pool: ActorPool, trainer: LocalTrainer, ledger: ReplayLedger, statistics: Statistics) -> None:
+    def __init__(self, pool: ActorPool, trainers: Trainers, ledger: ReplayLedger, statistics: Statistics) -> None:
         self._pool = pool
-        self._trainer = trainer
+        self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
         self.iteration = 0
@@ -71,7 +71,7 @@ class PPOLearner:
         merged = self._statistics.merged([report.statistics for report in collected.reports])
         # Rewards are scaled by all returns seen so far. Observations must be seen as they were when acted on.
         statistics = Statistics(obs=self._statistics.obs, returns=merged.returns)
-        losses = self._trainer.update(collected.segments, statistics, self.iteration)
+        losses = self._trainers.update(collected.segments, statistics, self.iteration)
         update_s = time.monotonic() - began
         self._record(collected, merged)
         if not last:
@@ -90,14 +90,14 @@ class PPOLearner:
             self.episodes += len(report.episodes)
             self.recent.extend(report.episodes)
             self.incidents.update(incident.kind for incident in report.incidents)
-        self.incidents.update(incident.kind for incident in collected.incidents)
+        self.incidents.update(incident.kind for incident in (*collected.incidents, *self._trainers.take_incidents()))
         self.iteration += 1
 
     # ------------------------------------------------------------------ what is known between two iterations
 
     def snapshot(self) -> PolicySnapshot:
         """The current policy, as samplers get it: a copy."""
-        weights = self._trainer.weights()
+        weights = self._trainers.weights()
         if self._statistics.obs is None:
             return PolicySnapshot(self.iteration, weights)
         mean, std = self._statistics.obs.mean_and_std()
@@ -105,14 +105,14 @@ class PPOLearner:
 
     def weights_sha256(self) -> str:
         """A fingerprint of all weights: equal when every bit is."""
-        return hashlib.sha256(self._trainer.weights().tobytes()).hexdigest()
+        return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()
 
     def state(self) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
         """All that the next iteration depends on: named arrays by part, and plain values."""
-        spec = self._trainer.spec
+        spec = self._trainers.spec
         arrays = {
-            "model": spec.unflatten(self._trainer.weights()),
-            "optimizer": self._trainer.state(),
+            "model": spec.unflatten(self._trainers.weights()),
+            "optimizer": self._trainers.state(),
             "normalizer": self._statistics.arrays(),
             "samplers": self._ledger.arrays(),
         }
@@ -127,7 +127,7 @@ class PPOLearner:
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
         """Go on from what `state` gave; samplers are rebuilt by their first request."""
-        self._trainer.load(self._trainer.spec.flatten(arrays["model"]), arrays["optimizer"])
+        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), arrays["optimizer"])
         self._statistics = self._statistics.loaded(arrays["normalizer"])
         self._ledger.load(arrays["samplers"])
         self.iteration = values["iteration"]

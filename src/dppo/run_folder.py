@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dppo.config import FREE_ON_RESUME, OF_ACTORS, Config, read_settings
+from dppo.config import CLOSE_ON_RESUME, FREE_ON_RESUME, OF_ACTORS, OF_LEARNERS, Config, read_settings
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records import checkpoint as checkpoints
 
@@ -30,6 +30,8 @@ class Start:
     state: dict[str, Any]
     damaged: tuple[str, ...]
     """Newer checkpoints that cannot be used."""
+    close_changes: tuple[str, ...]
+    """Settings that differ and make the results differ a little from here on, in words."""
 
 
 def create(config: Config) -> Path:
@@ -68,12 +70,11 @@ def _free(path: Path) -> Path:
 def resolved(config: Config) -> dict[str, Any]:
     """All settings as plain values, with those filled in that default to something derived."""
     settings = config.model_dump(mode="json", exclude={"env_id", "run_dir"})
-    per_minibatch = -(-config.batch_size // config.minibatches_per_epoch)
     return {
         "env_id": config.env_name,
         **settings,
         "num_samplers": config.samplers,
-        "minibatch_size": config.minibatch_size or per_minibatch,
+        "minibatch_size": config.minibatch_size or config.minibatch_rows,
     }
 
 
@@ -100,8 +101,9 @@ def config_of(path: Path) -> dict[str, Any]:
 def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
     """The settings of the run at `path` with `changes`; without those that lose their meaning by the changes."""
     settings = config_of(path)
-    if str(changes.get("num_actors")) == "0":
-        settings = {name: value for name, value in settings.items() if name not in OF_ACTORS}
+    for count, names in (("num_actors", OF_ACTORS), ("num_learners", OF_LEARNERS)):
+        if str(changes.get(count)) == "0":
+            settings = {name: value for name, value in settings.items() if name not in names}
     return settings | changes
 
 
@@ -125,18 +127,26 @@ def open_to_resume(config: Config, path: Path) -> Start:
     before = checkpoint.state.get("config")
     if not isinstance(before, dict):
         raise CheckpointError(f"{found.path}: does not say what it was trained with. Give the folder of a run of dppo.")
-    _refuse_changes(before, config, found.path)
-    return Start(run_dir, found.path, checkpoint.arrays, checkpoint.state, found.damaged)
+    close_changes = _compare(before, config, found.path)
+    return Start(run_dir, found.path, checkpoint.arrays, checkpoint.state, found.damaged, close_changes)
 
 
-def _refuse_changes(before: dict[str, Any], config: Config, checkpoint: Path) -> None:
-    now = resolved(config)
+def _compare(before: dict[str, Any], config: Config, checkpoint: Path) -> tuple[str, ...]:
+    """What differs and changes results a little.
+
+    Raises:
+        ConfigError: something differs that changes what is learnt.
+    """
     free = set(FREE_ON_RESUME)
     if not config.anneal_lr:
         free.add("total_timesteps")  # else it is part of the learning rate's schedule
-    for name, value in now.items():
-        if name not in free and before.get(name) != value:
+    changed = {
+        name: value for name, value in resolved(config).items() if name not in free and before.get(name) != value
+    }
+    for name, value in changed.items():
+        if name not in CLOSE_ON_RESUME:
             raise ConfigError(
                 f"{name}={value}: {checkpoint} was made with {before.get(name)}, and resuming with another one would "
                 f"not continue that run. Leave it out, or start a new run."
             )
+    return tuple(f"{name}={value} instead of {before.get(name)}" for name, value in changed.items())

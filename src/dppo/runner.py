@@ -124,6 +124,10 @@ class _Run:
         self.progress.start(title, lines, self.config.iterations * self.config.batch_size)
         for problem in start.damaged if start else ():
             self.progress.note(f"passed over a damaged checkpoint: {problem}")
+        for change in start.close_changes if start else ():
+            self.progress.note(
+                f"{change}: from here on results differ from the uninterrupted run's, in rounding or order"
+            )
 
     def _connect(self) -> tuple[ActorPool, Spaces, ReplayLedger]:
         """Ray if need be, the actors, and what their environments look like."""
@@ -140,8 +144,10 @@ class _Run:
             num_actors=config.num_actors,
             cpus_per_actor=config.cpus_per_actor,
             resources=config.actor_resources,
+            gpus_per_actor=config.actor_gpus,
             segment_timeout_s=config.segment_timeout_s,
             max_restarts=config.max_actor_restarts,
+            by_reference=config.num_learners > 0,
             notify=self.progress.note,
         )
         self.stack.callback(pool.close)
@@ -161,7 +167,9 @@ class _Run:
             address=config.address,
             num_actors=config.num_actors,
             cpus_per_actor=config.cpus_per_actor,
-            resources=config.actor_resources,
+            resources=config.actor_resources | ({"GPU": config.actor_gpus} if config.actor_gpus else {}),
+            num_learners=config.num_learners,
+            learner_needs={"CPU": config.learner_cpus, "GPU": config.learner_gpus},
             store_bytes=min(high, max(low, config.batch_size * STORE_PER_STEP)),
             dashboard=config.dashboard,
             notify=self.progress.note,
@@ -169,15 +177,15 @@ class _Run:
         self.stack.callback(session.close)
 
     def _build_learner(self, pool: ActorPool, ledger: ReplayLedger) -> PPOLearner:
-        from dppo.cluster.trainers import LocalTrainer
+        from dppo.cluster.trainers import make_trainers
 
-        trainer = LocalTrainer(self.config, self.spaces)
-        self.stack.callback(trainer.close)
+        trainers = make_trainers(self.config, self.spaces, self.progress.note)
+        self.stack.callback(trainers.close)
         statistics = Statistics(
             obs=Moments.empty(self.spaces.obs_shape) if self.config.norm_obs else None,
             returns=Moments.empty(()) if self.config.norm_reward else None,
         )
-        return PPOLearner(pool, trainer, ledger, statistics)
+        return PPOLearner(pool, trainers, ledger, statistics)
 
     def _go_on_from(self, start: run_folder.Start) -> None:
         model = model_state(self.spaces, model_spec(self.config, self.spaces))
@@ -236,6 +244,7 @@ class _Run:
         """Write a checkpoint of the last finished iteration, unless it is there."""
         if self.learner.iteration == self.saved_iteration:
             return
+        self.metrics.flush()  # no checkpoint shall be ahead of its rows
         arrays, state = self.learner.state()
         state |= {
             "config": run_folder.resolved(self.config),
@@ -265,7 +274,10 @@ class _Run:
         wall_s = time.monotonic() - self.began
         self.metrics.flush()
         picture = self.run_dir / "learning_curve.png"
-        learning_curve(self.metrics.history(), picture, f"{self.config.env_name}, seed {self.config.seed}")
+        try:
+            learning_curve(self.metrics.history(), picture, f"{self.config.env_name}, seed {self.config.seed}")
+        except OSError as error:  # a full disk is no reason to lose what was learnt
+            self.progress.note(f"{picture}: could not be drawn ({error.strerror or error})")
         result = Result(
             run_dir=self.run_dir,
             checkpoint=self.last_checkpoint,

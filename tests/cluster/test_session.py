@@ -18,6 +18,7 @@ from dppo.cluster import session
 from dppo.cluster.session import MIB, SMALLEST_STORE, actors_that_fit, usable_cores
 
 Usage = namedtuple("Usage", "total used free")
+HALF_FULL = Usage(1000, 500, 500)
 
 
 # ------------------------------------------------------------------------------------------ actors
@@ -60,7 +61,7 @@ def test_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -
 def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
     """The size chosen and what the user is told, for a machine of so much shared memory and so full a disk."""
 
-    def size(wanted: int, *, shm_free: int | None, disk: Usage = Usage(1000, 500, 500)) -> tuple[int, list[str]]:
+    def size(wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL) -> tuple[int, list[str]]:
         isdir, told = os.path.isdir, []
 
         def disk_usage(path: str) -> Usage:
@@ -92,7 +93,8 @@ def test_a_store_larger_than_shared_memory_is_cut_and_told(store: Callable[..., 
     size, told = store(5000 * MIB, shm_free=1000 * MIB)
     assert size == 900 * MIB
     assert told == [
-        "/dev/shm has 1000 MiB free; Ray's object store gets 900 MiB instead of 5000. In Docker give a larger --shm-size."
+        "/dev/shm has 1000 MiB free; Ray's object store gets 900 MiB instead of 5000. "
+        "In Docker give a larger --shm-size."
     ]
 
 

@@ -1,8 +1,7 @@
-"""EnvGroup: same-step resets, episodes from their seeds, replays, and faults that say where they come from."""
+"""EnvGroup: same-step resets, episodes from their seeds, what environments are given, and replays."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import gymnasium as gym
@@ -10,75 +9,13 @@ import numpy as np
 import pytest
 from builders import group_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from scripted import Scripted, Stepper, started
 
 from dppo import streams
 from dppo.envs.group import EnvGroup
-from dppo.envs.testbeds import Counting, CrashingSimulator, DriftingSimulator
-from dppo.errors import EnvironmentFault
+from dppo.envs.testbeds import Counting, DriftingSimulator
 from dppo.ppo.segment import SamplerCarry
 from dppo.streams import Stream
-
-
-class Scripted(gym.Env[Any, Any]):
-    """Gives what it is told to, and remembers what it got; an episode of `length` steps is truncated."""
-
-    def __init__(
-        self,
-        *,
-        obs: Any = None,
-        reward: Any = 1.0,
-        at_step: int = 2,
-        length: int = 10**9,
-        space: gym.Space[Any] | None = None,
-        actions: gym.Space[Any] | None = None,
-        info: Any = None,
-    ) -> None:
-        self.observation_space = space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.action_space = actions or gym.spaces.Discrete(3)
-        self._obs, self._reward, self._at_step, self._length, self._info = obs, reward, at_step, length, info
-        self.seeds: list[int | None] = []
-        self.actions: list[Any] = []
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.seeds.append(seed)
-        self.steps = 0
-        return self._answer(), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Any]:
-        self.actions.append(action)
-        self.steps += 1
-        reward = self._reward if self.steps == self._at_step else 1.0
-        return self._answer(), reward, False, self.steps >= self._length, {} if self._info is None else self._info
-
-    def _answer(self) -> Any:
-        if self._obs is not None and self.steps == self._at_step:
-            return self._obs
-        return np.full(self.observation_space.shape or (), self.steps, self.observation_space.dtype)
-
-
-class Stepper:
-    """The arrays that a sampler would own, and the group that writes them."""
-
-    def __init__(self, group: EnvGroup) -> None:
-        rows = group.num_envs
-        self.group = group
-        self.obs = np.full((rows, *group.obs_shape), 77, group.obs_dtype)
-        self.rewards = np.full(rows, 777.0)
-        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
-
-    def start(self) -> None:
-        self.group.start(self.obs)
-
-    def step(self, actions: Any) -> dict[int, np.ndarray]:
-        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated)
-
-
-def started(*envs: gym.Env[Any, Any]) -> Stepper:
-    stepper = Stepper(group_of(envs))
-    stepper.start()
-    return stepper
-
 
 # ----------------------------------------------------------------------------------------- stepping
 
@@ -273,119 +210,12 @@ def test_without_actions_every_episode_is_begun_afresh() -> None:
     assert after.group.open_episodes()["episodes"].tolist() == [1, 1]
 
 
-# ------------------------------------------------------------------------------------------- faults
-
-
-def fault_of(env: gym.Env[Any, Any], steps: int = 3) -> EnvironmentFault:
-    """What comes of stepping an environment that is the second of its group."""
-    with pytest.raises(EnvironmentFault) as caught:
-        stepper = started(well_of(env), env)
-        for _ in range(steps):
-            stepper.step([0, 0])
-    return caught.value
-
-
-def well_of(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    return Scripted(space=env.observation_space)
-
-
-def place(phase: str, step: int) -> str:
-    """How every fault begins: sampler, environment, episode, its seed, and the step."""
-    seed = streams.integer(1, Stream.EPISODES, 0, 1, 0)
-    return f"sampler 0 (Test-v0), env 1: {phase} of episode 0 (seed {seed}, step {step}) "
-
-
-def test_a_step_that_raises_names_the_place_and_carries_the_users_traceback() -> None:
-    fault = fault_of(CrashingSimulator(CartPoleEnv(), at_step=2))
-    assert fault.message.startswith(place("step", 2) + "raised RuntimeError: the simulator failed in its step")
-    assert fault.remote_traceback.startswith("Traceback (most recent call last):")
-    assert "testbeds.py" in fault.remote_traceback
-    assert "_fail_if" in fault.remote_traceback
-    assert "group.py" not in fault.remote_traceback  # the user's frames only
-    assert str(fault) == f"{fault.message}\n{fault.remote_traceback}".rstrip()
-
-
-def test_a_reset_that_raises_names_the_place() -> None:
-    fault = fault_of(CrashingSimulator(CartPoleEnv(), where="reset"))
-    assert fault.message.startswith(place("reset", 0) + "raised RuntimeError: the simulator failed in its reset")
-    assert "_fail_if" in fault.remote_traceback
-
-
-def test_sys_exit_in_a_step_is_a_fault_and_not_an_exit() -> None:
-    class Leaving(Scripted):
-        def step(self, action: Any) -> Any:
-            sys.exit("licence expired")
-
-    fault = fault_of(Leaving())
-    assert fault.message.startswith(place("step", 1) + "raised SystemExit: licence expired")
-    assert "Leaving" in fault.remote_traceback or "sys.exit" in fault.remote_traceback
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (np.array([0.0, np.nan], np.float32), "returned an observation that is nan at index 1."),
-        (np.array([-np.inf, 0.0]), "returned an observation that is -inf at index 0."),
-        (np.zeros(3, np.float32), "returned an observation of shape (3,), its space says (2,)."),
-        (np.zeros((1, 2)), "returned an observation of shape (1, 2), its space says (2,)."),
-        (5.0, "returned an observation of shape (), its space says (2,)."),
-        (["a", "b"], "returned an observation of <U1, its space says float32."),
-        ([None, 1.0], "returned an observation of object, its space says float32."),
-        ({"obs": 1}, "returned an observation of shape (), its space says (2,)."),
-        ([[1.0], [1.0, 2.0]], "returned an observation that is no array"),
-        (np.array([0.0, 1e39]), "returned an observation that is 1e+39 at index 1"),
-    ],
-    ids=str,
-)
-def test_what_is_no_observation_is_refused(returned: Any, words: str) -> None:
-    assert fault_of(Scripted(obs=returned)).message.startswith(place("step", 2) + words)
-
-
-def test_what_is_no_observation_is_refused_at_a_reset_too() -> None:
-    fault = fault_of(Scripted(obs=np.array([np.nan, 0.0]), at_step=0))
-    assert fault.message == place("reset", 0) + "returned an observation that is nan at index 0."
-
-
-def test_fractions_are_no_whole_numbers() -> None:
-    space = gym.spaces.Box(0, 255, (2,), np.uint8)
-    fault = fault_of(Scripted(obs=np.array([0.7, 0.2]), space=space))
-    assert fault.message == place("step", 2) + "returned an observation of float64, its space says uint8."
-
-
-@pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
-def test_what_can_be_stored_is_an_observation(accepted: Any) -> None:
-    stepper = started(Scripted(obs=accepted))
-    stepper.step([0])
-    stepper.step([0])
-    np.testing.assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (None, "returned None as the reward, which is no number."),
-        ("much", "returned 'much' as the reward, which is no number."),
-        (np.zeros(2), "returned array([0., 0.]) as the reward, which is no number."),
-        (np.nan, "returned nan as the reward."),
-        (-np.inf, "returned -inf as the reward."),
-    ],
-    ids=str,
-)
-def test_what_is_no_reward_is_refused(returned: Any, words: str) -> None:
-    assert fault_of(Scripted(reward=returned)).message == place("step", 2) + words
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [(np.zeros(2), 1.0, False, {}), None, (np.zeros(2), 1.0, np.zeros(2, bool), False, {})],
-    ids=["the four of old Gym", "nothing", "a vector's flags"],
-)
-def test_an_answer_of_another_form_is_a_fault_with_a_place(answer: Any) -> None:
-    class Misshapen(Scripted):
-        def step(self, action: Any) -> Any:
-            return answer
-
-    assert fault_of(Misshapen()).message.startswith(place("step", 1))
+def test_episodes_that_ended_before_a_restore_are_not_told_after_it() -> None:
+    """They belong to a segment that nobody will get."""
+    stepper, actions = played(Counting(truncate_after=3), steps=4)
+    carry = carried(stepper.group)
+    assert stepper.group.restore(carry, (np.array(actions[0]),), stepper.obs) == []
+    assert stepper.group.take_episodes() == ()
 
 
 def test_one_environment_that_fails_to_close_does_not_keep_the_others_open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_initial_weights_follow_from_the_seed_in_the_order_agreed(dtype: str) ->
     generator = torch.Generator().manual_seed(42)
     for trunk, outputs, head_gain in (("policy", 3, 0.01), ("value", 1, 1.0)):
         sizes = (4, 16, 8, outputs)
-        for layer, (inputs, units) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (inputs, units) in enumerate(pairwise(sizes)):
             gain = head_gain if layer == 2 else math.sqrt(2)
             drawn = nn.init.orthogonal_(torch.empty(units, inputs), gain, generator=generator)
             np.testing.assert_array_equal(found[f"{trunk}.{2 * layer}.weight"], drawn.numpy().astype(dtype))

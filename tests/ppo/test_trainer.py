@@ -1,4 +1,4 @@
-"""PPOTrainer against an update written out in plain torch, and on segments that a real sampler made."""
+"""PPOTrainer against an update written out in plain torch; its minibatches, figures, limits and faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
-from dppo.assemble import build_sampler, build_trainer, sampler_plan
-from dppo.config import Config
 from dppo.errors import TrainingDiverged
-from dppo.ppo.batch import Batch, make_batch
+from dppo.ppo.batch import Batch
 from dppo.ppo.model import PPOModel
-from dppo.ppo.normalizer import Moments, Statistics
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.ppo.trainer import PPOTrainer, TrainerOptions
 from dppo.spaces import BoxActions, DiscreteActions
 
@@ -27,6 +23,7 @@ ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "
 PLAIN = TrainerOptions(
     update_epochs=3,
     minibatches=4,
+    micro_batch_size=None,
     norm_adv=True,
     clip_coef=0.2,
     clip_vloss=False,
@@ -109,6 +106,9 @@ def slow_update(
         {"ent_coef": 0.0, "vf_coef": 2.0},
         {"minibatches": 7},
         {"minibatches": 1},
+        {"micro_batch_size": 5},
+        {"micro_batch_size": 1, "clip_vloss": True},
+        {"micro_batch_size": 1000},
         {"target_kl": 1e-4},
         {"clip_coef": 0.05, "update_epochs": 1},
     ],
@@ -129,50 +129,12 @@ def test_update_equals_its_slow_twin(actions: DiscreteActions | BoxActions, opti
     assert np.median(moved) > 1e-3  # by far more than the tolerance
 
 
-# ----------------------------------------------------------------------- segments of a real sampler
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "dppo/PointMass-v0"])
-@pytest.mark.parametrize("norm_obs", [False, True], ids=["raw_obs", "norm_obs"])
-@pytest.mark.parametrize("norm_reward", [False, True], ids=["raw_reward", "norm_reward"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_first_ratio_is_one(env_id: str, norm_obs: bool, norm_reward: bool, dtype: str) -> None:
-    """Acting and training see the same policy: to 1e-12 in float64, to 2e-5 in float32."""
-    config = Config(
-        env_id=env_id, num_samplers=2, envs_per_sampler=2, num_steps=60, update_epochs=1, minibatch_size=240,
-        norm_obs=norm_obs, norm_reward=norm_reward, norm_adv=False, dtype=dtype, learning_rate=0.01,
-    )  # fmt: skip
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces = samplers[0].spaces
-    trainer = build_trainer(config, spaces)
-    trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy that is far from uniform
-    statistics = Statistics(
-        Moments.empty(spaces.obs_shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
-    )
-    for iteration in range(3):  # in the second one the statistics are no longer empty
-        mean, std = statistics.obs.mean_and_std() if statistics.obs is not None else (None, None)
-        snapshot = PolicySnapshot(iteration, trainer.weights(), mean, std)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        batch = make_batch([segment for segment, _ in collected], statistics, gamma=0.99, gae_lambda=0.95)
-        logprobs, _, values = evaluate(trainer, batch.obs, batch.actions)
-        tolerance = {"float32": 2e-5, "float64": 1e-12}[dtype]
-        np.testing.assert_allclose(logprobs, batch.logprobs, atol=tolerance)
-        np.testing.assert_allclose(values, batch.values, rtol=tolerance, atol=tolerance)
-        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
-        assert abs(losses["approx_kl"]) < {"float32": 1e-6, "float64": 1e-10}[dtype]
-        assert abs(losses["old_approx_kl"]) < tolerance
-        assert losses["clipfrac"] == 0
-        assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
-        assert losses["minibatches"] == 1
-        statistics = statistics.merged([report.statistics for _, report in collected])
-
-
 # -------------------------------------------------------------------------------------- minibatches
 
 
 @pytest.mark.parametrize(("rows", "minibatches"), [(40, 4), (41, 4), (43, 5), (7, 7), (10, 1), (3, 5)])
 def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) -> None:
-    trainer = make_trainer(minibatches=minibatches)
+    trainer = make_trainer(minibatches=minibatches, norm_adv=False)
     column = torch.arange(rows, dtype=torch.float64)
     batch = Batch(torch.stack([column] * 4, dim=1), column.long(), column + 100, column + 200, column, column + 300)
     order = np.random.default_rng(0)
@@ -201,6 +163,18 @@ def test_minibatches_are_those_of_array_split() -> None:
         assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
 
 
+def test_advantages_are_standardised_within_each_minibatch() -> None:
+    trainer = make_trainer(minibatches=3)
+    batch = random_batch(trainer, rows=20)
+    shifted = dataclasses.replace(batch, advantages=batch.advantages * 100 + 1000)
+    for one in trainer._minibatches(shifted, np.random.default_rng(0)):
+        assert one.advantages.mean().item() == pytest.approx(0, abs=1e-9)
+        assert np.std(one.advantages.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)  # unbiased, as CleanRL's
+    flat = dataclasses.replace(batch, advantages=torch.full((20,), 3.0, dtype=torch.float64))
+    for one in trainer._minibatches(flat, np.random.default_rng(0)):
+        assert not one.advantages.any()
+
+
 @pytest.mark.parametrize(("target_kl", "expected"), [(1e-9, 2), (1e9, 10), (None, 10)])
 def test_target_kl_ends_the_epochs_and_not_an_epoch(target_kl: float | None, expected: int) -> None:
     trainer = make_trainer(update_epochs=5, minibatches=2, target_kl=target_kl)
@@ -221,13 +195,27 @@ def test_figures_are_means_over_the_minibatches() -> None:
     assert found["old_approx_kl"] == pytest.approx(float(-log_ratio.mean()))
     assert found["approx_kl"] == pytest.approx(float((np.exp(log_ratio) - 1 - log_ratio).mean()))
     assert found["clipfrac"] == pytest.approx(float((np.abs(np.exp(log_ratio) - 1) > 0.2).mean()))
-    error = (batch.returns - batch.values).numpy()
-    assert found["explained_variance"] == pytest.approx(1 - error.var() / batch.returns.numpy().var())
     assert 0 < found["clipfrac"] < 1
     two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
     means = two.update(batch, 1e-12, np.random.default_rng(0))  # nothing moves: halves of 25 rows each
     for name in ("entropy", "value_loss", "approx_kl", "clipfrac", "policy_loss"):
         assert means[name] == pytest.approx(found[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("values", "explained"),
+    [
+        ("equal", 1), ("shifted", 1), ("constant", 0), ("opposite", -3), ("of constant returns", math.nan),
+    ],
+)  # fmt: skip
+def test_explained_variance(values: str, explained: float) -> None:
+    trainer = make_trainer()
+    batch = random_batch(trainer)
+    returns = torch.ones_like(batch.returns) if values == "of constant returns" else batch.returns
+    old = {"equal": returns, "shifted": returns + 7, "constant": torch.zeros_like(returns), "opposite": -returns}
+    batch = dataclasses.replace(batch, values=old.get(values, batch.values), returns=returns)
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0))["explained_variance"]
+    assert found == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 
 def test_gradient_norm_is_told_before_it_is_clipped() -> None:
@@ -261,7 +249,9 @@ def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, po
     poisoned: Tensor = getattr(batch, column).clone()
     poisoned[3] = -poison if column == "logprobs" else poison
     before = trainer.weights()
-    with pytest.raises(TrainingDiverged, match="SGD step 0 .*loss .*minibatch of 50 rows has obs from .*learning_rate"):
+    with pytest.raises(
+        TrainingDiverged, match=r"SGD step 0 .*loss .*minibatch of 50 rows has obs from .*learning_rate"
+    ):
         trainer.update(dataclasses.replace(batch, **{column: poisoned}), 1e-3, np.random.default_rng(0))
     np.testing.assert_array_equal(trainer.weights(), before)
     assert trainer.state()["step"] == 0

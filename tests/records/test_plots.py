@@ -68,7 +68,7 @@ def test_a_run_without_a_finished_episode_gives_a_picture_that_says_so(
     learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0
-    middle = picture[350:450]
+    middle = picture[350:450, 250:700]
     assert count(middle, plots.GREY) > 100, "a sentence is in the middle"
 
 
@@ -139,9 +139,10 @@ def test_times_of_a_resumed_run_are_joined() -> None:
 
 
 def test_seeds_are_averaged_step_by_step_where_all_are_known() -> None:
-    a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([np.nan, 4, 8]))
-    b = Curve(np.array([2.0, 4]), np.array([20, 30]), np.array([2.0, 4]))
-    band = plots._over_seeds([a, b])
+    a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([7.0, 4, 8]))
+    b = Curve(np.array([1.5, 2, 4]), np.array([10, 20, 30]), np.array([np.nan, 2, 4]))
+    c = Curve(np.array([2.0, 3.5]), np.array([20, 30]), np.array([3.0, 6]))
+    band = plots._over_seeds([a, b, c])
     np.testing.assert_array_equal(band.global_step, [20, 30])
     np.testing.assert_array_equal(band.wall_s, [2.0, 3.5])
     np.testing.assert_array_equal(band.mean, [3, 6])
@@ -160,6 +161,8 @@ def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -
         assert plots._time_to(group, band, 101.0) is None
         assert plots._time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
     assert times[0] == pytest.approx(2 * times[1])
+    one_fails = CurveGroup("", (*slow.curves, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
+    assert plots._time_to(one_fails, plots._over_seeds(one_fails.curves), 90.0) is None
 
 
 @pytest.mark.parametrize(

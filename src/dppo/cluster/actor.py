@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from threadpoolctl import ThreadpoolController
 
 from dppo.assemble import BuiltSampler, SamplerPlan, build_sampler
-from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError, EnvironmentFault, TrainingDiverged
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
 from dppo.spaces import Spaces
 
@@ -22,7 +22,7 @@ class Fault:
     """An exception in an actor, as plain data: no class of the user's has to be unpickled to tell of it."""
 
     kind: str
-    """Which exception of `dppo.errors` to raise: "config" or "environment"."""
+    """Which exception of `dppo.errors` to raise: "config", "environment" or "diverged"."""
     message: str
     remote_traceback: str = ""
 
@@ -30,12 +30,12 @@ class Fault:
     def of(error: DppoError) -> Fault:
         if isinstance(error, EnvironmentFault):
             return Fault("environment", error.message, error.remote_traceback)
-        return Fault("config", str(error))
+        return Fault("diverged" if isinstance(error, TrainingDiverged) else "config", str(error))
 
     def as_error(self) -> DppoError:
         if self.kind == "environment":
             return EnvironmentFault(self.message, self.remote_traceback)
-        return ConfigError(self.message)
+        return TrainingDiverged(self.message) if self.kind == "diverged" else ConfigError(self.message)
 
 
 T = TypeVar("T")
@@ -57,9 +57,10 @@ class PPOActor:
         self._plan = plan
         self._samplers: dict[int, BuiltSampler] = {}
 
-    def alone_in_process(self) -> None:
+    def alone_in_process(self, keep_gpus: bool = False) -> None:
         """Keep to one core and away from GPUs; not for an actor in the learner's process."""
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        if not keep_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_to_one_thread()
 

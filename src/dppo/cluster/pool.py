@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dppo.assemble import SamplerPlan
 from dppo.cluster.actor import PPOActor, limit_to_one_thread, or_raise
 from dppo.cluster.recovery import ReplayLedger
-from dppo.ppo.segment import Incident, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, SegmentRequest
 from dppo.spaces import Spaces
 
 
@@ -20,8 +20,8 @@ class Collected:
 
     reports: list[SegmentReport]
     """N, in sampler order."""
-    segments: list[Segment]
-    """N, in sampler order."""
+    segments: list[Any]
+    """N, in sampler order: each a `Segment`, or a reference to one where learners fetch them themselves."""
     incidents: list[Incident]
     """What befell actors meanwhile."""
     collect_s: float
@@ -100,8 +100,10 @@ def make_pool(
     num_actors: int,
     cpus_per_actor: float,
     resources: dict[str, float],
+    gpus_per_actor: float,
     segment_timeout_s: float,
     max_restarts: int,
+    by_reference: bool,
     notify: Callable[[str], None],
 ) -> ActorPool:
     """The pool for `num_actors` actors; 0 does not import Ray."""
@@ -114,8 +116,10 @@ def make_pool(
         hosting,
         ledger,
         cpus_per_actor=cpus_per_actor,
+        gpus_per_actor=gpus_per_actor,
         resources=resources,
         segment_timeout_s=segment_timeout_s,
         max_restarts=max_restarts,
+        by_reference=by_reference,
         notify=notify,
     )

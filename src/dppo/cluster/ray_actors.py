@@ -16,7 +16,7 @@ from dppo.cluster.actor import Fault, PPOActor, or_raise
 from dppo.cluster.pool import Collected
 from dppo.cluster.recovery import ReplayLedger, RestartBudget
 from dppo.errors import ClusterError, ConfigError
-from dppo.ppo.segment import Incident, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, SegmentRequest
 from dppo.spaces import Spaces
 
 TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
@@ -66,9 +66,11 @@ class RayActors:
         ledger: ReplayLedger,
         *,
         cpus_per_actor: float,
+        gpus_per_actor: float = 0.0,
         resources: dict[str, float],
         segment_timeout_s: float,
         max_restarts: int,
+        by_reference: bool = False,
         notify: Callable[[str], None],
     ) -> None:
         try:
@@ -80,6 +82,7 @@ class RayActors:
             ) from None
         self._remote_class = ray.remote(PPOActor).options(
             num_cpus=cpus_per_actor,
+            num_gpus=gpus_per_actor,
             resources=resources or None,
             scheduling_strategy="SPREAD",
             max_restarts=0,  # we replace actors ourselves, and see every death
@@ -89,6 +92,8 @@ class RayActors:
         self._ledger = ledger
         self._timeout_s = segment_timeout_s
         self._budget = RestartBudget(max_restarts)
+        self._by_reference = by_reference
+        self._gpus = gpus_per_actor > 0
         self._notify = notify
         self._hosts = [_Host(actor_id, samplers) for actor_id, samplers in enumerate(hosting)]
         self._calls: dict[ObjectRef[Any], _Call] = {}
@@ -96,7 +101,7 @@ class RayActors:
         self._snapshot: PolicySnapshot | ObjectRef[Any] | None = None
         self._version = 0
         self._index = 0
-        self._received: dict[int, tuple[SegmentReport, Segment]] = {}
+        self._received: dict[int, tuple[SegmentReport, Any]] = {}
         self._incidents: list[Incident] = []
         self._requested_at = 0.0
         self._transfer_s = 0.0
@@ -207,7 +212,10 @@ class RayActors:
             if call is None:  # its actor was lost while we took in another
                 continue
             try:
-                report, segment = ray.get([ref, call.segment], timeout=FETCH_TIMEOUT_S)
+                if self._by_reference:
+                    report, segment = ray.get(ref, timeout=FETCH_TIMEOUT_S), call.segment
+                else:
+                    report, segment = ray.get([ref, call.segment], timeout=FETCH_TIMEOUT_S)
             except RayTaskError as error:
                 raise _our_own(error) from None
             except RayError as error:  # the process, the node, or the segment on its way is lost
@@ -217,7 +225,7 @@ class RayActors:
         self._transfer_s += time.monotonic() - began
         return bool(ready)
 
-    def _accept(self, call: _Call, answer: SegmentReport | Fault, segment: Segment) -> None:
+    def _accept(self, call: _Call, answer: SegmentReport | Fault, segment: Any) -> None:
         report = or_raise(answer)
         asked = (call.request.sampler_id, self._index, self._version)
         got = (report.sampler_id, report.index, report.policy_version)
@@ -241,7 +249,7 @@ class RayActors:
     def _start(self, host: _Host) -> None:
         host.handle = self._remote_class.remote(self._plan)
         host.make_segment = host.handle.make_segment.options(num_returns=2)
-        host.starting = host.handle.alone_in_process.remote()
+        host.starting = host.handle.alone_in_process.remote(self._gpus)
         host.start_at = None
 
     def _start_the_due(self) -> None:

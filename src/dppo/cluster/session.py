@@ -31,6 +31,8 @@ class RaySession:
         num_actors: int,
         cpus_per_actor: float,
         resources: dict[str, float],
+        num_learners: int = 0,
+        learner_needs: dict[str, float] | None = None,
         store_bytes: int,
         dashboard: bool,
         notify: Callable[[str], None],
@@ -53,18 +55,17 @@ class RaySession:
         if not self._ours or address is not None:
             if self._ours:
                 _connect(ray, address)
-            _check_capacity(ray, num_actors, needs, notify)
+            _check_capacity(ray, num_actors, needs, num_learners, learner_needs or {}, notify)
             return
         cores = usable_cores()
-        cpus = max(1, math.ceil(num_actors * cpus_per_actor))
+        wanted = total_needs((num_actors, needs), (num_learners, learner_needs or {}))
+        cpus = max(1, math.ceil(wanted.pop("CPU")))
         if cpus > cores:
             notify(
-                f"{num_actors} actors of {cpus_per_actor:g} CPU on {cores} cores: simulators that wait gain from it, "
-                f"simulators that compute share the cores."
+                f"{num_actors} actors{f' and {num_learners} learner(s)' if num_learners else ''} on {cores} cores: simulators "
+                f"that wait gain from it, simulators that compute share the cores."
             )
-        _start(
-            ray, cpus, {name: amount * num_actors for name, amount in resources.items()}, store_bytes, dashboard, notify
-        )
+        _start(ray, cpus, wanted, store_bytes, dashboard, notify)
 
     def close(self) -> None:
         """Disconnect; stop a Ray that was started here."""
@@ -116,11 +117,12 @@ def _connect(ray: Any, address: str | None) -> None:
 def _start(
     ray: Any, cpus: int, resources: dict[str, float], store_bytes: int, dashboard: bool, notify: Callable[[str], None]
 ) -> None:
+    gpus = resources.pop("GPU", 0)
     try:
         ray.init(
             address="local",  # never join a stranger's cluster
             num_cpus=cpus,
-            num_gpus=0,
+            num_gpus=None if gpus else 0,  # None: as many as there are
             resources=resources or None,
             object_store_memory=_store_size(store_bytes, notify),
             include_dashboard=dashboard,
@@ -176,9 +178,23 @@ def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
 # ------------------------------------------------------------------ what a cluster holds
 
 
-def _check_capacity(ray: Any, num_actors: int, needs: dict[str, float], notify: Callable[[str], None]) -> None:
+def _check_capacity(
+    ray: Any,
+    num_actors: int,
+    needs: dict[str, float],
+    num_learners: int,
+    learner_needs: dict[str, float],
+    notify: Callable[[str], None],
+) -> None:
     """Refuse at once what Ray would wait for in silence."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
+    have = {name: sum(node.get(name, 0.0) for node in nodes) for name in wanted}
+    if num_learners and any(have[name] < amount for name, amount in wanted.items()):
+        raise ConfigError(
+            f"num_learners={num_learners}: {num_actors} actors and {num_learners} learners need {_in_words(wanted)}, the "
+            f"cluster's {len(nodes)} nodes have {_in_words(have)}. Use fewer, or lower --learner-cpus or --cpus-per-actor."
+        )
     holds = sum(actors_that_fit(node, needs) for node in nodes)
     if holds < num_actors:
         raise ConfigError(
@@ -192,6 +208,16 @@ def _check_capacity(ray: Any, num_actors: int, needs: dict[str, float], notify: 
             f"the cluster has room for {free} of {num_actors} actors at present ({_in_words(needs)} each); the others "
             f"start when someone else's job ends."
         )
+
+
+def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
+    """What all processes of some groups take together."""
+    total: dict[str, float] = {}
+    for count, needs in groups:
+        for name, amount in needs.items():
+            if count * amount > 0:
+                total[name] = total.get(name, 0.0) + count * amount
+    return total
 
 
 def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -39,9 +40,7 @@ def main(argv: list[str]) -> int:
     console.print(caption(options, plan), soft_wrap=True)
     runs, stopped_by = _train_all(options, plan, folder, console)
     if stopped_by is not None:
-        print(
-            f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs, see {folder}.", file=sys.stderr
-        )
+        print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs, see {folder}.", file=sys.stderr)
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
     curves = [CurveGroup(group.label, tuple(_curve(run) for run in group.runs)) for group in groups]
@@ -114,9 +113,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "same_weights": not differing_seeds(runs) if options.equal == "batch" else None,
         "groups": [group.as_json(groups[0], options.target) for group in groups],
         "runs": [run.as_json(options.target) for run in runs],
-        "settings": {
-            key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs
-        },
+        "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "versions": versions(),
     }
@@ -125,36 +122,31 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
 
 def make_table(groups: Sequence[Group], target: float | None) -> Table:
     """One row for each number of actors: times are means over the seeds, speed-ups against the first."""
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    to_target = [] if target is None else [f"s to {target:g}"]
-    for heading in ("start-up s", "training s", *to_target, "env steps/s", "speed-up", "bound steps/s"):
+    to_target = [] if target is None else [f"to {target:g}"]
+    for heading in ("start-up", "training", *to_target, "steps/s", "speed-up", "bound", "efficiency"):
         table.add_column(heading, justify="right")
-    table.add_column("efficiency", justify="right")
-    table.add_column("env step ms", justify="right")
     for group in groups:
-        cycle = group.cycle
         table.add_row(
             group.label,
-            f"{group.startup_s:.1f}",
-            f"{group.training_s:.1f}",
+            f"{group.startup_s:.1f} s",
+            f"{group.training_s:.1f} s",
             *([] if target is None else [_time_to(group, target)]),
             f"{group.steps_per_s:,.0f}",
-            f"{group.steps_per_s / groups[0].steps_per_s:.2f}",
-            f"{cycle.bound_steps_per_s:,.0f}",
-            f"{100 * cycle.efficiency:.1f} %",
-            f"{cycle.env_step_ms:.3f}",
+            f"{group.steps_per_s / groups[0].steps_per_s:.2f} x",
+            f"{group.cycle.bound_steps_per_s:,.0f}",
+            f"{100 * group.cycle.efficiency:.1f} %",
         )
     return table
 
 
 def _time_to(group: Group, target: float) -> str:
+    """The mean over the seeds that reached it, and how many did where not all."""
     times, seeds = group.times_to(target), len(group.runs)
     if not times:
-        return "not reached"
-    return f"{sum(times) / len(times):.1f}" + (
-        f" ({len(times)} of {seeds} seeds)" if len(times) < seeds else ""
-    )
+        return "never"
+    return f"{sum(times) / len(times):.1f} s" + (f" ({len(times)}/{seeds})" if len(times) < seeds else "")
 
 
 def explain_bound(group: Group) -> str:

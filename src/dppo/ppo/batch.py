@@ -34,6 +34,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`; the same tensors where they are there already."""
+        if device.type == "cpu":
+            return self
+        return Batch(*(getattr(self, name).pin_memory().to(device, non_blocking=True) for name in self.__slots__))
+
     def rows(self, index: Tensor) -> Batch:
         """The rows at `index` [n], copied."""
         return Batch(*(getattr(self, name).index_select(0, index) for name in self.__slots__))

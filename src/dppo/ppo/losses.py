@@ -10,11 +10,6 @@ import torch
 from torch import Tensor
 
 
-def standardize(advantages: Tensor) -> Tensor:
-    """Mean zero, deviation one, over the rows given (detail 7). [rows] -> [rows]."""
-    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-
-
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> tuple[Tensor, Tensor]:
     """The pessimistic clipped surrogate, to be minimised (detail 8), and its gradient.
 
@@ -62,9 +57,3 @@ def approximate_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
     Source: Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, estimator k3.
     """
     return ((ratio - 1) - log_ratio).mean()
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; nan where nothing varies."""
-    variance = float(returns.var(correction=0))
-    return 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else float("nan")

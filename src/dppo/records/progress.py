@@ -144,12 +144,13 @@ def plain_line(row: Mapping[str, float], total_steps: int) -> str:
     steps = int(row.get("global_step", 0))
     episodes = min(100, int(row.get("charts/episodes", 0)))
     width = len(f"{total_steps:,}")
+    times = {phase: row.get(f"perf/{phase}_frac", 0.0) for phase in PHASES}
     parts = [
         f"{steps:{width},} / {total_steps:,} {share(steps, total_steps):4.0%}",
         f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
         f"SPS {number(row.get('charts/SPS'), digits=0)}",
         f"kl {number(row.get('losses/approx_kl'))}",
-        " ".join(f"{phase} {row.get(f'perf/{phase}_frac', 0.0):.0%}" for phase in PHASES[:-1]),
+        " ".join(f"{phase} {part:.0%}" for phase, part in times.items() if phase != "other" or part >= 0.05),
         f"left {duration(seconds_left(row, total_steps))}",
     ]
     return "   ".join(parts)

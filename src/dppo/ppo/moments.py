@@ -1,0 +1,28 @@
+"""Count, mean and sum of squared deviations of tensors, merged exactly over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def moments_of(samples: Tensor) -> Tensor:
+    """[count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]."""
+    means = samples.mean(dim=1)
+    squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
+    return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+
+
+def merged_moments(parts: Tensor) -> Tensor:
+    """The moments of all samples together, from those of each part: [parts, k, 3] -> [k, 3].
+
+    mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
+
+    Source: Chan, Golub, LeVeque (1979), as `dppo.ppo.normalizer.Moments.merge`, for many parts at once.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    counts, means, squares = parts.unbind(dim=2)  # [parts, k]
+    count = counts.sum(dim=0)
+    mean = (counts * means).sum(dim=0) / count
+    return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(dim=0)], dim=1)

@@ -1,0 +1,72 @@
+"""An environment that does as it is told, and what a group of environments writes into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from builders import group_of
+
+from dppo.envs.group import EnvGroup
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Gives what it is told to, and remembers what it got; an episode of `length` steps is truncated."""
+
+    def __init__(
+        self,
+        *,
+        obs: Any = None,
+        reward: Any = 1.0,
+        at_step: int = 2,
+        length: int = 10**9,
+        space: gym.Space[Any] | None = None,
+        actions: gym.Space[Any] | None = None,
+        info: Any = None,
+    ) -> None:
+        self.observation_space = space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = actions or gym.spaces.Discrete(3)
+        self._obs, self._reward, self._at_step, self._length, self._info = obs, reward, at_step, length, info
+        self.seeds: list[int | None] = []
+        self.actions: list[Any] = []
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.steps = 0
+        return self._answer(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Any]:
+        self.actions.append(action)
+        self.steps += 1
+        reward = self._reward if self.steps == self._at_step else 1.0
+        return self._answer(), reward, False, self.steps >= self._length, {} if self._info is None else self._info
+
+    def _answer(self) -> Any:
+        if self._obs is not None and self.steps == self._at_step:
+            return self._obs
+        return np.full(self.observation_space.shape or (), self.steps, self.observation_space.dtype)
+
+
+class Stepper:
+    """The arrays that a sampler would own, and the group that writes them."""
+
+    def __init__(self, group: EnvGroup) -> None:
+        rows = group.num_envs
+        self.group = group
+        self.obs = np.full((rows, *group.obs_shape), 77, group.obs_dtype)
+        self.rewards = np.full(rows, 777.0)
+        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
+
+    def start(self) -> None:
+        self.group.start(self.obs)
+
+    def step(self, actions: Any) -> dict[int, np.ndarray]:
+        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated)
+
+
+def started(*envs: gym.Env[Any, Any]) -> Stepper:
+    stepper = Stepper(group_of(envs))
+    stepper.start()
+    return stepper

@@ -1,0 +1,141 @@
+"""Environments for the worst day: they wait to be disturbed, say who made them, or raise in a user's own lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes a second for each step after the first `slow_after`, while `folder` holds a file named `slow`.
+
+    It makes the file `waiting-PID` when that begins, for a test to know.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str, slow_after: int) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+        self._fast_steps_left = slow_after
+
+    def step(self, action: Any) -> Any:
+        self._fast_steps_left -= 1
+        if self._fast_steps_left < 0 and (self._folder / "slow").exists():
+            (self._folder / f"waiting-{os.getpid()}").touch()
+            time.sleep(1.0)
+        return self.env.step(action)
+
+
+def hesitant_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
+    return Hesitant(gym.make("CartPole-v1"), folder, slow_after)
+
+
+class Reporting(gym.Wrapper[Any, Any, Any, Any]):
+    """Writes down, at each reset, what the process that it lives in is like."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str, **rest: Any) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+        self._rest = rest
+        self._report()
+
+    def reset(self, **keywords: Any) -> Any:
+        self._report()
+        return self.env.reset(**keywords)
+
+    def _report(self) -> None:
+        from threadpoolctl import threadpool_info
+
+        report = {
+            "pid": os.getpid(),
+            "kwargs": self._rest,
+            "heavy": sorted({"torch", "pydantic", "tyro", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
+            "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "omp": os.environ.get("OMP_NUM_THREADS"),
+            "blas_threads": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
+        }
+        path = self._folder / f"{time.monotonic_ns()}-{os.getpid()}"
+        path.write_text(json.dumps(report))
+        path.rename(path.with_suffix(".json"))
+
+
+def reporting_cartpole(folder: str, **rest: Any) -> gym.Env[Any, Any]:
+    return Reporting(gym.make("CartPole-v1"), folder, **rest)
+
+
+class LicenceError(Exception):
+    """A user's own exception; two arguments, so that it cannot be unpickled, as with many of them."""
+
+    def __init__(self, server: str, code: int) -> None:
+        super().__init__(f"{server} said {code}")
+
+
+class Brittle(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises at one place: in its constructor, in the reset that begins its second episode, or in its third step."""
+
+    def __init__(self, where: str) -> None:
+        if where == "constructor":
+            raise LicenceError("licence server", 503)  # in constructor
+        super().__init__(gym.make("CartPole-v1"))
+        self._where, self._resets, self._steps = where, 0, 0
+
+    def reset(self, **keywords: Any) -> Any:
+        self._resets += 1
+        if self._where == "reset" and self._resets == 2:
+            raise LicenceError("licence server", 503)  # in reset
+        return self.env.reset(**keywords)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._where == "step" and self._steps == 3:
+            raise LicenceError("licence server", 503)  # in step
+        return self.env.step(action)
+
+
+def line_that_raises(where: str) -> int:
+    """The line of this file that raises there."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# in {where}"))
+
+
+class Odd(gym.Env[Any, Any]):
+    """Has the spaces that it is given by name, and ends every second step."""
+
+    SPACES = {  # noqa: RUF012
+        "box": gym.spaces.Box(-1, 1, (3,), np.float32),
+        "wider": gym.spaces.Box(-1, 1, (5,), np.float32),
+        "dict": gym.spaces.Dict(
+            {"camera": gym.spaces.Box(0, 255, (4, 4, 3), np.uint8), "gear": gym.spaces.Discrete(5)}
+        ),
+        "empty": gym.spaces.Box(-1, 1, (0,), np.float32),
+        "switches": gym.spaces.MultiBinary(4),
+        "dials": gym.spaces.MultiDiscrete([3, 4]),
+        "whole": gym.spaces.Box(0, 9, (2,), np.int64),
+        "two": gym.spaces.Discrete(2),
+        "three": gym.spaces.Discrete(3),
+    }
+
+    def __init__(self, obs: str = "box", act: str = "two") -> None:
+        self.observation_space = self.SPACES[obs]
+        self.action_space = self.SPACES[act]
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(self.observation_space.shape, np.float32), 1.0, self._steps == 2, False, {}
+
+
+def changeable() -> Odd:
+    """Its spaces follow from the process's environment variables: a simulator that is another one today."""
+    return Odd(os.environ.get("ODD_OBS", "box"), os.environ.get("ODD_ACT", "two"))

@@ -1,0 +1,401 @@
+"""Errors people will make: refused early, in a line or two that say what to do; and what their own code raises."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import fresh_environment, run
+from odd_worlds import changeable, line_that_raises
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import make_config
+from dppo.errors import CheckpointError
+from dppo.records import checkpoint as checkpoints
+
+TINY = ["--preset", "none", "--num-steps", "16", "--total-timesteps", "64", "--progress", "plain"]
+
+# ------------------------------------------------------------------ refused before any process starts
+
+# What is typed after `dppo`, and what the message must say: the setting, the fact, the remedy.
+REFUSED: dict[str, tuple[list[str], list[str]]] = {
+    "unknown command": (["trian"], ["trian is not a known command", "Did you mean train?"]),
+    "no environment": (["train"], ["which environment?", "dppo train CartPole-v1"]),
+    "unknown flag": (
+        ["train", "CartPole-v1", "--num-actor", "8"],
+        ["--num-actor is not a known flag", "Did you mean --num-actors?", "--help"],
+    ),
+    "unknown flag with =": (["train", "CartPole-v1", "--gama=0.9"], ["--gama", "Did you mean --gamma?"]),
+    "unknown flag of eval": (["eval", "run", "--episode", "3"], ["--episode", "Did you mean --episodes?"]),
+    "flag without value": (["train", "CartPole-v1", "--seed"], ["--seed"]),
+    "flags before the environment": (["train", "--seed", "3", "CartPole-v1"], ["CartPole-v1", "first"]),
+    "unknown environment": (
+        ["train", "CartPol-v1"],
+        ["env_id=CartPol-v1", "not a known environment id", "Did you mean CartPole-v1?"],
+    ),
+    "unknown version": (["train", "CartPole-v9"], ["env_id=CartPole-v9", "Did you mean CartPole-v1?"]),
+    "unknown environment of ours": (["train", "dppo/SlowCartPol-v0"], ["Did you mean dppo/SlowCartPole-v0?"]),
+    "environment of a package": (["train", "Zorgon-v0"], ["env_id=Zorgon-v0", "package:Zorgon-v0"]),
+    "module that is not there": (
+        ["train", "no_such_module:Env-v0"],
+        ["env_id=no_such_module:Env-v0", "ModuleNotFoundError: No module named 'no_such_module'"],
+    ),
+    "module that fails": (
+        ["train", "broken:Env-v0"],
+        ["env_id=broken:Env-v0", "ZeroDivisionError: division by zero"],
+    ),
+    "module that does not parse": (["train", "unparsable:Env-v0"], ["env_id=unparsable:Env-v0", "SyntaxError"]),
+    "module that exits": (["train", "exiting:Env-v0"], ["env_id=exiting:Env-v0", "SystemExit"]),
+    "module without the name": (["train", "odd_worlds:Od"], ["env_id=odd_worlds:Od", "has no Od"]),
+    "minibatch too large": (
+        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "32", "--minibatch-size", "300"],
+        ["minibatch_size=300 is larger than the batch of 32 steps", "Use at most 32, or raise num_steps"],
+    ),
+    "batch of one": (
+        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "1"],
+        ["num_steps=1 makes a batch of 1 step", "Raise num_steps"],
+    ),
+    "minibatches of one": (
+        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "8", "--minibatch-size", "1"],
+        ["minibatch_size=1", "one row", "at least"],
+    ),
+    "more actors than samplers": (
+        ["train", "CartPole-v1", "--preset", "none", "--num-actors", "4", "--num-samplers", "3"],
+        ["num_actors=4 is more than the 3 samplers", "Use at most 3"],
+    ),
+    "negative": (["train", "CartPole-v1", "--seed", "-1"], ["seed=-1", "greater than or equal to 0", "Use "]),
+    "zero": (["train", "CartPole-v1", "--num-steps", "0"], ["num_steps=0", "greater than 0", "Use "]),
+    "negative rate": (["train", "CartPole-v1", "--learning-rate=-0.1"], ["learning_rate='-0.1'", "Use "]),
+    "too large": (["train", "CartPole-v1", "--gamma", "1.5"], ["gamma='1.5'", "less than or equal to 1", "Use "]),
+    "nan": (["train", "CartPole-v1", "--gamma", "nan"], ["gamma='nan'", "finite number"]),
+    "infinite": (["train", "CartPole-v1", "--learning-rate", "inf"], ["learning_rate='inf'", "finite number"]),
+    "not a number": (["train", "CartPole-v1", "--num-steps", "many"], ["num_steps='many'", "integer", "Use "]),
+    "half a step": (["train", "CartPole-v1", "--num-steps", "1.5"], ["num_steps=1.5", "integer", "Use "]),
+    "empty layer": (["train", "CartPole-v1", "--hidden-sizes", "64", "0"], ["hidden_sizes", "greater than 0"]),
+    "unknown choice": (["train", "CartPole-v1", "--activation", "gelu"], ["gelu", "tanh", "relu"]),
+    "not JSON": (["train", "CartPole-v1", "--env-kwargs", "{g: 1"], ["env_kwargs={g: 1", "JSON"]),
+    "CPUs as a resource": (
+        ["train", "CartPole-v1", "--num-actors", "2", "--actor-resources", '{"CPU": 2}'],
+        ["actor_resources", "CPU", "--cpus-per-actor"],
+    ),
+    "no effect without actors": (
+        ["train", "CartPole-v1", "--cpus-per-actor", "2"],
+        ["cpus_per_actor=2.0 has no effect", "num_actors=0", "--num-actors"],
+    ),
+    "no effect of an address": (["train", "CartPole-v1", "--address", "auto"], ["address=auto has no effect"]),
+    "no effect of clipping": (
+        ["train", "CartPole-v1", "--clip-vloss", "--vf-coef", "0"],
+        ["clip_vloss=True has no effect", "vf_coef=0"],
+    ),
+    "unknown preset": (["train", "CartPole-v1", "--preset", "CartPol-v1"], ["preset", "CartPol-v1", "CartPole-v1"]),
+    "config that is not there": (["train", "--config", "none.yaml"], ["config=none.yaml", "No such file"]),
+    "config that is a folder": (["train", "--config", "."], ["config=.", "directory"]),
+    "config that is a picture": (["train", "--config", "noise.yaml"], ["config=noise.yaml", "cannot be read"]),
+    "config that is a program": (["train", "--config", "broken.py"], ["config=broken.py", "not settings"]),
+    "config that is a list": (["train", "--config", "list.yaml"], ["config=list.yaml", "not settings"]),
+    "config that does not parse": (["train", "--config", "torn.yaml"], ["config=torn.yaml", "cannot be read"]),
+    "config of something else": (
+        ["train", "CartPole-v1", "--config", "other.yaml"],
+        ["learning_rat is not a known setting", "Did you mean learning_rate?"],
+    ),
+    "run folder under a file": (
+        ["train", "CartPole-v1", "--run-dir", "broken.py/run"],
+        ["run_dir=broken.py/run", "cannot be written", "--run-dir"],
+    ),
+    "run folder of too long a name": (
+        ["train", "CartPole-v1", "--run-dir", "a" * 300],
+        ["run_dir=aaa", "cannot be written", "--run-dir"],
+    ),
+    "run folder that holds a run": (
+        ["train", "CartPole-v1", "--run-dir", "run"],
+        ["run_dir=run: holds a run already", "--resume run"],
+    ),
+    "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
+    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
+    "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "holds no checkpoint"]),
+    "resume with another discount": (
+        ["train", "--resume", "run", "--gamma", "0.5"],
+        ["gamma=0.5", "0.99", "Leave it out, or start a new run"],
+    ),
+    "resume with more steps, annealed": (
+        ["train", "--resume", "run", "--total-timesteps", "640"],
+        ["total_timesteps=640", "was made with 64"],
+    ),
+    "resume with other samplers": (["train", "--resume", "run", "--num-samplers", "2"], ["num_samplers=2"]),
+    "resume with a file of settings": (
+        ["train", "--resume", "run", "--config", "other.yaml"],
+        ["config=other.yaml has no effect with --resume"],
+    ),
+    "resume into another folder": (
+        ["train", "--resume", "run", "--run-dir", "elsewhere"],
+        ["run_dir=elsewhere", "has no effect with --resume", "Leave it out"],
+    ),
+    "checkpoint of another environment": (
+        ["train", "Acrobot-v1", "--resume", "run"],
+        ["env_id=Acrobot-v1", "was made with CartPole-v1"],
+    ),
+    "checkpoint of another model": (
+        ["train", "--resume", "run", "--hidden-sizes", "32"],
+        ["hidden_sizes=[32]", "was made with [64, 64]"],
+    ),
+    "damaged checkpoint": (
+        ["train", "--resume", "damaged/checkpoints/iter_000004"],
+        ["damaged/checkpoints/iter_000004/model.safetensors", "SHA-256"],
+    ),
+    "damaged checkpoint to play with": (
+        ["eval", "damaged/checkpoints/iter_000004"],
+        ["damaged/checkpoints/iter_000004/model.safetensors", "SHA-256"],
+    ),
+    "nothing but damage": (["train", "--resume", "ruined"], ["ruined", "none of its 1 checkpoints is good"]),
+    "play what is no run": (["eval", "nowhere"], ["nowhere", "does not exist"]),
+    "play nothing": (["eval"], ["RUN"]),
+    "play no episode": (["eval", "run", "--episodes", "0"], ["episodes=0", "at least 1"]),
+}
+# All of them in one process, which then says what each left on stderr and what was imported for it.
+REFUSED_IN_A_ROW = """
+import contextlib, io, json, sys, traceback
+from dppo.__main__ import main
+answers = {}
+for name, argv in json.load(sys.stdin).items():
+    said, code = io.StringIO(), None
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main(argv)
+        except BaseException:
+            traceback.print_exc()
+    answers[name] = {"code": code, "said": said.getvalue(), "ray": "ray" in sys.modules}
+json.dump(answers, sys.stdout)
+"""
+
+
+def damage(folder: Path) -> None:
+    """Change one byte of a checkpoint."""
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as people have it: a run, a damaged one, and files that are something else."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "broken.py").write_text("1 / 0\n")
+    (desk / "unparsable.py").write_text("def (\n")
+    (desk / "exiting.py").write_text("raise SystemExit('wrong arguments')\n")
+    (desk / "noise.yaml").write_bytes(bytes(range(256)))
+    (desk / "list.yaml").write_text("- gamma\n- 0.9\n")
+    (desk / "torn.yaml").write_text("gamma: [0.9\nseed: 1\n")
+    (desk / "other.yaml").write_text("learning_rat: 0.1\n")
+    settings = {"num_steps": 16, "total_timesteps": 64, "checkpoint_interval_s": 0, "progress": "off"}
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": desk / "run", **settings}))
+    for name in ("damaged", "ruined", "bare"):
+        shutil.copytree(desk / "run", desk / name)
+    damage(desk / "damaged" / "checkpoints" / "iter_000004")
+    for path in (desk / "ruined" / "checkpoints").glob("iter_00000[123]"):
+        shutil.rmtree(path)
+    damage(desk / "ruined" / "checkpoints" / "iter_000004")
+    shutil.rmtree(desk / "bare" / "checkpoints")
+    return desk
+
+
+@pytest.fixture(scope="module")
+def refusals(desk: Path) -> dict[str, dict[str, Any]]:
+    child = subprocess.run(
+        [sys.executable, "-c", REFUSED_IN_A_ROW],
+        input=json.dumps({name: argv for name, (argv, _) in REFUSED.items()}),
+        cwd=desk,
+        env=fresh_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    answers: dict[str, dict[str, Any]] = json.loads(child.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_mistake_is_refused_in_a_line_or_two_that_say_what_to_do(
+    name: str, refusals: dict[str, dict[str, Any]]
+) -> None:
+    answer = refusals[name]
+    said = answer["said"]
+    for words in REFUSED[name][1]:
+        assert words in said
+    assert answer["code"] == 2
+    assert said.startswith("dppo")
+    assert said.count("dppo train:") <= 1
+    assert 1 <= len(said.splitlines()) <= 2
+    assert "Traceback" not in said
+    assert not answer["ray"], "Ray was imported for this"
+
+
+def test_a_refused_command_leaves_no_folder_behind(desk: Path, refusals: dict[str, dict[str, Any]]) -> None:
+    assert not (desk / "runs").exists()
+    assert not (desk / "elsewhere").exists()
+
+
+def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
+    """As typed, in a process of its own."""
+    code, out, err = run(["train", "CartPole-v1", "--num-actor", "8"], tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith("dppo train: --num-actor is not a known flag. Did you mean --num-actors?")
+    assert err.count("\n") == 1
+
+
+# ------------------------------------------------------------------ what only the environment can tell
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["Taxi-v4"], ["observation_space=Discrete(500)", "only Box observations", "FlattenObservation"]),
+        (["FrozenLake-v1"], ["observation_space=Discrete(16)", "only Box observations"]),
+        (["Blackjack-v1"], ["it is a Tuple", "[0] is Discrete(32)"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear' is Discrete(5)"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "switches"}'], ["observation_space=MultiBinary(4)"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space=", "no elements"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'], ["action_space=MultiDiscrete([3 4])", "Discrete and"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
+    ],
+)
+def test_a_space_that_cannot_be_learnt_on_is_named(
+    argv: list[str],
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *argv, *TINY]) == 2
+    said = capsys.readouterr().err
+    for word in words:
+        assert word in said
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_space_that_cannot_be_learnt_on_is_told_once_by_many_actors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "Taxi-v4", "--num-actors", "3", *TINY]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("dppo train: observation_space=Discrete(500)")
+    assert len(said.splitlines()) <= 2
+
+
+def test_after_the_mistake_is_mended_the_same_folder_will_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that never began has left nothing worth keeping."""
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "odd_worlds:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
+    assert main([*command, '{"obs": "dict"}']) == 2
+    assert main([*command, '{"obs": "box"}']) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "before", "after", "words"),
+    [
+        ("ODD_OBS", "box", "wider", ["obs_shape", "(3,)|[3]", "(5,)|[5]"]),
+        ("ODD_ACT", "two", "three", ["actions", "2", "3"]),
+    ],
+)
+def test_an_environment_that_has_become_another_is_not_resumed(
+    variable: str, before: str, after: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        {"env_id": changeable, "num_steps": 16, "total_timesteps": 64, "run_dir": tmp_path / "run", "progress": "off"}
+    )
+    monkeypatch.setenv(variable, before)
+    dppo.train(config)
+    monkeypatch.setenv(variable, after)
+    with pytest.raises(CheckpointError) as refused:
+        dppo.train(config, resume=tmp_path / "run")
+    for word in words:
+        assert any(choice in str(refused.value) for choice in word.split("|"))
+    assert "odd_worlds:changeable" in str(refused.value)
+
+
+# ------------------------------------------------------------------ said, not refused
+
+
+def test_uneven_hosting_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str], ray_session: None) -> None:
+    argv = ["CartPole-v1", *TINY, "--num-actors", "3", "--num-samplers", "4", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", *argv]) == 0
+    assert "3 Ray actors host 4 samplers unevenly: 1 of them 2, the others 1" in capfd.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(
+    desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "damaged"
+    shutil.copytree(desk / "damaged", run_dir)
+    assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
+    said = capsys.readouterr().out
+    assert "passed over a damaged checkpoint" in said
+    assert "iter_000004/model.safetensors" in said
+    assert "Going on from iter_000003" in said
+    mended, original = (checkpoints.load(at / "checkpoints" / "iter_000004") for at in (run_dir, desk / "run"))
+    for name, weights in original.arrays["model"].items():
+        assert mended.arrays["model"][name].tobytes() == weights.tobytes()
+
+
+def test_playing_with_an_older_policy_than_the_newest_is_told(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(desk / "damaged"), "--episodes", "1"]) == 0
+    told = capsys.readouterr()
+    assert "iter_000004/model.safetensors" in told.out + told.err
+    assert "policy after 48 steps" in told.out
+
+
+# ------------------------------------------------------------------ what the environment raises
+
+
+@pytest.mark.parametrize("num_actors", ["0", "3"])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+def test_an_exception_of_the_environment_is_shown_as_the_user_knows_it(
+    where: str,
+    num_actors: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if num_actors != "0":
+        request.getfixturevalue("ray_session")
+    monkeypatch.chdir(tmp_path)
+    hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
+    argv = ["odd_worlds:Brittle", "--env-kwargs", json.dumps({"where": where}), *hosting, *TINY]
+    argv[argv.index("--total-timesteps") + 1] = "1000"
+    assert main(["train", *argv]) == 1
+    said = capfd.readouterr().err
+    assert said.count("Traceback (most recent call last)") == 1
+    assert f'odd_worlds.py", line {line_that_raises(where)}, in ' in said
+    assert "LicenceError: licence server said 503" in said
+    # The traceback begins with the user's line, not with ours: the first frame is in the user's file.
+    assert "odd_worlds.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
+    first = said.splitlines()[0]
+    assert re.match(r"dppo train: sampler \d+ \(odd_worlds:Brittle\), env \d+: ", first)
+    assert said.count("licence server said 503") == 2  # in the first line, and at the end of the traceback
+    if where != "constructor":
+        assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
+
+
+def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
+    """With a file of the user's own in the current folder, and a Ray of its own."""
+    (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")
+    code, out, err = run(["train", "my_sim:make", "--num-actors", "2", *TINY], tmp_path)
+    assert code == 1
+    assert err.startswith("dppo train: sampler 0 (my_sim:make), env 0: the environment's constructor raised ")
+    assert err.count("Traceback") == 1
+    assert f'File "{tmp_path}/my_sim.py", line 2, in make' in err
+    assert err.rstrip().endswith("FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'")
+    assert "Traceback" not in out
