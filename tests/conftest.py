@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
+
+os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # inherited by all we start: tells our processes from others'
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def test_every_size_that_is_accepted_can_be_trained(n: int, e: int, t: int, mini
     largest = -(-rows // c.minibatches_per_epoch)
     assert largest <= (minibatch_size or -(-rows // 4))
     assert c.iterations * rows >= c.total_timesteps > (c.iterations - 1) * rows
+
+
+@given(st.integers(1, 8), st.integers(2, 40), st.integers(2, 4), st.integers(1, 200))
+def test_the_remedy_for_learners_that_cannot_share_works(n: int, t: int, learners: int, minibatch_size: int) -> None:
+    settings: dict[str, Any] = {"num_actors": n * learners, "num_steps": t, "num_learners": learners, "norm_adv": False}
+    assume(minibatch_size <= n * learners * t)
+    try:
+        c = config(**settings, minibatch_size=minibatch_size)
+    except ConfigError as error:
+        offered = [int(word) for word in re.findall(r"\d+", str(error).partition("Use minibatch_size=")[2])]
+        for size in offered or pytest.fail(str(error)):
+            c = config(**settings, minibatch_size=size)
+            assert n * t % c.minibatches_per_epoch == 0
+    else:
+        assert n * t % c.minibatches_per_epoch == 0
 
 
 def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
@@ -157,9 +173,19 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
             "num_steps; 128 is usual.",
         ),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
-        ({"activation": "gelu"}, "activation='gelu': should be 'tanh' or 'relu'."),
+        ({"activation": "gelu"}, "activation='gelu': should be 'tanh' or 'relu'. Use one of these."),
         ({"learning_rate": 0}, "learning_rate=0: should be greater than 0. Use a larger one."),
         ({"learning_rate": "nan"}, "learning_rate='nan': should be a finite number. Use a finite number."),
+        ({"gamma": 2}, "gamma=2: should be less than or equal to 1. Use a smaller one."),
+        (
+            {"num_actors": 6, "num_learners": 4},
+            "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=4 or 8, or another number of learners.",
+        ),
+        (
+            {"num_actors": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
+            "minibatch_size=14: 3 minibatches do not divide the 20 rows of each of 2 learners. "
+            "Use minibatch_size=10 or 20.",
+        ),
         ({"num_samplers": 0}, "num_samplers=0: should be greater than 0. Use a larger one."),
         ({"env_id": 5}, "env_id=5: should be a valid string."),
     ],
@@ -188,6 +214,10 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
         ({"segment_timeout_s": 5}, "num_actors=0"),
         ({"max_actor_restarts": 0}, "num_actors=0"),
         ({"dashboard": True}, "num_actors=0"),
+        ({"actor_gpus": 1}, "num_actors=0"),
+        ({"num_learners": 1}, "num_actors=0"),
+        ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
+        ({"micro_batch_size": 32}, "a minibatch has 32 rows"),
         ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a cluster that runs has its own dashboard"),
         ({"clip_vloss": True, "vf_coef": 0}, "vf_coef=0 leaves the value loss out"),
         ({"activation": "relu", "hidden_sizes": ()}, "hidden_sizes is empty"),

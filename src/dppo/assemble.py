@@ -49,6 +49,7 @@ class SamplerPlan:
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
+    """What actors need to know of `config`."""
     return SamplerPlan(
         env_id=config.env_id,
         env_name=config.env_name,
@@ -124,6 +125,7 @@ def _make_env(plan: SamplerPlan, owner: str) -> Any:
 
 
 def model_spec(plan: SamplerPlan | Config, spaces: Spaces) -> ModelSpec:
+    """The model for these spaces."""
     return ModelSpec.of(spaces, plan.hidden_sizes, plan.activation, plan.dtype)
 
 
@@ -164,7 +166,7 @@ def _device(wanted: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use --device cpu, or give learners "
-            f"one with --num-learners 1 --learner-gpus 1."
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use --device cpu, or give "
+            f"learners one with --num-learners 1 --learner-gpus 1."
         )
     return "cuda"

@@ -265,8 +265,8 @@ class Config(BaseModel):
         if self.norm_adv and self.batch_size // self.minibatches_per_epoch < 2:
             setting = f"minibatch_size={self.minibatch_size}" if self.minibatch_size else f"num_steps={self.num_steps}"
             raise ValueError(
-                f"{setting} makes {self.minibatches_per_epoch} minibatches of the batch of {self.batch_size} rows, some "
-                f"of one row, whose advantage cannot be standardised. Use a minibatch_size of at least "
+                f"{setting} makes {self.minibatches_per_epoch} minibatches of the batch of {self.batch_size} rows, "
+                f"some of one row, whose advantage cannot be standardised. Use a minibatch_size of at least "
                 f"{min(3, self.batch_size)} (64 is usual), or --no-norm-adv."
             )
         for name, amount in self.actor_resources.items():
@@ -304,15 +304,13 @@ class Config(BaseModel):
             )
         rows, per_epoch = self.batch_size // learners, self.minibatches_per_epoch
         if rows % per_epoch:
-            near = [n for n in range(1, rows // 2 + 1) if rows % n == 0]
+            near = [n for n in range(1, max(1, rows // 2) + 1) if rows % n == 0]
             best = sorted(near, key=lambda n: abs(n - per_epoch))[:2]
             raise ValueError(
-                f"minibatch_size={self.minibatch_size or self.minibatch_rows}: {per_epoch} minibatches do not divide the "
-                f"{rows} rows of each of {learners} learners. Use minibatch_size="
+                f"minibatch_size={self.minibatch_size or self.minibatch_rows}: {per_epoch} minibatches do not divide "
+                f"the {rows} rows of each of {learners} learners. Use minibatch_size="
                 f"{' or '.join(str(self.batch_size // n) for n in sorted(best, reverse=True))}."
             )
-        if self.norm_adv is False and rows // per_epoch < 1:
-            raise ValueError(f"num_learners={learners} is more than the rows of a minibatch. Use fewer.")
 
     def _check_effects(self) -> None:
         """A setting that would change nothing is a misunderstanding: say so now."""
@@ -369,6 +367,19 @@ def make_config(settings: dict[str, Any]) -> Config:
         raise ConfigError("\n".join(lines.values())) from None
 
 
+REMEDIES = {  # by the beginning of pydantic's error type
+    "greater_than": "Use a larger one.",
+    "less_than": "Use a smaller one.",
+    "finite_number": "Use a finite number.",
+    "int_": "Use a whole number, 1000 or 1e3.",
+    "float_": "Use a number.",
+    "bool_": "Use true or false.",
+    "literal_error": "Use one of these.",
+    "dict_": "Use `name: value` pairs.",
+    "tuple_": "Use a list.",
+}
+
+
 def _in_words(error: Any) -> str:
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if not path:
@@ -377,7 +388,7 @@ def _in_words(error: Any) -> str:
         return unknown_name("setting", path, Config.model_fields)
     if error["type"] == "missing":
         return f"{path} is missing. Give it."
-    remedy = {"greater_than": "Use a larger one.", "finite_number": "Use a finite number."}.get(error["type"], "")
+    remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
     return f"{path}={error['input']!r}: {_lower(error['msg'])}. {remedy}".rstrip()
 
 

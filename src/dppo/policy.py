@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def load_policy(path: str | Path) -> Policy:
         CheckpointError: there is none, or it is damaged.
     """
     found = checkpoints.find(Path(path))
+    for problem in found.damaged:
+        # A warning, for whoever calls this has no terminal of ours to be told on.
+        warnings.warn(f"passed over a newer checkpoint, which is damaged: {problem}", stacklevel=2)
     checkpoint = checkpoints.load(found.path)
     try:
         spaces, spec = model_from(checkpoint.state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from dppo.config import CLOSE_ON_RESUME, FREE_ON_RESUME, OF_ACTORS, OF_LEARNERS, Config, read_settings
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records import checkpoint as checkpoints
+from dppo.records.metrics import FILE
 
 CONFIG = "config.yaml"
 
@@ -44,11 +46,11 @@ def create(config: Config) -> Path:
     if run_dir is None:
         env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
         run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
-    if (run_dir / CONFIG).exists():
-        raise ConfigError(
-            f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
-        )
     try:
+        if any((run_dir / name).exists() for name in (FILE, checkpoints.FOLDER)):
+            raise ConfigError(
+                f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
         settings = resolved(config) | {"versions": versions()}
         (run_dir / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf8")
@@ -57,6 +59,15 @@ def create(config: Config) -> Path:
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Name another with --run-dir."
         ) from None
     return run_dir
+
+
+def discard_unused(run_dir: Path) -> None:
+    """Remove what `create` made, if nothing has been trained: a mistake shall not leave folders behind."""
+    if any((run_dir / name).exists() for name in (FILE, checkpoints.FOLDER)):
+        return
+    (run_dir / CONFIG).unlink(missing_ok=True)
+    with suppress(OSError):  # it was there before, with something in it
+        run_dir.rmdir()
 
 
 def _free(path: Path) -> Path:

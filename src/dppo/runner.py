@@ -79,6 +79,8 @@ def train(config: Config, *, resume: str | Path | None = None, progress: Progres
     run_dir = start.run_dir if start else run_folder.create(config)
     progress = progress or make_progress(config.progress)
     with ExitStack() as stack:
+        if start is None:
+            stack.callback(run_folder.discard_unused, run_dir)
         stack.callback(progress.close)
         return _Run(config, run_dir, progress, began, stack).go(start)
 

@@ -36,10 +36,10 @@ class StopSignals:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Within, a stop raises `StopRequested` at once; outside, it is only noted in `received`."""
-        if self.received is not None:
-            raise StopRequested
-        self._interruptible = True
         try:
+            self._interruptible = True  # first, so that no signal falls between the two
+            if self.received is not None:
+                raise StopRequested
             yield
         finally:
             self._interruptible = False

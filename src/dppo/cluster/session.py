@@ -62,8 +62,8 @@ class RaySession:
         cpus = max(1, math.ceil(wanted.pop("CPU")))
         if cpus > cores:
             notify(
-                f"{num_actors} actors{f' and {num_learners} learner(s)' if num_learners else ''} on {cores} cores: simulators "
-                f"that wait gain from it, simulators that compute share the cores."
+                f"{num_actors} actors{f' and {num_learners} learner(s)' if num_learners else ''} on {cores} cores: "
+                f"simulators that wait gain from it, simulators that compute share the cores."
             )
         _start(ray, cpus, wanted, store_bytes, dashboard, notify)
 
@@ -192,8 +192,9 @@ def _check_capacity(
     have = {name: sum(node.get(name, 0.0) for node in nodes) for name in wanted}
     if num_learners and any(have[name] < amount for name, amount in wanted.items()):
         raise ConfigError(
-            f"num_learners={num_learners}: {num_actors} actors and {num_learners} learners need {_in_words(wanted)}, the "
-            f"cluster's {len(nodes)} nodes have {_in_words(have)}. Use fewer, or lower --learner-cpus or --cpus-per-actor."
+            f"num_learners={num_learners}: {num_actors} actors and {num_learners} learners need {_in_words(wanted)}, "
+            f"the cluster's {len(nodes)} nodes have {_in_words(have)}. Use fewer, or lower --learner-cpus or "
+            f"--cpus-per-actor."
         )
     holds = sum(actors_that_fit(node, needs) for node in nodes)
     if holds < num_actors:

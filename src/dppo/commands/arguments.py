@@ -34,6 +34,8 @@ class Arguments:
     """For `make_config`; not yet checked."""
     preset: str | None = None
     """The preset whose settings are among them."""
+    tuned: frozenset[str] = frozenset()
+    """The settings that come from it."""
     resume: Path | None = None
 
 
@@ -53,18 +55,19 @@ def parse(argv: list[str], prog: str) -> Arguments:
     settings = read_settings(Path(config)) if config else {}
     env_id = given.get("env_id", settings.get("env_id"))
     if env_id is None:
-        raise ConfigError(f"{prog}: which environment? For example: {prog} CartPole-v1 --num-actors 8")
+        raise ConfigError(f"which environment? For example: {prog} CartPole-v1 --num-actors 8")
     preset, tuned = _preset(preset or "auto", str(env_id))
-    return Arguments(tuned | settings | given, preset)
+    return Arguments(tuned | settings | given, preset, frozenset(tuned) - {*settings, *given})
 
 
 def _resumed(given: dict[str, Any], resume: Path, config: str | None, preset: str | None) -> Arguments:
-    for name, value in (("config", config), ("preset", preset)):
+    for name, value in (("config", config), ("preset", preset), ("run_dir", given.get("run_dir"))):
         if value is not None:
             raise ConfigError(
-                f"{name}={value} has no effect with --resume, which takes the run's own settings. Leave it out."
+                f"{name}={value} has no effect with --resume, which goes on in the run's own folder with its settings. "
+                f"Leave it out."
             )
-    return Arguments(settings_to_resume(resume, given), None, resume)
+    return Arguments(settings_to_resume(resume, given), resume=resume)
 
 
 # ------------------------------------------------------------------ presets
@@ -167,18 +170,25 @@ def parse_quietly(flags: Any, argv: list[str], prog: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-    lines = [line.strip("│╭╮╰╯─ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue()).splitlines()]
-    said = [line for line in lines if line]
-    unknown = next((line for line in said if line.startswith("Unrecognized options")), None)
-    if unknown:
-        flag = next((word for word in argv if word.startswith("-") and word.rstrip(",") in unknown), argv[0])
-        known = [f"--{name.replace('_', '-')}" for name in flags.__dataclass_fields__]
-        raise UsageError(
-            f"{unknown_name('flag', flag.partition('=')[0].replace('_', '-'), known)} `{prog} --help` lists them."
+    raise UsageError(_in_words(told.getvalue(), flags, prog))
+
+
+def _in_words(box: str, flags: Any, prog: str) -> str:
+    """The message in tyro's box of an error, as one line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│|╭╮╰╯─-+ \t") for line in plain.splitlines()]
+    said = " ".join(line for line in lines if line)
+    unknown = re.search(r"Unrecognized options: (\S+?)(,|\s|$)", said)
+    if unknown is None:
+        said = re.split(r" (?:For full helptext|Argument helptext)", said)[0]
+        return re.sub(r"^(Value error|Required options|Missing arguments?|Parsing error|Invalid choice)\s+", "", said)
+    word = unknown[1].partition("=")[0].replace("_", "-")
+    if not word.startswith("-"):
+        return (
+            f"{unknown[1]}: is one word too many. ENV_ID or RUN comes first; switches like --anneal-lr take no value."
         )
-    raise UsageError(
-        " ".join(line for line in said[1:3] if not line.startswith("Argument helptext")) or told.getvalue()
-    )
+    known = [f"--{name.replace('_', '-')}" for name in flags.__dataclass_fields__]
+    return f"{unknown_name('flag', word, known)} `{prog} --help` lists them."
 
 
 class UsageError(DppoError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -49,7 +50,11 @@ def main(argv: list[str]) -> int:
     flags = parse_quietly(Flags, argv, "dppo eval")
     if flags.episodes < 1:
         raise ConfigError(f"episodes={flags.episodes}: there is nothing to play. Use at least 1.")
-    policy = load_policy(flags.run)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        policy = load_policy(flags.run)
+    for warning in told:
+        print(f"note: {warning.message}")
     config = make_config(config_of(flags.run))
     how = "drawing actions" if flags.stochastic else "taking the likeliest action"
     print(f"{config.env_name}, policy after {policy.state['global_step']:,} steps, {how}, {flags.episodes} episodes")

@@ -62,9 +62,7 @@ def _project_name(pyproject: Path) -> str | None:
         text = pyproject.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    found = re.search(
-        r"""^\[project\](?:(?!^\[).)*?^name\s*=\s*["']([^"']*)["']""", text, re.MULTILINE | re.DOTALL
-    )
+    found = re.search(r"""^\[project\](?:(?!^\[).)*?^name\s*=\s*["']([^"']*)["']""", text, re.MULTILINE | re.DOTALL)
     return found.group(1) if found else None
 
 

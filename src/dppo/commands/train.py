@@ -7,12 +7,19 @@ from typing import Any
 
 from dppo.commands import arguments
 from dppo.config import make_config
+from dppo.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
     """Train as the flags say; returns the exit code."""
     wanted = arguments.parse(argv, "dppo train")
-    config = make_config(wanted.settings)
+    try:
+        config = make_config(wanted.settings)
+    except ConfigError as error:
+        if not any(setting in str(error) for setting in wanted.tuned):
+            raise
+        hint = f"The settings tuned for {wanted.preset} are in force; --preset none leaves them out."
+        raise ConfigError(f"{error}\n{hint}") from None
 
     from dppo.runner import train
 

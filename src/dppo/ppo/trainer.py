@@ -103,9 +103,11 @@ class PPOTrainer:
         small, larger = divmod(len(batch), count)
         if self.options.norm_adv:
             # Minibatches side by side, first those with one row more.
-            blocks = shuffled.advantages.split([larger * (small + 1), (count - larger) * small])
-            tables = [blocks[0].view(larger, small + 1), blocks[1].view(count - larger, small)]
-            shuffled = replace(shuffled, advantages=self._standardized([table for table in tables if len(table)]))
+            edge = larger * (small + 1)
+            first = shuffled.advantages[:edge].view(larger, small + 1)
+            second = shuffled.advantages[edge:].view(count - larger, small)
+            tables = [table for table in (first, second) if len(table)]
+            shuffled = replace(shuffled, advantages=self._standardized(tables))
         yield from shuffled.split([small + 1] * larger + [small] * (count - larger))
 
     def _standardized(self, tables: list[Tensor]) -> Tensor:
@@ -115,15 +117,13 @@ class PPOTrainer:
             tables: [minibatches, rows of each], for all of an epoch at once.
         """
         moments = merged_moments(self._parallel.gather(torch.cat([moments_of(table) for table in tables])))
-        counts, means, squares = moments.split([1, 1, 1], dim=1)
-        scales = (squares / (counts - 1)).sqrt() + 1e-8
-        lengths = [len(table) for table in tables]
-        return torch.cat(
-            [
-                ((table - mean) / scale).flatten()
-                for table, mean, scale in zip(tables, means.split(lengths), scales.split(lengths), strict=True)
-            ]
-        )
+        means, scales = moments[:, 1:2], (moments[:, 2:3] / (moments[:, :1] - 1)).sqrt() + 1e-8
+        done, parts = 0, []
+        for table in tables:
+            rows = slice(done, done + len(table))
+            parts.append(((table - means[rows]) / scales[rows]).flatten())
+            done += len(table)
+        return torch.cat(parts)
 
     # ------------------------------------------------------------------ one step
 
@@ -166,16 +166,21 @@ class PPOTrainer:
         most = self.options.micro_batch_size or len(minibatch)
         if len(minibatch) <= most:
             return self._backward_at_once(minibatch, 1.0)
-        sizes = [most] * (len(minibatch) // most) + ([len(minibatch) % most] if len(minibatch) % most else [])
-        shares = [size / len(minibatch) for size in sizes]
-        pieces = [
-            self._backward_at_once(piece, share) for piece, share in zip(minibatch.split(sizes), shares, strict=True)
-        ]
-        means = [
-            torch.stack([value * share for value, share in zip(values, shares, strict=True)]).sum()
-            for values in list(zip(*pieces, strict=True))[:4]
-        ]
-        return _Step(*means, torch.cat([piece.log_ratio for piece in pieces]))
+        pieces = minibatch.split([min(most, len(minibatch) - start) for start in range(0, len(minibatch), most)])
+        shares = [len(piece) / len(minibatch) for piece in pieces]
+        steps = [self._backward_at_once(piece, share) for piece, share in zip(pieces, shares, strict=True)]
+
+        def mean(name: str) -> Tensor:
+            weighted = [getattr(step, name) * share for step, share in zip(steps, shares, strict=True)]
+            return torch.stack(weighted).sum()
+
+        return _Step(
+            policy_loss=mean("policy_loss"),
+            value_loss=mean("value_loss"),
+            entropy=mean("entropy"),
+            grad_norm=mean("grad_norm"),
+            log_ratio=torch.cat([step.log_ratio for step in steps]),
+        )
 
     def _backward_at_once(self, rows: Batch, share: float) -> _Step:
         """Add `share` of the gradient of the mean loss of `rows`."""

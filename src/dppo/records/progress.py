@@ -157,6 +157,7 @@ def plain_line(row: Mapping[str, float], total_steps: int) -> str:
 
 
 def share(part: float, whole: float) -> float:
+    """`part` of `whole`, between 0 and 1."""
     return min(1.0, part / whole) if whole > 0 else 1.0
 
 

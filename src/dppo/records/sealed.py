@@ -220,10 +220,12 @@ def damaged(path: Path, expected: str, found: str) -> CheckpointError:
 
 
 def cause(error: OSError) -> str:
+    """What the system says, as a sentence."""
     return f"{error.strerror or error}."
 
 
 def remedy(error: OSError) -> str:
+    """What to do about it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space there."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
