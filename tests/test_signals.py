@@ -20,6 +20,8 @@ STEPS, ITERATIONS, SAMPLERS = 200, 4, 2
 TOTAL = STEPS * ITERATIONS * SAMPLERS
 SLOW_AFTER = 2 * STEPS + 10  # two iterations are quick; what is left of the third then takes minutes
 SOON_S = 40.0  # the promise is 10 s; the machine may be busy. To the end of the segment it would take 190 s and more.
+# Killed with its driver, Ray takes its actors along at once, but two of its helpers first try for 60 s to report it.
+HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 both_signals = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 in_process_and_on_ray = pytest.mark.parametrize("num_actors", [0, 2])
 
@@ -102,7 +104,7 @@ def test_a_second_signal_while_it_tidies_up_stops_it_at_once(
         command.wait_until(lambda: checkpoints_in(tmp_path) or not command.running, SOON_S)
         command.send(number)
         assert command.wait(SOON_S) == code
-        command.leaves_nothing_within(30)
+        command.leaves_nothing_within(20, but=HELPERS_OF_RAY)
         assert "Traceback" not in command.err
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
 
@@ -152,6 +154,14 @@ def test_after_sigkill_nothing_is_left_but_a_run_that_can_go_on(
             assert sum("ray::PPOActor" in line for line in command.processes().values()) == num_actors
         command.send(signal.SIGKILL)
         assert command.wait(SOON_S) == 137
-        command.leaves_nothing_within(30)
+        command.leaves_nothing_within(20, but=HELPERS_OF_RAY)
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
     assert goes_on_as_if_nothing_had_been(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_after_sigkill_nothing_of_ray_is_left_either(tmp_path: Path) -> None:
+    with busy_command(tmp_path, num_actors=2) as command:
+        command.send(signal.SIGKILL)
+        assert command.wait(SOON_S) == 137
+        command.leaves_nothing_within(120)
