@@ -1,130 +1,311 @@
-"""Several trainers, each with its share of the rows, are one trainer with all of them."""
+"""L trainers with minibatches of M / L rows, each on its own rows, are one trainer with minibatches of M."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, random_weights, spec_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meetings import Meeting, OwnOrders, Processes
 from torch import Tensor
 
+from dppo.errors import TrainingDiverged
 from dppo.ppo.batch import Batch
 from dppo.ppo.moments import merged_moments, moments_of
+from dppo.ppo.parallel import Alone, Group, Parallel
 from dppo.ppo.trainer import PPOTrainer, TrainerOptions
-from dppo.spaces import BoxActions, DiscreteActions
 
-
-class Meeting:
-    """Ranks that are threads of this process: one face of `Parallel` for each."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=30)
-        self._brought: list[Tensor] = [torch.empty(0)] * size
-        self.ranks = [Rank(self, rank, size) for rank in range(size)]
-
-    def exchange(self, rank: int, tensor: Tensor) -> Tensor:
-        """What all ranks brought, stacked in their order."""
-        self._brought[rank] = tensor.clone()
-        self._barrier.wait()
-        everything = torch.stack(self._brought)
-        self._barrier.wait()
-        return everything
-
-    def all_do(self, work: Callable[[int], Any]) -> list[Any]:
-        """Let every rank do its work; the results, in the order of ranks."""
-        results: list[Any] = [None] * len(self.ranks)
-
-        def run(rank: int) -> None:
-            try:
-                results[rank] = work(rank)
-            except Exception as error:
-                results[rank] = error
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.ranks))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results
-
-
-class Rank:
-    """One of those who meet."""
-
-    def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
-        self.rank, self.size, self._meeting = rank, size, meeting
-
-    def sum_(self, tensor: Tensor) -> None:
-        tensor.copy_(self._meeting.exchange(self.rank, tensor).sum(dim=0))
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        return self._meeting.exchange(self.rank, tensor)
-
-
-OPTIONS = TrainerOptions(
-    update_epochs=2,
-    minibatches=1,
+ROWS, LEARNING_RATE = 48, 3e-3  # rows of all ranks: 4 ranks with up to 12 minibatches have one row of each
+PLAIN = TrainerOptions(
+    update_epochs=3,
+    minibatches=4,
     micro_batch_size=None,
     norm_adv=True,
     clip_coef=0.2,
-    clip_vloss=True,
-    ent_coef=0.02,
+    clip_vloss=False,
+    ent_coef=0.01,
     vf_coef=0.5,
-    max_grad_norm=0.1,
+    max_grad_norm=0.5,
     target_kl=None,
 )
+# What is not said is as in PLAIN. `activation`, `hidden_sizes` and `box` are the model's.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "continuous actions": {"box": True},
+    "relu": {"activation": "relu"},
+    "no hidden layer": {"hidden_sizes": (), "box": True},
+    "advantages as they are": {"norm_adv": False},
+    "clipped value loss": {"clip_vloss": True},
+    "no entropy": {"ent_coef": 0.0},
+    "much entropy, continuous": {"ent_coef": 0.5, "box": True},
+    "value loss alone counts": {"vf_coef": 20.0},
+    "narrow clip": {"clip_coef": 0.02},
+    "gradient always clipped": {"max_grad_norm": 1e-3},
+    "gradient never clipped": {"max_grad_norm": 1e6},
+    "one epoch": {"update_epochs": 1},
+    "one minibatch": {"minibatches": 1},
+    "a row a rank": {"minibatches": 12},
+    "stops in the middle": {"target_kl": 0.105, "update_epochs": 6},
+    "stops in the middle, continuous": {"target_kl": 0.091, "update_epochs": 6, "box": True},
+    "small pieces": {"micro_batch_size": 2},
+    "pieces that do not divide": {"micro_batch_size": 5, "minibatches": 1, "box": True},
+    "all at once": {
+        "box": True,
+        "activation": "relu",
+        "update_epochs": 5,
+        "minibatches": 3,
+        "micro_batch_size": 3,
+        "clip_vloss": True,
+        "clip_coef": 0.1,
+        "ent_coef": 0.05,
+        "vf_coef": 1.3,
+        "max_grad_norm": 0.1,
+        "target_kl": 0.5,
+    },
+}
+STOP_IN_THE_MIDDLE = [name for name in CASES if name.startswith("stops")]
+cases = pytest.mark.parametrize("case", list(CASES))
 
 
-def trainer_of(actions: DiscreteActions | BoxActions, options: TrainerOptions, parallel: Rank | None) -> PPOTrainer:
-    trainer = PPOTrainer(spec_of(actions), 1, options, parallel=parallel)
-    trainer.load(random_weights(trainer.model.spec), trainer.state())
+def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:
+    changes = dict(case)
+    model = {name: changes.pop(name) for name in ("activation", "hidden_sizes") if name in changes}
+    spec = spec_of(BOX if changes.pop("box", False) else DISCRETE, dtype=dtype, **model)
+    trainer = PPOTrainer(spec, 1, dataclasses.replace(PLAIN, **changes), parallel=parallel)
+    trainer.load(random_weights(spec), trainer.state())
     return trainer
 
 
-def some_batch(actions: DiscreteActions | BoxActions, rows: int) -> Batch:
-    rng = np.random.default_rng(0)
-    chosen: Any = rng.integers(0, 3, rows) if isinstance(actions, DiscreteActions) else rng.normal(size=(rows, 2))
-    columns = rng.normal(size=(4, rows))
-    columns[0] -= 1 if isinstance(actions, DiscreteActions) else 3  # log-probabilities
+def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) -> Batch:
+    """Rows whose ratios lie on both sides of the clip; those of later ranks differ more and more from the first's."""
+    trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
+    spec = trainer.model.spec
+    obs = torch.from_numpy(rng.normal(size=(rows, spec.obs_size)).astype(dtype))
+    chosen = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
+    slope = np.linspace(0.5, 1.5, rows)
+    drift, noise, advantages, errors = (torch.from_numpy((rng.normal(size=rows) * slope).astype(dtype)) for _ in range(4))
+    with torch.no_grad():
+        head, values = trainer.model(obs)
+        logprobs = spec.distribution.evaluate(head, trainer.model.log_std, torch.from_numpy(chosen)).logprobs
+    advantages = advantages + 3 * torch.from_numpy(slope.astype(dtype))
     return Batch(
-        torch.from_numpy(rng.normal(size=(rows, 4))), torch.from_numpy(chosen), *map(torch.from_numpy, columns)
+        obs, torch.from_numpy(chosen), logprobs + 0.3 * drift, values + 0.3 * noise, advantages, values + 2 * errors
     )
 
 
-@pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
-@pytest.mark.parametrize("target_kl", [None, 1e-6], ids=["all epochs", "early stop"])
-def test_three_ranks_with_a_third_of_the_rows_are_one_with_all(
-    actions: DiscreteActions | BoxActions, target_kl: float | None
-) -> None:
-    options = TrainerOptions(*(getattr(OPTIONS, name) for name in OPTIONS.__slots__[:-1]), target_kl)
-    batch = some_batch(actions, 36)
-    alone = trainer_of(actions, options, None)
-    figures = alone.update(batch, 1e-2, np.random.default_rng(0))
-    meeting = Meeting(3)
-    trainers = [trainer_of(actions, options, rank) for rank in meeting.ranks]
-    shares = batch.split([12, 12, 12])
-    told = meeting.all_do(lambda rank: trainers[rank].update(shares[rank], 1e-2, np.random.default_rng(rank)))
-    assert figures["minibatches"] == (2 if target_kl is None else 1)
-    for trainer, one in zip(trainers, told, strict=True):
-        np.testing.assert_array_equal(trainer.weights(), trainers[0].weights())  # to the last bit
-        np.testing.assert_allclose(trainer.weights(), alone.weights(), rtol=1e-9, atol=1e-12)
-        assert one == told[0]
-        assert one == pytest.approx(figures, rel=1e-9, abs=1e-12)
+def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
+    """What one rank does, and what it comes to; also run in processes of their own."""
+    torch.set_num_threads(1)
+    share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
+    trainer = trainer_of(case, parallel, dtype)
+    figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank))
+    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
-def test_moments_of_parts_are_those_of_all_samples() -> None:
+def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """One trainer with all rows, whose minibatches are those of all ranks together."""
+    trainer = trainer_of(case)
+    order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.options.minibatches)
+    figures = trainer.update(batch_for(case), LEARNING_RATE, order)
+    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Equal to rounding in float64: weights, optimiser, and every figure."""
+    assert found["step"] == expected["step"]
+    for name in ("weights", "exp_avg", "exp_avg_sq"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    assert found["figures"] == pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
+
+
+def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[1:]:
+        assert rank["figures"] == ranks[0]["figures"]
+        for name in ("weights", "exp_avg", "exp_avg_sq", "step"):
+            np.testing.assert_array_equal(rank[name], ranks[0][name], err_msg=name)
+
+
+# ------------------------------------------------------------------ many options, ranks that are threads
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@cases
+def test_ranks_that_share_the_rows_are_one_trainer_with_all(case: str, size: int) -> None:
+    expected = train_alone(CASES[case], size)
+    ranks = Meeting(size).all_do(lambda parallel: train_a_share(CASES[case], parallel))
+    assert_same_bits(ranks)
+    for rank in ranks:
+        assert_close(rank, expected)
+
+
+def test_every_option_is_varied() -> None:
+    varied = {name for case in CASES.values() for name in case}
+    assert {field.name for field in dataclasses.fields(TrainerOptions)} | {"activation", "box"} <= varied
+
+
+def test_the_cases_do_what_they_are_named_after() -> None:
+    for name in STOP_IN_THE_MIDDLE:
+        case = CASES[name]
+        steps, epoch = train_alone(case, 2)["figures"]["minibatches"], PLAIN.minibatches
+        assert epoch < steps < case["update_epochs"] * epoch, name
+    norms = [train_alone(CASES[f"gradient {often} clipped"], 2)["figures"]["grad_norm"] for often in ("always", "never")]
+    assert 1e-2 < norms[0]
+    assert norms[1] < 1e6
+    assert 0.1 < train_alone(CASES["plain"], 2)["figures"]["clipfrac"] < 0.9
+    before, after = trainer_of({}).weights(), train_alone({}, 2)["weights"]
+    assert np.abs(after - before).min() > 1e-6  # by far more than the tolerance
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.fixed_dictionaries(
+        {
+            "box": st.booleans(),
+            "activation": st.sampled_from(["tanh", "relu"]),
+            "update_epochs": st.integers(1, 3),
+            "minibatches": st.sampled_from([1, 2, 3, 4, 6, 12]),
+            "micro_batch_size": st.sampled_from([None, 1, 2, 3, 5]),
+            "norm_adv": st.booleans(),
+            "clip_vloss": st.booleans(),
+            "clip_coef": st.sampled_from([0.05, 0.2]),
+            "ent_coef": st.sampled_from([0.0, 0.03]),
+            "vf_coef": st.sampled_from([0.0, 0.5]),
+            "max_grad_norm": st.sampled_from([0.05, 0.5, 1e3]),
+            "target_kl": st.sampled_from([None, 0.08, 0.1, 0.2]),
+        }
+    ),
+    size=st.sampled_from([1, 2, 4]),
+)
+def test_any_combination_of_options_is_the_same_on_ranks(case: dict[str, Any], size: int) -> None:
+    ranks = Meeting(size).all_do(lambda parallel: train_a_share(case, parallel))
+    assert_same_bits(ranks)
+    assert_close(ranks[-1], train_alone(case, size))
+
+
+# ------------------------------------------------------------------ real processes that talk through gloo
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    with Processes(4) as processes:
+        yield processes
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_processes_that_talk_through_gloo_are_one_trainer_with_all(processes: Processes, size: int) -> None:
+    told = processes.all_do(size, train_shares_over_gloo, list(CASES.values()), "float64")
+    for number, case in enumerate(CASES.values()):
+        ranks = [rank[number] for rank in told]
+        assert_same_bits(ranks)
+        assert_close(ranks[0], train_alone(case, size))
+
+
+def test_processes_come_to_the_same_bits_again_and_again_in_float32(processes: Processes) -> None:
+    once, again = (processes.all_do(4, train_shares_over_gloo, [CASES["all at once"]], "float32") for _ in range(2))
+    assert_same_bits([rank[0] for rank in once + again])
+    assert once[0][0]["weights"].dtype == np.float32
+
+
+def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
+    """Runs in each of the processes."""
+    return [train_a_share(case, Group(), dtype) for case in cases]
+
+
+# ------------------------------------------------------------------ what is of all ranks, not of each
+
+
+def one_rank_drifts(case: dict[str, Any], parallel: Parallel) -> tuple[float, float]:
+    """SGD steps made, where the last rank's rows have drifted far from the policy and the others' have not at all."""
+    share = batch_for(case).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
+    drift = 1.0 if parallel.rank == parallel.size - 1 else 0.0
+    share = dataclasses.replace(share, logprobs=share.logprobs + drift)
+    trainer = trainer_of(case, parallel)
+    figures = trainer.update(share, 1e-12, np.random.default_rng(0))
+    return figures["minibatches"], figures["approx_kl"]
+
+
+def test_all_ranks_stop_together_by_the_kl_of_all() -> None:
+    """Left to themselves, one rank would stop and the other go on: each would wait for the other for ever."""
+    kls = [one_rank_drifts({"update_epochs": 1, "minibatches": 1}, Alone())[1] for _ in range(1)]
+    for target_kl, steps in ((0.75 * kls[0] / 2, 1.0), (1e3, 3.0)):
+        case = {"minibatches": 1, "target_kl": target_kl}
+        told = Meeting(2).all_do(lambda parallel, case=case: one_rank_drifts(case, parallel))
+        assert [one[0] for one in told] == [steps, steps]
+        assert told[0][1] == told[1][1]
+
+
+def test_advantages_are_standardised_over_all_ranks() -> None:
+    """A rank whose advantages are all alike has none to learn from by itself; beside others they are low or high."""
+
+    def standardised(parallel: Parallel) -> list[Tensor]:
+        batch = batch_for({})
+        share = batch.split([ROWS // 2] * 2)[parallel.rank]
+        share = dataclasses.replace(share, advantages=torch.full((ROWS // 2,), 7.0 + parallel.rank, dtype=torch.float64))
+        trainer = trainer_of({}, parallel)
+        return [one.advantages for one in trainer._minibatches(share, np.random.default_rng(parallel.rank))]
+
+    low, high = Meeting(2).all_do(standardised)
+    for minibatch in (torch.cat(pair) for pair in zip(low, high, strict=True)):
+        expected = torch.tensor([7.0, 8.0], dtype=torch.float64).repeat_interleave(len(minibatch) // 2)
+        expected = (expected - expected.mean()) / (expected.std() + 1e-8)
+        torch.testing.assert_close(minibatch, expected)
+
+
+def test_what_one_rank_cannot_learn_from_stops_all_and_leaves_all_weights() -> None:
+    def poisoned(parallel: Parallel) -> tuple[str, np.ndarray]:
+        share = batch_for({}).split([ROWS // 2] * 2)[parallel.rank]
+        if parallel.rank == 1:
+            share.returns[0] = float("nan")
+        trainer = trainer_of({"minibatches": 1}, parallel)
+        with pytest.raises(TrainingDiverged) as raised:
+            trainer.update(share, LEARNING_RATE, np.random.default_rng(0))
+        return str(raised.value), trainer.weights()
+
+    told = Meeting(2).all_do(poisoned)
+    assert all("SGD step 0 " in text for text, _ in told)
+    for _, weights in told:
+        np.testing.assert_array_equal(weights, trainer_of({}).weights())
+
+
+def test_a_gradient_is_the_mean_over_ranks() -> None:
+    def gradient(parallel: Parallel) -> np.ndarray:
+        trainer = trainer_of({}, parallel)
+        trainer._parameters.gradient.fill_(parallel.rank + 1.0)
+        trainer.sum_gradients()
+        return trainer._parameters.gradient.numpy().copy()
+
+    for size in (1, 2, 4):
+        for found in Meeting(size).all_do(gradient):
+            np.testing.assert_array_equal(found, (size + 1) / 2)
+
+
+# ------------------------------------------------------------------ moments
+
+
+@pytest.mark.parametrize("sizes", [(12,), (6, 6), (1, 5, 2), (3, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:
     rng = np.random.default_rng(1)
-    parts = [torch.from_numpy(rng.normal(loc, 3, (2, size))) for loc, size in ((5, 4), (-7, 2), (100, 6))]
-    found = merged_moments(torch.stack([moments_of(part) for part in parts]))
-    everything = torch.cat(parts, dim=1).numpy()
-    np.testing.assert_allclose(found[:, 0], 12)
-    np.testing.assert_allclose(found[:, 1], everything.mean(axis=1))
-    np.testing.assert_allclose(found[:, 2], everything.var(axis=1) * 12)
+    parts = [rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)]
+    found = merged_moments(torch.stack([moments_of(torch.from_numpy(part)) for part in parts]))
+    everything = np.concatenate(parts, axis=1)
+    np.testing.assert_array_equal(found[:, 0], sum(sizes))
+    np.testing.assert_allclose(found[:, 1], everything.mean(axis=1), rtol=1e-14)
+    np.testing.assert_allclose(found[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
+
+
+def test_moments_of_one_part_are_left_as_they_are() -> None:
+    """One learner on Ray must do to the bit what training in the driver does."""
+    moments = moments_of(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
+    assert torch.equal(merged_moments(moments.unsqueeze(0)), moments)
+    assert torch.equal(merged_moments(Alone().gather(moments)), moments)
+
+
+def test_a_row_of_one_sample_does_not_deviate() -> None:
+    found = moments_of(torch.tensor([[3.0], [-1.0]]))
+    assert found.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

@@ -1,7 +1,7 @@
 """PPO's loss and its gradient, as pure functions of tensors.
 
-The gradients by the network's outputs are a few lines of calculus, and written out they halve the time of a minibatch:
-autograd is left with the network, whatever it is. Tests hold each of them against autograd.
+The gradients by the network's outputs are a few lines of calculus, and written out they spare a third of a minibatch's
+time. Tests hold each of them against autograd.
 """
 
 from __future__ import annotations

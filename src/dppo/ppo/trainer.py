@@ -185,7 +185,7 @@ class PPOTrainer:
     def _backward_at_once(self, rows: Batch, share: float) -> _Step:
         """Add `share` of the gradient of the mean loss of `rows`."""
         options = self.options
-        head, values = self.model(rows.obs)
+        head, values, kept = self.model.forward_keeping(rows.obs)
         with torch.no_grad():
             policy = self._distribution.evaluate(head, self.model.log_std, rows.actions)
             log_ratio = policy.logprobs - rows.logprobs
@@ -199,7 +199,7 @@ class PPOTrainer:
                 by_logprob *= share
             by_head, by_log_std = policy.gradients(by_logprob, -options.ent_coef * share / len(rows))
             by_value *= options.vf_coef * share
-        torch.autograd.backward([head, values], [by_head, by_value])
+        self.model.backward(kept, by_head, by_value)
         if by_log_std is not None:
             assert self.model.log_std is not None
             assert self.model.log_std.grad is not None

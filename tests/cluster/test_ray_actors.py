@@ -1,0 +1,362 @@
+"""Actors on the worst day: they hang, die, come late and never start. Through real causes, and with an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from commandline import actors_of_this_process, command_line, fresh_environment
+from odd_worlds import reporting_cartpole
+
+import dppo
+from dppo.config import make_config
+from dppo.errors import ClusterError
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
+# Long enough for a busy machine to start a process in; what hangs here hangs for an hour.
+PATIENCE_S = 15.0
+
+
+class Listener:
+    """A progress display that keeps what it is told, and does something after an iteration or a note."""
+
+    def __init__(
+        self,
+        after_iteration: Callable[[int], None] = lambda number: None,
+        after_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+        self._after_iteration = after_iteration
+        self._after_note = after_note
+
+    def start(self, title: str, lines: list[str], total_steps: int) -> None:
+        self.lines += lines
+
+    def iteration(self, row: dict[str, float]) -> None:
+        self._after_iteration(int(row["iteration"]))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self._after_note(text)
+
+    def finish(self, lines: list[str]) -> None:
+        self.lines += lines
+
+    def close(self) -> None:
+        pass
+
+
+def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo.Config:
+    return make_config({"env_id": env_id, "run_dir": run_dir, **SIZES, **changes})
+
+
+def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None = None, **changes: Any) -> dppo.Config:
+    """CartPole that fails in its 30th step, or in its constructor: once if there is a marker, always otherwise."""
+    failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
+    failure |= {} if marker is None else {"marker": str(marker)}
+    return settings(run_dir, "dppo/CrashingCartPole-v0", env_kwargs=failure, **changes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of the run here when nothing goes wrong, made in this process."""
+    return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
+
+
+# ------------------------------------------------------------------ lost and replaced
+
+
+def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
+    listener = Listener()
+    config = crashing(tmp_path / "run", "hang", marker=tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S)
+    result = dppo.train(config, progress=listener)
+    assert (tmp_path / "marker").exists()
+    assert result.weights_sha256 == undisturbed
+    assert result.incidents == {"actor_hung": 1}
+    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=15", listener.notes[0])
+    assert "raise --segment-timeout-s" in listener.notes[0]
+    assert "Dealt with: 1 x actor_hung" in listener.lines
+
+
+def test_a_simulator_that_hangs_while_it_is_made_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
+    config = crashing(
+        tmp_path / "run", "hang", "constructor", tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S
+    )
+    result = dppo.train(config)
+    assert result.weights_sha256 == undisturbed
+    assert result.incidents == {"actor_hung": 1}
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_all_actors_lost_at_once(how: str, undisturbed: str, tmp_path: Path) -> None:
+    """While the learner learns: nobody waits for them at that moment."""
+
+    def kill_all(number: int) -> None:
+        if number == 2:
+            for pid in actors_of_this_process():
+                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGTERM)
+
+    result = dppo.train(settings(tmp_path / "run", num_actors=3), progress=Listener(kill_all))
+    assert result.weights_sha256 == undisturbed
+    assert result.incidents == {"actor_lost": 3}
+
+
+def test_an_actor_frozen_past_its_deadline_is_not_heard_when_it_thaws(undisturbed: str, tmp_path: Path) -> None:
+    """SIGSTOP, as a machine that is suspended or swaps: it comes back, with an answer to an old question."""
+    frozen: list[int] = []
+
+    def freeze_one(number: int) -> None:
+        if number == 1:
+            frozen.append(min(actors_of_this_process()))
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    def thaw(note: str) -> None:
+        if "counts as hung" in note:
+            with suppress(ProcessLookupError):  # killed already, which is as good
+                os.kill(frozen[0], signal.SIGCONT)
+
+    config = settings(tmp_path / "run", num_actors=2, segment_timeout_s=PATIENCE_S)
+    result = dppo.train(config, progress=Listener(freeze_one, thaw))
+    assert result.weights_sha256 == undisturbed
+    assert result.incidents == {"actor_hung": 1}
+    wait_until(lambda: frozen[0] not in actors_of_this_process())
+
+
+def test_a_frozen_actor_is_killed_though_it_cannot_hear(tmp_path: Path) -> None:
+    """It may hold a licence, a port or a GPU that its successor needs."""
+    frozen: list[int] = []
+
+    def freeze_one(number: int) -> None:
+        if number == 1:
+            frozen.append(min(actors_of_this_process()))
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    try:
+        config = settings(tmp_path / "run", num_actors=1, num_samplers=1, segment_timeout_s=PATIENCE_S)
+        result = dppo.train(config, progress=Listener(freeze_one))
+        assert result.incidents == {"actor_hung": 1}
+        wait_until(lambda: frozen[0] not in actors_of_this_process())
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(frozen[0], signal.SIGCONT)
+
+
+# ------------------------------------------------------------------ lost again and again
+
+
+@pytest.mark.parametrize(("how", "where"), [("kill", "step"), ("exit", "constructor")])
+def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> None:
+    listener = Listener()
+    config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
+    with pytest.raises(ClusterError) as stopped:
+        dppo.train(config, progress=listener)
+    said = str(stopped.value)
+    assert re.search(r"actor 0 \(samplers 0, 1, 2, 3\) died", said)
+    assert "replaced 2 times in a row" in said
+    assert "max_actor_restarts=2" in said
+    assert "--num-actors 0" in said
+    assert [note for note in listener.notes if "replaced" in note] == listener.notes
+    assert len(listener.notes) == 2
+    wait_until(lambda: not actors_of_this_process())
+
+
+def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
+    config = crashing(
+        tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=PATIENCE_S
+    )
+    with pytest.raises(ClusterError) as stopped:
+        dppo.train(config)
+    assert "segment_timeout_s=15" in str(stopped.value)
+    assert "actor 0" in str(stopped.value)
+    wait_until(lambda: not actors_of_this_process())
+
+
+def test_a_simulator_that_crashes_now_and_then_does_not_use_up_the_restarts(tmp_path: Path) -> None:
+    """Every delivered segment gives them back: a run of weeks may lose many actors, if not in a row."""
+
+    def kill_one(number: int) -> None:
+        os.kill(min(actors_of_this_process()), signal.SIGKILL)
+        wait_until(lambda: len(actors_of_this_process()) == 0)
+
+    config = settings(tmp_path / "run", num_actors=1, num_samplers=1, total_timesteps=160, max_actor_restarts=1)
+    result = dppo.train(config, progress=Listener(kill_one))
+    assert result.iterations == 4
+    assert result.incidents == {"actor_lost": 3}
+
+
+# ------------------------------------------------------------------ where simulators live
+
+
+def test_simulators_live_in_actors_which_are_light_and_see_no_gpu(tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    kwargs = {"folder": str(reports), "gravity": [9.8, {"on": "earth"}]}
+    dppo.train(settings(tmp_path / "run", reporting_cartpole, env_kwargs=kwargs, num_actors=2))
+    told = [json.loads(path.read_text()) for path in reports.glob("*.json")]
+    pids = {report["pid"] for report in told}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert len(told) > 12  # 4 constructors and resets, some of them after an update
+    for report in told:
+        assert report["kwargs"] == {"gravity": [9.8, {"on": "earth"}]}
+        assert report["heavy"] == []
+        assert report["cuda"] == ""
+        assert report["omp"] == "1"
+        assert set(report["blas_threads"][:1]) == {1}
+
+
+def test_a_function_that_cannot_be_imported_anywhere_can_still_be_sent(undisturbed: str, tmp_path: Path) -> None:
+    length = 0.5  # of the pole, as CartPole has it
+
+    def make(**kwargs: Any) -> gym.Env[Any, Any]:
+        env = gym.make("CartPole-v1")
+        env.unwrapped.length = length * kwargs["longer"]  # type: ignore[attr-defined]
+        return env
+
+    config = settings(tmp_path / "run", make, env_kwargs={"longer": 1.0}, num_actors=2)
+    assert dppo.train(config).weights_sha256 == undisturbed
+    config = settings(tmp_path / "lambda", lambda: gym.make("CartPole-v1"), num_actors=1)
+    assert dppo.train(config).weights_sha256 == undisturbed
+
+
+SCRIPT = """
+import gymnasium as gym
+from dppo import Config, train
+
+class MyCartPole(gym.Wrapper):
+    def step(self, action):
+        return self.env.step(action)
+
+def make():
+    return MyCartPole(gym.make("CartPole-v1"))
+
+if __name__ == "__main__":
+    print(train(Config(env_id=make, num_actors=2, run_dir="run", **SIZES)).weights_sha256)
+"""
+
+
+def test_a_function_of_a_script_can_be_sent(undisturbed: str, tmp_path: Path) -> None:
+    """By a process of its own, which takes part in the Ray that runs here."""
+    import ray
+
+    (tmp_path / "script.py").write_text(SCRIPT.replace("SIZES", repr(SIZES)))
+    env = fresh_environment(RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    env |= {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [undisturbed]
+
+
+# ------------------------------------------------------------------ what a run leaves as it found it
+
+
+def test_a_ray_that_was_there_stays_and_has_everything_back(tmp_path: Path) -> None:
+    import ray
+
+    remember = ray.remote(num_cpus=0)(Memory).remote(41)
+    before = ray.cluster_resources()
+    dppo.train(settings(tmp_path / "run", num_actors=2))
+    assert ray.is_initialized()
+    assert ray.cluster_resources() == before
+    wait_until(lambda: ray.available_resources().get("CPU") == before["CPU"])
+    assert ray.get(remember.add.remote(1), timeout=30) == 42
+    ray.kill(remember)
+    wait_until(lambda: not actors_of_this_process())
+
+
+class Memory:
+    """Somebody else's actor."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def add(self, number: int) -> int:
+        self._number += number
+        return self._number
+
+
+def test_the_processs_own_handlers_variables_and_threads_are_as_before(tmp_path: Path) -> None:
+    import torch
+
+    def handler(*_: object) -> None: ...
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    environ, threads = dict(os.environ), torch.get_num_threads()
+    try:
+        dppo.train(settings(tmp_path / "run", num_actors=1))
+        assert {signal.getsignal(number) for number in before} == {handler}
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+    assert dict(os.environ) == environ
+    assert torch.get_num_threads() == threads
+
+
+def test_training_from_a_thread_works(undisturbed: str, tmp_path: Path) -> None:
+    """As in a notebook or a server: there are no signals to listen to there."""
+    found: list[str] = []
+    config = settings(tmp_path / "run", num_actors=1)
+    thread = threading.Thread(target=lambda: found.append(dppo.train(config).weights_sha256))
+    thread.start()
+    thread.join(120)
+    assert found == [undisturbed]
+
+
+STARTS_RAY = """
+import json, os, signal, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "1"  # the user's own choice
+before = dict(os.environ)
+import dppo
+def handler(*_): pass
+signal.signal(signal.SIGTERM, handler)
+result = dppo.train(dppo.Config(env_id="CartPole-v1", num_actors=1, run_dir="run", **SIZES))
+import ray
+changed = {name: os.environ.get(name) for name in before | dict(os.environ) if os.environ.get(name) != before.get(name)}
+print(json.dumps({"changed": changed, "weights": result.weights_sha256, "ray": ray.is_initialized(),
+                  "handler": signal.getsignal(signal.SIGTERM) is handler}))
+"""
+
+
+def test_a_ray_of_its_own_is_stopped_and_changes_only_variables_of_ray(undisturbed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_RAY.replace("SIZES", repr(SIZES))],
+        cwd=tmp_path,
+        env=fresh_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["weights"] == undisturbed
+    assert told["ray"] is False
+    assert told["handler"] is True
+    assert all(name.startswith("RAY_") for name in told["changed"])
+    assert "RAY_USAGE_STATS_ENABLED" not in told["changed"]
+    assert told["changed"]["RAY_AUTH_MODE"] == "token"
+    assert not Path(told["changed"]["RAY_AUTH_TOKEN_PATH"]).exists()
+
+
+def wait_until(happened: Callable[[], object], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        left = {pid: command_line(pid) for pid in actors_of_this_process()}
+        assert time.monotonic() < deadline, f"did not happen within {timeout_s:g} s; actors: {left}"
+        time.sleep(0.1)
