@@ -12,6 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections.abc import Iterator
@@ -41,25 +42,26 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
     Raises:
         MeasurementError: it ended badly, said nothing, or took too long.
     """
-    began = time.perf_counter()
-    child = subprocess.Popen(
-        command,
-        env=env,
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        stop(child)
-        raise MeasurementError(f"took more than {timeout_s:.0f} s") from None
-    except BaseException:
-        stop(child)
-        raise
-    wall_s = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:  # what libraries leave where they run (MuJoCo's log) goes with it
+        began = time.perf_counter()
+        child = subprocess.Popen(
+            command,
+            env=env,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            stop(child)
+            raise MeasurementError(f"took more than {timeout_s:.0f} s") from None
+        except BaseException:
+            stop(child)
+            raise
+        wall_s = time.perf_counter() - began
     if child.returncode != 0 or not out.strip():
         lines = [line for line in err.strip().splitlines() if line.strip()] or ["no output"]
         raise MeasurementError(f"exit code {child.returncode}: {lines[-1]}")

@@ -110,8 +110,8 @@ class Processes:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(10)
             process.kill()
+            process.join()
 
     def all_do(self, size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         """Let the first `size` processes meet and do their work; the results, in the order of ranks."""
@@ -140,9 +140,7 @@ def _serve(pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         store = distributed.TCPStore("127.0.0.1", port, is_master=False)
-        distributed.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
-        )
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
         try:
             result = work(*args)
         except Exception as error:

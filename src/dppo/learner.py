@@ -14,6 +14,7 @@ from dppo.cluster.pool import ActorPool, Collected
 from dppo.cluster.recovery import ReplayLedger
 from dppo.ppo.normalizer import Statistics
 from dppo.ppo.segment import Episode, PolicySnapshot
+from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.trainers import Trainers
@@ -54,13 +55,13 @@ class PPOLearner:
         """Ask for the first segments."""
         self._request()
 
-    def collect(self) -> Collected:
-        """Receive the segments that were asked for.
+    def collect(self, stop: StopSignals) -> Collected:
+        """Receive the segments that were asked for, unless `stop` comes first.
 
         Waits for: every sampler. Fails when: an environment raises, or more actors are lost than may be. May be given
         up at any moment: nothing has changed then.
         """
-        return self._pool.receive()
+        return self._pool.receive(stop)
 
     def learn(self, collected: Collected, *, last: bool) -> Iteration:
         """Train, publish, and ask for more unless this is the last iteration.

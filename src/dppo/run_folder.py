@@ -17,6 +17,7 @@ import yaml
 from dppo.config import CLOSE_ON_RESUME, FREE_ON_RESUME, OF_ACTORS, OF_LEARNERS, Config, read_settings
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records import checkpoint as checkpoints
+from dppo.records import sealed
 from dppo.records.metrics import FILE
 
 CONFIG = "config.yaml"
@@ -52,13 +53,22 @@ def create(config: Config) -> Path:
                 f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
             )
         run_dir.mkdir(parents=True, exist_ok=True)
-        settings = resolved(config) | {"versions": versions()}
-        (run_dir / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf8")
+        write_settings(config, run_dir)
     except OSError as error:
         raise ConfigError(
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Name another with --run-dir."
         ) from None
     return run_dir
+
+
+def write_settings(config: Config, run_dir: Path) -> None:
+    """Write down what is in force, for whoever reads or resumes the run.
+
+    Raises:
+        OSError: the disk is full, say. What was there is still there.
+    """
+    text = yaml.safe_dump(resolved(config) | {"versions": versions()}, sort_keys=False)
+    sealed.write_file(run_dir / CONFIG, text.encode())
 
 
 def discard_unused(run_dir: Path) -> None:

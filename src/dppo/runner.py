@@ -82,7 +82,10 @@ def train(config: Config, *, resume: str | Path | None = None, progress: Progres
         if start is None:
             stack.callback(run_folder.discard_unused, run_dir)
         stack.callback(progress.close)
-        return _Run(config, run_dir, progress, began, stack).go(start)
+        try:
+            return _Run(config, run_dir, progress, began, stack).go(start)
+        except StopRequested as stop:  # before there was anything to save
+            raise stop.as_interruption() from None
 
 
 class _Run:
@@ -100,20 +103,24 @@ class _Run:
         self.saved_iteration = -1
 
     def go(self, start: run_folder.Start | None) -> Result:
+        with StopSignals() as stop:
+            return self._go(start, stop)
+
+    def _go(self, start: run_folder.Start | None, stop: StopSignals) -> Result:
         self._announce(start)
-        pool, spaces, ledger = self._connect()
+        pool, spaces, ledger = self._connect(stop)
         self.spaces = spaces
         self.learner = self._build_learner(pool, ledger)
         if start is not None:
             self._go_on_from(start)
+            run_folder.write_settings(self.config, self.run_dir)
         self.pool = pool
         self.metrics = MetricsWriter(
             self.run_dir, self.learner.iteration if start is not None else None, note=self.progress.note
         )
         self.stack.callback(self.metrics.close)
-        with StopSignals() as stop:
-            self._loop(stop)
-            self._save()
+        self._loop(stop)
+        self._save()
         return self._finish(stop)
 
     # ------------------------------------------------------------------ building
@@ -131,7 +138,7 @@ class _Run:
                 f"{change}: from here on results differ from the uninterrupted run's, in rounding or order"
             )
 
-    def _connect(self) -> tuple[ActorPool, Spaces, ReplayLedger]:
+    def _connect(self, stop: StopSignals) -> tuple[ActorPool, Spaces, ReplayLedger]:
         """Ray if need be, the actors, and what their environments look like."""
         config = self.config
         torch_import = threading.Thread(target=_import_torch, daemon=True)  # beside Ray, which mostly waits
@@ -153,7 +160,7 @@ class _Run:
             notify=self.progress.note,
         )
         self.stack.callback(pool.close)
-        spaces = pool.describe()
+        spaces = pool.describe(stop)
         if not spaces.deterministic and config.replay:
             ledger.replay = False
             self.progress.note(f"{config.env_name} says it is nondeterministic: lost samplers begin fresh episodes")
@@ -212,8 +219,7 @@ class _Run:
         self.learner.begin()
         while self.learner.iteration < iterations:
             try:
-                with stop.interruptible():
-                    collected = self.learner.collect()
+                collected = self.learner.collect(stop)
             except StopRequested:
                 return  # what was being collected is collected again, and equal, when the run is resumed
             iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
@@ -301,11 +307,14 @@ class _Run:
 def _in_words(result: Result, picture: Path) -> list[str]:
     """What to say at the end."""
     ending = f"Stopped by {result.stopped_by}" if result.stopped_by else "Done"
-    speed = result.metrics[-1]["charts/SPS"] if result.metrics else math.nan
+    if result.metrics:
+        speed = f"in {result.wall_s:.1f} s ({result.metrics[-1]['charts/SPS']:,.0f} steps/s while training)."
+    else:
+        speed = "before: nothing was left to do."
+    returns = f"Mean return of the last {min(result.episodes, 100)} episodes: {result.episodic_return:.1f}"
     lines = [
-        f"{ending} after {result.global_step:,} steps and {result.episodes:,} episodes in {result.wall_s:.1f} s "
-        f"({speed:,.0f} steps/s while training).",
-        f"Mean return of the last {min(result.episodes, 100)} episodes: {result.episodic_return:.1f}",
+        f"{ending} after {result.global_step:,} steps and {result.episodes:,} episodes {speed}",
+        returns if result.episodes else "No episode has ended yet.",
         f"Checkpoint: {result.checkpoint}",
         f"Picture: {picture}",
         f"Weights: sha256 {result.weights_sha256[:16]}",

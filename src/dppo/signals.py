@@ -14,6 +14,14 @@ from typing import Any
 class StopRequested(BaseException):
     """The user asked to stop while the run was waiting. No `except Exception` of an environment catches it."""
 
+    def __init__(self, signal_received: signal.Signals) -> None:
+        super().__init__(signal_received.name)
+        self.signal = signal_received
+
+    def as_interruption(self) -> BaseException:
+        """What Python raises for this signal where nobody handles it in good order."""
+        return KeyboardInterrupt() if self.signal is signal.SIGINT else SystemExit(128 + self.signal)
+
 
 class StopSignals:
     """Listens for SIGINT and SIGTERM while it is entered; in the main thread only, elsewhere it does nothing."""
@@ -33,13 +41,20 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """Raise `StopRequested` if a stop has been asked for: for a wait that looks up now and then."""
+        if self.received is not None:
+            raise StopRequested(self.received)
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within, a stop raises `StopRequested` at once; outside, it is only noted in `received`."""
+        """Within, a stop raises `StopRequested` at once; outside, it is only noted.
+
+        Not around calls into Ray: it does not pass on an exception from a signal handler.
+        """
         try:
             self._interruptible = True  # first, so that no signal falls between the two
-            if self.received is not None:
-                raise StopRequested
+            self.check()
             yield
         finally:
             self._interruptible = False
@@ -50,4 +65,4 @@ class StopSignals:
         self.received = signal.Signals(number)
         if self._interruptible:
             self._interruptible = False
-            raise StopRequested
+            raise StopRequested(self.received)

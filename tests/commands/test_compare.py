@@ -52,8 +52,7 @@ def test_each_run_has_a_folder_of_its_own() -> None:
         ("batch", "E-v0, 3 seeds. Equal batch: the same 8 samplers of 128 steps, hosted by 1 or 8 actors."),
         (
             "segment",
-            "E-v0, 3 seeds. Equal segments: 128 steps for each of 1 or 8 actors, so the batch is 128 or 1,024 "
-            "steps.",
+            "E-v0, 3 seeds. Equal segments: 128 steps for each of 1 or 8 actors, so the batch is 128 or 1,024 steps.",
         ),
     ],
 )
@@ -99,9 +98,7 @@ def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
-    assert (
-        main(["compare", "dppo/PointMass-v0", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
-    )
+    assert main(["compare", "dppo/PointMass-v0", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
     said = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in said
     assert "4 of 4: 2 actors, seed 2" in said

@@ -11,6 +11,7 @@ from dppo.assemble import SamplerPlan
 from dppo.cluster.actor import PPOActor, limit_to_one_thread, or_raise
 from dppo.cluster.recovery import ReplayLedger
 from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, SegmentRequest
+from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
 
@@ -33,14 +34,14 @@ class Collected:
 class ActorPool(Protocol):
     """N samplers, wherever they are hosted."""
 
-    def describe(self) -> Spaces:
+    def describe(self, stop: StopSignals) -> Spaces:
         """Make the environments of the first sampler and say what their spaces are."""
 
     def request(self, snapshot: PolicySnapshot, index: int) -> None:
         """Ask every sampler for segment `index` of the run, to be made under `snapshot`; does not wait."""
 
-    def receive(self) -> Collected:
-        """Wait for all segments that were asked for.
+    def receive(self, stop: StopSignals) -> Collected:
+        """Wait for all segments that were asked for, or until `stop`.
 
         Fails when an environment raises, or when more actors are lost than may be.
         """
@@ -63,13 +64,18 @@ class SerialActors:
         self._requested: tuple[PolicySnapshot, int] | None = None
         self._live = False  # whether the samplers hold what the ledger says
 
-    def describe(self) -> Spaces:
-        return or_raise(self._actor.describe(0))
+    def describe(self, stop: StopSignals) -> Spaces:
+        with stop.interruptible():
+            return or_raise(self._actor.describe(0))
 
     def request(self, snapshot: PolicySnapshot, index: int) -> None:
         self._requested = snapshot, index
 
-    def receive(self) -> Collected:
+    def receive(self, stop: StopSignals) -> Collected:
+        with stop.interruptible():
+            return self._collect()
+
+    def _collect(self) -> Collected:
         assert self._requested is not None, "receive() without request()"
         snapshot, index = self._requested
         began = time.monotonic()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
+import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from statistics import median
 
@@ -24,6 +28,10 @@ from dppo.spaces import Spaces
 from dppo.streams import Stream
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; torch's default is 30 minutes
+LOOPBACK = "127.0.0.1"
+REPEATS = 5  # of what is measured, the median counts
+LONG_S = 1.0  # what takes so long need not be measured again
+SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
 class TrainerRank:
@@ -39,22 +47,38 @@ class TrainerRank:
         self._rank = rank
         self._store: distributed.TCPStore | None = None
 
-    def open_store(self) -> tuple[str, int]:
-        """Rank 0 opens the place where ranks meet: address and port, free because the system chose it."""
-        host = _own_address()
-        size = self._config.num_learners
+    # ------------------------------------------------------------------ meeting
+
+    def address(self) -> str:
+        """An address of this node that other nodes can reach."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def open_store(self, host: str) -> int:
+        """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
+        listener = socket.create_server((host, 0))
+        port = int(listener.getsockname()[1])
         self._store = distributed.TCPStore(
-            host, 0, size, is_master=True, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False
+            host,
+            port,
+            self._config.num_learners,
+            is_master=True,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
-        return host, self._store.port
+        return port
 
     def join(self, host: str, port: int) -> None | Fault:
         """Meet the other ranks, and build the trainer. Waits for: all ranks, at most a minute."""
         size = self._config.num_learners
         if self._store is None:
             self._store = distributed.TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
-        if host.startswith("127."):
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # or gloo looks for this machine's name in the network
+        # Or gloo asks for the address of this machine's name, which on many machines is one of the loopback.
+        interface = interface_of(LOOPBACK if host == LOOPBACK else self.address())
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
             torch.set_num_threads(self._config.learner_threads)
             backend = "nccl" if self._config.device != "cpu" and torch.cuda.is_available() else "gloo"
@@ -66,9 +90,19 @@ class TrainerRank:
             return Fault.of(error)
         return None
 
+    def answer(self) -> bool:
+        """Show that the process is running; answered beside an update."""
+        return True
+
+    # ------------------------------------------------------------------ training
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from these weights and this optimiser state."""
         self._trainer.load(weights, state)
+
+    def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Weights [P] and optimiser state."""
+        return self._trainer.weights(), self._trainer.state()
 
     def update(
         self, statistics: Statistics, iteration: int, *segments: Segment
@@ -80,6 +114,8 @@ class TrainerRank:
         config = self._config
         torch.set_num_threads(config.learner_threads)  # a setting of the thread, and Ray chooses ours
         batch = make_batch(segments, statistics, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        share = config.batch_size // config.num_learners
+        assert len(batch) == share, f"rank {self._rank} has {len(batch)} rows, the others {share}: means would be wrong"
         # One learner draws what training in the driver draws.
         index = (iteration,) if config.num_learners == 1 else (iteration, self._rank)
         order = streams.generator(config.seed, Stream.MINIBATCHES, *index)
@@ -91,30 +127,46 @@ class TrainerRank:
             return figures, None, None
         return figures, self._trainer.weights(), self._trainer.state()
 
-    def measure(self, rows: int, repeats: int = 5) -> tuple[float, float]:
-        """Seconds of forward and backward on `rows` rows, and of the sum over all ranks; the weights stay as they are."""
+    # ------------------------------------------------------------------ measuring
+
+    def time_learning(self, rows: int) -> float:
+        """Seconds of forward and backward on `rows` rows, alone; the weights stay as they are."""
         torch.set_num_threads(self._config.learner_threads)
-        learning, summing = [], []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            self._trainer.rehearse(rows)
-            learnt = time.perf_counter()
-            self._trainer.sum_gradients()
-            learning.append(learnt - began)
-            summing.append(time.perf_counter() - learnt)
-        return median(learning[1:]), median(summing[1:])  # the first one warms up
+        self._trainer.rehearse(min(rows, 64))  # warms up
+        times: list[float] = []
+        while len(times) < REPEATS and sum(times) < LONG_S:
+            times.append(_seconds(lambda: self._trainer.rehearse(rows)))
+        return median(times)
 
-    def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Weights [P] and optimiser state."""
-        return self._trainer.weights(), self._trainer.state()
-
-    def answer(self) -> bool:
-        """Show that the process is running; answered beside an update."""
-        return True
+    def time_summing(self) -> float:
+        """Seconds of one sum of the gradient over all ranks, which must all do this at once."""
+        self._trainer.sum_gradients()  # warms up, and lets them begin together
+        return median(_seconds(self._trainer.sum_gradients) for _ in range(REPEATS))
 
 
-def _own_address() -> str:
-    """An address of this machine that the other ranks can reach."""
-    import ray
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
-    return str(ray.util.get_node_ip_address())
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this IPv4 address; None where the system does not tell."""
+    names = [name for _, name in socket.if_nameindex()]
+    if address.startswith("127."):
+        return next((name for name in names if name in ("lo", "lo0")), None)
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no such address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -17,6 +17,7 @@ from dppo.cluster.pool import Collected
 from dppo.cluster.recovery import ReplayLedger, RestartBudget
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, SegmentRequest
+from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
 TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
@@ -110,13 +111,18 @@ class RayActors:
 
     # ------------------------------------------------------------------ the pool's face
 
-    def describe(self) -> Spaces:
+    def describe(self, stop: StopSignals) -> Spaces:
         """Ask the first actor alone, so that a constructor that fails is run, and told, once."""
         host = self._hosts[0]
         while True:
             ref = host.handle.describe.remote(host.samplers[0])
             try:
-                spaces: Spaces = or_raise(ray.get(ref, timeout=self._timeout_s))
+                deadline = time.monotonic() + self._timeout_s
+                while not ray.wait([ref], timeout=TICK_S)[0]:
+                    stop.check()
+                    if time.monotonic() > deadline:
+                        raise GetTimeoutError
+                spaces: Spaces = or_raise(ray.get(ref, timeout=FETCH_TIMEOUT_S))
                 return spaces
             except GetTimeoutError:
                 if not ray.wait([host.starting], timeout=0)[0]:
@@ -142,7 +148,7 @@ class RayActors:
                 self._ask(host)
         self._transfer_s = time.monotonic() - began
 
-    def receive(self) -> Collected:
+    def receive(self, stop: StopSignals) -> Collected:
         """Take segments as they come.
 
         Consumes: the requests made last. Produces: N segments in sampler order. Waits for: every sampler, each
@@ -150,6 +156,7 @@ class RayActors:
         """
         told = time.monotonic()
         while len(self._received) < sum(len(host.samplers) for host in self._hosts):
+            stop.check()
             if self._take(self._wait()):
                 told = time.monotonic()
             elif time.monotonic() - told > QUIET_S:

@@ -14,18 +14,20 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.assemble import model_spec
-from dppo.cluster.actor import or_raise
-from dppo.cluster.rank import COLLECTIVE_TIMEOUT, TrainerRank
+from dppo.cluster.actor import Fault, or_raise
+from dppo.cluster.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.recovery import RestartBudget
 from dppo.config import Config
-from dppo.errors import ClusterError
+from dppo.errors import ClusterError, DppoError, TrainingDiverged
 from dppo.ppo.normalizer import Statistics
 from dppo.ppo.segment import Incident
 from dppo.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
+FETCH_TIMEOUT_S = 120.0  # for weights that are ready but have to cross the network
 ASK_EVERY_S = 3.0  # how often a rank is asked whether it runs
 SILENT_S = 20.0  # a rank that has not answered for so long is stopped, or its node is gone
+DEATH_TOLD_S = 2.0  # Ray tells of a death later than the other ranks notice it
 MAX_REBUILDS = 3  # in a row, without an update between them
 
 
@@ -40,7 +42,7 @@ class RayTrainers:
     def __init__(self, config: Config, spaces: Spaces, notify: Callable[[str], None]) -> None:
         self.spec = model_spec(config, spaces)
         # A rank has no environments, and shall not import the user's module.
-        self._config = config.model_copy(update={"env_id": config.env_name})
+        self._config = config.model_copy(update={"env_id": config.env_name, "env_kwargs": {}})
         self._spaces = spaces
         self._notify = notify
         self._budget = RestartBudget(MAX_REBUILDS)
@@ -51,46 +53,30 @@ class RayTrainers:
         bundle = {"CPU": config.learner_cpus, "GPU": config.learner_gpus}
         self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
         self._group = placement_group([self._bundle] * config.num_learners, strategy="PACK")
-        if not self._group.wait(START_TIMEOUT_S):
-            remove_placement_group(self._group)
-            raise ClusterError(
-                f"num_learners={config.num_learners} learners of {self._bundle} each found no room in the cluster within "
-                f"{START_TIMEOUT_S:.0f} s (see `ray status`). Use fewer, or lower --learner-cpus or --learner-gpus."
-            )
-        self._build()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------------ the face of a trainer
 
     def update(self, segments: Sequence[Any], statistics: Statistics, iteration: int) -> dict[str, float]:
         """One PPO update on the segments of `iteration`, each rank on those of its samplers.
 
-        Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, or the group has been
-        rebuilt too often in a row.
+        Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, the segments are lost
+        with a node, or the group has been rebuilt too often in a row.
         """
-        share = len(segments) // len(self._ranks)
         while True:
-            calls = [
-                handle.update.options(num_returns=3).remote(
-                    statistics, iteration, *segments[rank * share : (rank + 1) * share]
-                )
-                for rank, handle in enumerate(self._ranks)
-            ]
             try:
-                self._wait([figures for figures, _, _ in calls])
-                figures: dict[str, float] = or_raise(ray.get(calls[0][0], timeout=START_TIMEOUT_S))
-                self._weights = ray.get(calls[0][1], timeout=START_TIMEOUT_S)
+                return self._attempt(segments, statistics, iteration)
             except ObjectLostError as error:
                 raise ClusterError(
-                    f"the segments of iteration {iteration + 1} were lost with the node that held them ({error}). Go on "
-                    f"from the last checkpoint with --resume."
+                    f"the segments of iteration {iteration + 1} were lost with the node that held them "
+                    f"({_last_line(error)}). Go on from the last checkpoint with --resume."
                 ) from None
             except (RayError, TimeoutError) as error:
                 self._rebuild(error)
-                continue
-            # The state stays where rank 0 put it, until it is needed.
-            self._state = calls[0][2]
-            self._budget.delivered(0)
-            return figures
 
     def weights(self) -> np.ndarray:
         """All weights [P]; not to be written."""
@@ -100,14 +86,23 @@ class RayTrainers:
     def state(self) -> dict[str, np.ndarray]:
         """The optimiser's state."""
         if isinstance(self._state, ObjectRef):
-            self._state = ray.get(self._state, timeout=START_TIMEOUT_S)
+            try:
+                self._state = ray.get(self._state, timeout=FETCH_TIMEOUT_S)
+            except RayError as error:
+                raise ClusterError(
+                    f"the optimiser's state was lost with the node of the first learner ({_last_line(error)}). Go on "
+                    f"from the last checkpoint with --resume."
+                ) from None
         assert isinstance(self._state, dict)
         return self._state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from these weights and this optimiser state, on every rank."""
         self._weights, self._state = weights, state
-        self._load()
+        try:
+            self._load()
+        except (RayError, TimeoutError) as error:
+            self._rebuild(error)
 
     def take_incidents(self) -> list[Incident]:
         """What befell the learners since the last call."""
@@ -115,19 +110,87 @@ class RayTrainers:
         return incidents
 
     def close(self) -> None:
-        for handle in self._ranks:
-            ray.kill(handle)
-        self._ranks = []
+        self._kill()
         remove_placement_group(self._group)
 
     def worth(self, rows: int) -> tuple[float, float, float]:
-        """Milliseconds of one minibatch of `rows` rows: on one learner, on all, and of these for the sum of gradients."""
-        alone = max(self._all("measure", rows))[0]
-        measured = self._all("measure", rows // len(self._ranks))
-        shared, summing = max(seconds for seconds, _ in measured), max(seconds for _, seconds in measured)
+        """Milliseconds of one minibatch of `rows` rows: on one learner, on all, and of these for the sum of gradients.
+
+        All is measured, on the learners themselves: one while the others wait, then all at once.
+        """
+        try:
+            alone = self._ask(self._ranks[:1], "time_learning", rows)[0]
+            shared = max(self._ask(self._ranks, "time_learning", rows // len(self._ranks)))
+            summing = max(self._ask(self._ranks, "time_summing"))
+        except (RayError, TimeoutError) as error:
+            raise ClusterError(f"a learner {_cause(error)}\nNothing was trained yet; start again.") from None
         return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
 
-    # ------------------------------------------------------------------ building and rebuilding
+    # ------------------------------------------------------------------ an update
+
+    def _attempt(self, segments: Sequence[Any], statistics: Statistics, iteration: int) -> dict[str, float]:
+        share = len(segments) // len(self._ranks)
+        calls = [
+            handle.update.options(num_returns=3).remote(
+                statistics, iteration, *segments[rank * share : (rank + 1) * share]
+            )
+            for rank, handle in enumerate(self._ranks)
+        ]
+        answers = self._wait(self._ranks, [figures for figures, _, _ in calls])
+        _raise_faults(answers)
+        self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
+        self._state = calls[0][2]  # stays where rank 0 put it, until it is needed
+        self._budget.delivered(0)
+        figures: dict[str, float] = answers[0]
+        return figures
+
+    def _rebuild(self, error: Exception) -> None:
+        """Start the group anew from the state before the update, again if need be."""
+        began = time.monotonic()
+        while True:
+            reason = f"a learner {_cause(error)}"
+            self._kill()
+            delay = self._budget.spend(0)
+            if delay is None:
+                raise ClusterError(
+                    f"{reason}\nThe group of {self._config.num_learners} learners was rebuilt {MAX_REBUILDS} times in a "
+                    f"row without finishing an update. Go on from the last checkpoint with --resume, or with "
+                    f"--num-learners 0."
+                )
+            self._notify(f"{reason}; all {self._config.num_learners} are started anew, and go on from before the update")
+            self._incidents.append(Incident("learners_rebuilt", reason))
+            time.sleep(delay)
+            try:
+                self._build()
+                self._load()
+            except (RayError, TimeoutError) as again:
+                error = again
+                continue
+            self._notify(f"learners are back after {time.monotonic() - began:.0f} s")
+            return
+
+    # ------------------------------------------------------------------ building
+
+    def _start(self) -> None:
+        """Find room, and build the group for the first time.
+
+        Raises:
+            ClusterError: there is no room, or ranks cannot start or meet.
+        """
+        learners = f"num_learners={self._config.num_learners}: learners of {_in_words(self._bundle)} each"
+        if not self._group.wait(START_TIMEOUT_S):
+            raise ClusterError(
+                f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use fewer, "
+                f"or lower --learner-cpus or --learner-gpus."
+            )
+        try:
+            self._build()
+            self._weights, self._state = self._ask(self._ranks[:1], "snapshot")[0]
+        except (RayError, TimeoutError) as error:
+            raise ClusterError(
+                f"{learners} could not start: one {_cause(error)}\nIf they run on several nodes, these must reach each "
+                f"other on any port. --num-learners 0 trains in this process."
+            ) from None
 
     def _build(self) -> None:
         """Start all ranks and let them meet."""
@@ -144,71 +207,95 @@ class RayTrainers:
             ).remote(config, self._spaces, rank)
             for rank in range(config.num_learners)
         ]
-        host, port = ray.get(self._ranks[0].open_store.remote(), timeout=START_TIMEOUT_S)
+        addresses = ray.get([handle.address.remote() for handle in self._ranks], timeout=START_TIMEOUT_S)
+        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]  # on one node, nobody else need hear them
+        port = ray.get(self._ranks[0].open_store.remote(host), timeout=START_TIMEOUT_S)
         joined = [handle.join.remote(host, port) for handle in self._ranks]
         for answer in ray.get(joined, timeout=START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()):
             or_raise(answer)
-        if self._weights is None:
-            self._weights, self._state = ray.get(self._ranks[0].snapshot.remote(), timeout=START_TIMEOUT_S)
 
     def _load(self) -> None:
-        weights = ray.put(self._weights)
-        self._all("load", weights, self._state)
+        state = self.state() if isinstance(self._state, ObjectRef) else self._state
+        self._ask(self._ranks, "load", ray.put(self._weights), ray.put(state))
 
-    def _rebuild(self, error: Exception) -> None:
-        """Start the group anew from the state before the update."""
-        reason = f"a learner {_cause(error)}"
+    def _kill(self) -> None:
         for handle in self._ranks:
             ray.kill(handle)
-        delay = self._budget.spend(0)
-        if delay is None:
-            raise ClusterError(
-                f"{reason}\nThe group of {len(self._ranks)} learners was rebuilt {MAX_REBUILDS} times in a row without "
-                f"finishing an update. Go on from the last checkpoint with --resume, or with --num-learners 0."
-            )
-        self._notify(f"{reason}; all {len(self._ranks)} are started anew, and the update is done again")
-        time.sleep(delay)
-        began = time.monotonic()
-        self._build()
-        self._load()
-        self._incidents.append(Incident("learners_rebuilt", reason))
-        self._notify(f"learners are back after {time.monotonic() - began:.0f} s")
+        self._ranks = []
 
     # ------------------------------------------------------------------ waiting
 
-    def _wait(self, calls: list[ObjectRef[Any]]) -> None:
-        """Wait until all calls have ended, or one has failed, or a rank falls silent."""
+    def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
+        """Let some ranks do something, all at once; what they answer."""
+        return self._wait(ranks, [getattr(handle, method).remote(*args) for handle in ranks])
+
+    def _wait(self, ranks: list[Any], calls: list[ObjectRef[Any]]) -> list[Any]:
+        """The answers to one call of each of `ranks`. Fails when: one fails, dies, or falls silent."""
         pending = list(calls)
-        heard = [time.monotonic()] * len(self._ranks)
+        heard = [time.monotonic()] * len(ranks)
         asked: dict[ObjectRef[Any], int] = {}
         next_question = time.monotonic() + ASK_EVERY_S
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=0.5)
             if ready:
-                ray.get(ready, timeout=START_TIMEOUT_S)  # raises what it raised
+                try:
+                    ray.get(ready, timeout=FETCH_TIMEOUT_S)
+                except RayTaskError as error:
+                    raise _death_behind(error, calls) from None
             if time.monotonic() < next_question:
                 continue
             next_question = time.monotonic() + ASK_EVERY_S
             answered = ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
             for ref in answered:
-                ray.get(ref)
+                ray.get(ref, timeout=FETCH_TIMEOUT_S)
                 heard[asked.pop(ref)] = time.monotonic()
             silent = [rank for rank, when in enumerate(heard) if time.monotonic() - when > SILENT_S]
             if silent:
-                raise TimeoutError(f"fell silent: rank {silent[0]} has not answered for {SILENT_S:.0f} s")
-            for rank, handle in enumerate(self._ranks):
+                raise TimeoutError(f"fell silent: number {silent[0]} has not answered for {SILENT_S:.0f} s")
+            for rank, handle in enumerate(ranks):
                 if rank not in asked.values():
                     asked[handle.answer.options(concurrency_group="life").remote()] = rank
+        answers: list[Any] = ray.get(calls, timeout=FETCH_TIMEOUT_S)
+        return answers
 
-    def _all(self, method: str, *args: Any) -> list[Any]:
-        calls = [getattr(handle, method).remote(*args) for handle in self._ranks]
-        self._wait(calls)
-        return list(ray.get(calls, timeout=START_TIMEOUT_S))
+
+def _raise_faults(answers: list[dict[str, float] | Fault]) -> None:
+    """Raise what went wrong in an update: it diverges on all ranks at once, and each describes its own rows."""
+    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
+    if not faults:
+        return
+    error: DppoError = next(iter(faults.values())).as_error()
+    if len(faults) > 1 and isinstance(error, TrainingDiverged):
+        error = TrainingDiverged("\n".join(f"Learner {rank}: {fault.message}" for rank, fault in faults.items()))
+    raise error
+
+
+def _death_behind(error: RayTaskError, calls: list[ObjectRef[Any]]) -> RayError:
+    """The death of another rank that made one fail in the middle of a sum, or `error` itself where none died."""
+    for call in ray.wait(calls, num_returns=len(calls), timeout=DEATH_TOLD_S)[0]:
+        try:
+            ray.get(call, timeout=FETCH_TIMEOUT_S)
+        except RayActorError as death:
+            return death
+        except RayError:
+            continue
+    return error
 
 
 def _cause(error: Exception) -> str:
-    if isinstance(error, TimeoutError) and not isinstance(error, GetTimeoutError):
+    """What befell a learner, in a line."""
+    if isinstance(error, GetTimeoutError):
+        return "did not start, or send what it had, in time"
+    if isinstance(error, TimeoutError):
         return str(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = "failed" if isinstance(error, RayTaskError) else "died" if isinstance(error, RayActorError) else "is lost"
-    return f"{what}: {(lines or [type(error).__name__])[-1][:300]}"
+    return f"{what}: {_last_line(error)}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:300]
+
+
+def _in_words(resources: dict[str, float]) -> str:
+    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())

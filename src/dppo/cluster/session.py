@@ -8,9 +8,12 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +54,14 @@ class RaySession:
         import ray
 
         self._ours = not ray.is_initialized()
-        needs = {"CPU": cpus_per_actor, **resources}
+        needs, learner_needs = {"CPU": cpus_per_actor, **resources}, learner_needs or {}
         if not self._ours or address is not None:
             if self._ours:
                 _connect(ray, address)
-            _check_capacity(ray, num_actors, needs, num_learners, learner_needs or {}, notify)
+            _check_capacity(ray, num_actors, needs, num_learners, learner_needs, notify)
             return
         cores = usable_cores()
-        wanted = total_needs((num_actors, needs), (num_learners, learner_needs or {}))
+        wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
         cpus = max(1, math.ceil(wanted.pop("CPU")))
         if cpus > cores:
             notify(
@@ -101,7 +104,8 @@ def _set_environment(*, start_here: bool) -> None:
 
 def _connect(ray: Any, address: str | None) -> None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _signal_handlers_kept():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ray.exceptions.AuthenticationError as error:
         raise ClusterError(
             f"address={address}: the cluster wants a token ({_first_line(error)}). Set RAY_AUTH_MODE=token and "
@@ -119,22 +123,35 @@ def _start(
 ) -> None:
     gpus = resources.pop("GPU", 0)
     try:
-        ray.init(
-            address="local",  # never join a stranger's cluster
-            num_cpus=cpus,
-            num_gpus=None if gpus else 0,  # None: as many as there are
-            resources=resources or None,
-            object_store_memory=_store_size(store_bytes, notify),
-            include_dashboard=dashboard,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",  # reachable from this machine only
-        )
+        with _signal_handlers_kept():
+            ray.init(
+                address="local",  # never join a stranger's cluster
+                num_cpus=cpus,
+                num_gpus=None if gpus else 0,  # None: as many as there are
+                resources=resources or None,
+                object_store_memory=_store_size(store_bytes, notify),
+                include_dashboard=dashboard,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",  # reachable from this machine only
+            )
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"Ray could not be started here: {_first_line(error)}. Its logs are under {_session_logs()}. "
             f"`--num-actors 0` trains without Ray."
         ) from None
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undo what ray.init does to them: its own handler of SIGTERM ends the process on the spot."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _use_private_token() -> None:

@@ -116,9 +116,7 @@ class SlowSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._clock = time.thread_time if burn else time.perf_counter
         self._latencies = np.random.default_rng()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         started = self._clock()
         if seed is not None:
             self._latencies = generator(seed, Stream.SIMULATION)

@@ -48,9 +48,7 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._episode, self._steps = -1, 0
         self._fail_if("constructor", here=True)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._episode, self._steps = self._episode + 1, 0
         self._fail_if("reset", here=self._episode == self._at_episode)
         return self.env.reset(seed=seed, options=options)
@@ -93,9 +91,7 @@ class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
     Neither its spec nor the first observation of an episode says so: only a replay shows it.
     """
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         cartpole: Any = self.env.unwrapped
         cartpole.gravity = 9.8 + np.random.default_rng().uniform(0.01, 0.1)
         return self.env.reset(seed=seed, options=options)
@@ -119,9 +115,7 @@ class PointMass(gymnasium.Env[Any, Any]):
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._position = self._velocity = self._goal = np.zeros(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._position = self.np_random.uniform(-1, 1, 2)
         self._velocity = np.zeros(2)
@@ -159,9 +153,7 @@ class Counting(gymnasium.Env[Any, Any]):
         self._terminate_after, self._truncate_after = terminate_after, truncate_after
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return np.zeros(1, np.float32), {}
