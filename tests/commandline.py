@@ -91,7 +91,7 @@ class Command:
 
     def processes(self) -> dict[int, str]:
         """What the command has started, directly or not, and still runs: command lines by process id."""
-        return {pid: line for pid, line in _marked(self.marker).items() if pid != self.pid}
+        return {pid: line for pid, line in marked(self.marker).items() if pid != self.pid}
 
     def leaves_nothing_within(self, timeout_s: float, *, but: Sequence[str] = ()) -> None:
         """See that no process of the command is left behind, leaving aside those whose command line is in `but`."""
@@ -107,7 +107,7 @@ def run(words: Sequence[str], cwd: Path, timeout_s: float = 90.0, **env: str) ->
         return command.wait(timeout_s), command.out, command.err
 
 
-def _marked(marker: str) -> dict[int, str]:
+def marked(marker: str) -> dict[int, str]:
     """Processes with this marker; a zombie has no environment any more, and does not count."""
     wanted = f"{MARKER}={marker}".encode()
     found = {}

@@ -5,7 +5,6 @@ A `SamplerPlan` is all that an actor gets: plain data, so that an actor imports 
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ class SamplerPlan:
     dtype: str
     norm_obs: bool
     norm_reward: bool
-    import_paths: tuple[str, ...]
-    """Folders that `env_id` may be imported from: those of the process that started the run."""
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -63,7 +60,6 @@ def sampler_plan(config: Config) -> SamplerPlan:
         dtype=config.dtype,
         norm_obs=config.norm_obs,
         norm_reward=config.norm_reward,
-        import_paths=tuple(path for path in sys.path if path),
     )
 
 
@@ -110,9 +106,6 @@ def build_sampler(plan: SamplerPlan, sampler_id: int) -> BuiltSampler:
 
 
 def _make_env(plan: SamplerPlan, owner: str) -> Any:
-    for path in plan.import_paths:
-        if path not in sys.path:
-            sys.path.append(path)
     try:
         return make_env(plan.env_id, plan.env_kwargs)
     except DppoError:

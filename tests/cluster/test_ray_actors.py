@@ -168,6 +168,7 @@ def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> N
     wait_until(lambda: not actors_of_this_process())
 
 
+@pytest.mark.slow
 def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
     config = crashing(
         tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=PATIENCE_S
@@ -311,7 +312,7 @@ def test_training_from_a_thread_works(undisturbed: str, tmp_path: Path) -> None:
 
 STARTS_RAY = """
 import json, os, signal, sys
-os.environ["RAY_USAGE_STATS_ENABLED"] = "1"  # the user's own choice
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "1"  # the user's own choice
 before = dict(os.environ)
 import dppo
 def handler(*_): pass
@@ -340,7 +341,7 @@ def test_a_ray_of_its_own_is_stopped_and_changes_only_variables_of_ray(undisturb
     assert told["ray"] is False
     assert told["handler"] is True
     assert all(name.startswith("RAY_") for name in told["changed"])
-    assert "RAY_USAGE_STATS_ENABLED" not in told["changed"]
+    assert "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in told["changed"]
     assert told["changed"]["RAY_AUTH_MODE"] == "token"
     assert not Path(told["changed"]["RAY_AUTH_TOKEN_PATH"]).exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 import traceback
 from dataclasses import dataclass, replace
@@ -48,12 +49,14 @@ class PPOActor:
     on is in its samplers' environments, which can be rebuilt elsewhere.
     """
 
-    def __init__(self, plan: SamplerPlan | bytes) -> None:
+    def __init__(self, plan: SamplerPlan | bytes, import_paths: tuple[str, ...] = ()) -> None:
         """Do nothing that can fail: Ray does not restart an actor whose constructor raised, nor says why well.
 
         Args:
             plan: may come pickled, and is then unpickled on first use, where a failure can be told.
+            import_paths: folders that the environment may be imported from, beside this process's own.
         """
+        self._import_paths = import_paths
         self._plan = plan
         self._samplers: dict[int, BuiltSampler] = {}
 
@@ -95,6 +98,7 @@ class PPOActor:
 
     def _load_plan(self) -> SamplerPlan:
         if isinstance(self._plan, bytes):
+            sys.path += [path for path in self._import_paths if path not in sys.path]
             try:
                 self._plan = pickle.loads(self._plan)
             except Exception as error:  # whatever a user's module raises while it is imported

@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo import streams
 from dppo.assemble import build_trainer
@@ -45,7 +46,7 @@ class TrainerRank:
         self._config = config
         self._spaces = spaces
         self._rank = rank
-        self._store: distributed.TCPStore | None = None
+        self._store: TCPStore | None = None
 
     # ------------------------------------------------------------------ meeting
 
@@ -53,13 +54,13 @@ class TrainerRank:
         """An address of this node that other nodes can reach."""
         import ray
 
-        return str(ray.util.get_node_ip_address())
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def open_store(self, host: str) -> int:
         """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
         listener = socket.create_server((host, 0))
         port = int(listener.getsockname()[1])
-        self._store = distributed.TCPStore(
+        self._store = TCPStore(
             host,
             port,
             self._config.num_learners,
@@ -70,11 +71,11 @@ class TrainerRank:
         )
         return port
 
-    def join(self, host: str, port: int) -> None | Fault:
+    def join(self, host: str, port: int) -> Fault | None:
         """Meet the other ranks, and build the trainer. Waits for: all ranks, at most a minute."""
         size = self._config.num_learners
         if self._store is None:
-            self._store = distributed.TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+            self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         # Or gloo asks for the address of this machine's name, which on many machines is one of the loopback.
         interface = interface_of(LOOPBACK if host == LOOPBACK else self.address())
         if interface is not None:

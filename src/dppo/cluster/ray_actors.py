@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,14 +128,16 @@ class RayActors:
             except GetTimeoutError:
                 if not ray.wait([host.starting], timeout=0)[0]:
                     raise self._never_started(host) from None
-                reason = f"made no environment within segment_timeout_s={self._timeout_s:g}"
+                kind, reason = "actor_hung", f"made no environment within segment_timeout_s={self._timeout_s:g}"
             except RayTaskError as error:
                 raise _our_own(error) from None
             except RayActorError as error:
-                reason = _cause(error)
-            self._lose(host, reason)
-            time.sleep(max(0.0, (host.start_at or 0.0) - time.monotonic()))
-            self._start(host)
+                kind, reason = "actor_lost", _cause(error)
+            self._lose(host, reason, kind)
+            while host.handle is None:
+                stop.check()
+                time.sleep(0.05)
+                self._start_the_due()
 
     def request(self, snapshot: PolicySnapshot, index: int) -> None:
         began = time.monotonic()
@@ -254,7 +257,7 @@ class RayActors:
     # ------------------------------------------------------------------ losing and replacing
 
     def _start(self, host: _Host) -> None:
-        host.handle = self._remote_class.remote(self._plan)
+        host.handle = self._remote_class.remote(self._plan, tuple(path for path in sys.path if path))
         host.make_segment = host.handle.make_segment.options(num_returns=2)
         host.starting = host.handle.alone_in_process.remote(self._gpus)
         host.start_at = None
@@ -263,7 +266,8 @@ class RayActors:
         for host in self._hosts:
             if host.start_at is not None and time.monotonic() >= host.start_at:
                 self._start(host)
-                self._ask(host)
+                if self._snapshot is not None:
+                    self._ask(host)
 
     def _replace_the_late(self) -> None:
         now = time.monotonic()

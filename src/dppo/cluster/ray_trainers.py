@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import ray
 from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.assemble import model_spec
 from dppo.cluster.actor import Fault, or_raise
+from dppo.cluster.calls import FETCH_TIMEOUT_S, cause, last_line, settle, wait_for, wait_while_alive
 from dppo.cluster.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.recovery import RestartBudget
 from dppo.config import Config
@@ -24,10 +25,6 @@ from dppo.ppo.segment import Incident
 from dppo.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
-FETCH_TIMEOUT_S = 120.0  # for weights that are ready but have to cross the network
-ASK_EVERY_S = 3.0  # how often a rank is asked whether it runs
-SILENT_S = 20.0  # a rank that has not answered for so long is stopped, or its node is gone
-DEATH_TOLD_S = 2.0  # Ray tells of a death later than the other ranks notice it
 MAX_REBUILDS = 3  # in a row, without an update between them
 
 
@@ -39,7 +36,16 @@ class RayTrainers:
     same result.
     """
 
-    def __init__(self, config: Config, spaces: Spaces, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Find room for the ranks, start them and let them meet.
+
+        Args:
+            check: called now and then while this waits; may raise, to give up.
+        Raises:
+            ClusterError: there is no room, or ranks cannot start or meet.
+        """
         self.spec = model_spec(config, spaces)
         # A rank has no environments, and shall not import the user's module.
         self._config = config.model_copy(update={"env_id": config.env_name, "env_kwargs": {}})
@@ -54,7 +60,7 @@ class RayTrainers:
         self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
         self._group = placement_group([self._bundle] * config.num_learners, strategy="PACK")
         try:
-            self._start()
+            self._start(check)
         except BaseException:
             self.close()
             raise
@@ -70,11 +76,6 @@ class RayTrainers:
         while True:
             try:
                 return self._attempt(segments, statistics, iteration)
-            except ObjectLostError as error:
-                raise ClusterError(
-                    f"the segments of iteration {iteration + 1} were lost with the node that held them "
-                    f"({_last_line(error)}). Go on from the last checkpoint with --resume."
-                ) from None
             except (RayError, TimeoutError) as error:
                 self._rebuild(error)
 
@@ -90,7 +91,7 @@ class RayTrainers:
                 self._state = ray.get(self._state, timeout=FETCH_TIMEOUT_S)
             except RayError as error:
                 raise ClusterError(
-                    f"the optimiser's state was lost with the node of the first learner ({_last_line(error)}). Go on "
+                    f"the optimiser's state was lost with the node of the first learner ({last_line(error)}). Go on "
                     f"from the last checkpoint with --resume."
                 ) from None
         assert isinstance(self._state, dict)
@@ -123,7 +124,7 @@ class RayTrainers:
             shared = max(self._ask(self._ranks, "time_learning", rows // len(self._ranks)))
             summing = max(self._ask(self._ranks, "time_summing"))
         except (RayError, TimeoutError) as error:
-            raise ClusterError(f"a learner {_cause(error)}\nNothing was trained yet; start again.") from None
+            raise ClusterError(f"a learner {cause(error)}\nNothing was trained yet; start again.") from None
         return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
 
     # ------------------------------------------------------------------ an update
@@ -136,7 +137,17 @@ class RayTrainers:
             )
             for rank, handle in enumerate(self._ranks)
         ]
-        answers = self._wait(self._ranks, [figures for figures, _, _ in calls])
+        try:
+            answers = wait_while_alive(self._ranks, [figures for figures, _, _ in calls], _is_alive)
+        except ObjectLostError as error:
+            raise ClusterError(
+                f"the segments of iteration {iteration + 1} were lost with the node that held them "
+                f"({last_line(error)}). Go on from the last checkpoint with --resume."
+            ) from None
+        except (RayError, TimeoutError):
+            self._kill()
+            settle([ref for call in calls for ref in call])
+            raise
         _raise_faults(answers)
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._state = calls[0][2]  # stays where rank 0 put it, until it is needed
@@ -146,18 +157,17 @@ class RayTrainers:
 
     def _rebuild(self, error: Exception) -> None:
         """Start the group anew from the state before the update, again if need be."""
-        began = time.monotonic()
+        began, learners = time.monotonic(), self._config.num_learners
         while True:
-            reason = f"a learner {_cause(error)}"
+            reason = f"a learner {cause(error)}"
             self._kill()
             delay = self._budget.spend(0)
             if delay is None:
                 raise ClusterError(
-                    f"{reason}\nThe group of {self._config.num_learners} learners was rebuilt {MAX_REBUILDS} times in a "
-                    f"row without finishing an update. Go on from the last checkpoint with --resume, or with "
-                    f"--num-learners 0."
+                    f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
+                    f"finishing an update. Go on from the last checkpoint with --resume, or with --num-learners 0."
                 )
-            self._notify(f"{reason}; all {self._config.num_learners} are started anew, and go on from before the update")
+            self._notify(f"{reason}; all {learners} are started anew, and go on from before the update")
             self._incidents.append(Incident("learners_rebuilt", reason))
             time.sleep(delay)
             try:
@@ -171,32 +181,30 @@ class RayTrainers:
 
     # ------------------------------------------------------------------ building
 
-    def _start(self) -> None:
-        """Find room, and build the group for the first time.
-
-        Raises:
-            ClusterError: there is no room, or ranks cannot start or meet.
-        """
+    def _start(self, check: Callable[[], None]) -> None:
         learners = f"num_learners={self._config.num_learners}: learners of {_in_words(self._bundle)} each"
-        if not self._group.wait(START_TIMEOUT_S):
-            raise ClusterError(
-                f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use fewer, "
-                f"or lower --learner-cpus or --learner-gpus."
-            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._group.wait(1):
+            check()
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use "
+                    f"fewer, or lower --learner-cpus or --learner-gpus."
+                )
         try:
-            self._build()
+            self._build(check)
             self._weights, self._state = self._ask(self._ranks[:1], "snapshot")[0]
         except (RayError, TimeoutError) as error:
             raise ClusterError(
-                f"{learners} could not start: one {_cause(error)}\nIf they run on several nodes, these must reach each "
+                f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
                 f"other on any port. --num-learners 0 trains in this process."
             ) from None
 
-    def _build(self) -> None:
+    def _build(self, check: Callable[[], None] = lambda: None) -> None:
         """Start all ranks and let them meet."""
         config = self._config
         # Asked whether it runs, a rank must answer in the middle of an update.
-        remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)
+        remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
         self._ranks = [
             remote_class.options(
                 num_cpus=config.learner_cpus,
@@ -207,56 +215,29 @@ class RayTrainers:
             ).remote(config, self._spaces, rank)
             for rank in range(config.num_learners)
         ]
-        addresses = ray.get([handle.address.remote() for handle in self._ranks], timeout=START_TIMEOUT_S)
+        addresses = wait_for([handle.address.remote() for handle in self._ranks], START_TIMEOUT_S, check)
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]  # on one node, nobody else need hear them
-        port = ray.get(self._ranks[0].open_store.remote(host), timeout=START_TIMEOUT_S)
+        port = wait_for([self._ranks[0].open_store.remote(host)], START_TIMEOUT_S, check)[0]
         joined = [handle.join.remote(host, port) for handle in self._ranks]
-        for answer in ray.get(joined, timeout=START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()):
+        for answer in wait_for(joined, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds(), check):
             or_raise(answer)
 
     def _load(self) -> None:
-        state = self.state() if isinstance(self._state, ObjectRef) else self._state
-        self._ask(self._ranks, "load", ray.put(self._weights), ray.put(state))
+        self._ask(self._ranks, "load", ray.put(self._weights), ray.put(self.state()))
 
     def _kill(self) -> None:
         for handle in self._ranks:
             ray.kill(handle)
         self._ranks = []
 
-    # ------------------------------------------------------------------ waiting
-
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
         """Let some ranks do something, all at once; what they answer."""
-        return self._wait(ranks, [getattr(handle, method).remote(*args) for handle in ranks])
+        return wait_while_alive(ranks, [getattr(handle, method).remote(*args) for handle in ranks], _is_alive)
 
-    def _wait(self, ranks: list[Any], calls: list[ObjectRef[Any]]) -> list[Any]:
-        """The answers to one call of each of `ranks`. Fails when: one fails, dies, or falls silent."""
-        pending = list(calls)
-        heard = [time.monotonic()] * len(ranks)
-        asked: dict[ObjectRef[Any], int] = {}
-        next_question = time.monotonic() + ASK_EVERY_S
-        while pending:
-            ready, pending = ray.wait(pending, num_returns=1, timeout=0.5)
-            if ready:
-                try:
-                    ray.get(ready, timeout=FETCH_TIMEOUT_S)
-                except RayTaskError as error:
-                    raise _death_behind(error, calls) from None
-            if time.monotonic() < next_question:
-                continue
-            next_question = time.monotonic() + ASK_EVERY_S
-            answered = ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
-            for ref in answered:
-                ray.get(ref, timeout=FETCH_TIMEOUT_S)
-                heard[asked.pop(ref)] = time.monotonic()
-            silent = [rank for rank, when in enumerate(heard) if time.monotonic() - when > SILENT_S]
-            if silent:
-                raise TimeoutError(f"fell silent: number {silent[0]} has not answered for {SILENT_S:.0f} s")
-            for rank, handle in enumerate(ranks):
-                if rank not in asked.values():
-                    asked[handle.answer.options(concurrency_group="life").remote()] = rank
-        answers: list[Any] = ray.get(calls, timeout=FETCH_TIMEOUT_S)
-        return answers
+
+def _is_alive(handle: Any) -> ObjectRef[Any]:
+    ref: ObjectRef[Any] = handle.answer.options(concurrency_group="life").remote()
+    return ref
 
 
 def _raise_faults(answers: list[dict[str, float] | Fault]) -> None:
@@ -268,33 +249,6 @@ def _raise_faults(answers: list[dict[str, float] | Fault]) -> None:
     if len(faults) > 1 and isinstance(error, TrainingDiverged):
         error = TrainingDiverged("\n".join(f"Learner {rank}: {fault.message}" for rank, fault in faults.items()))
     raise error
-
-
-def _death_behind(error: RayTaskError, calls: list[ObjectRef[Any]]) -> RayError:
-    """The death of another rank that made one fail in the middle of a sum, or `error` itself where none died."""
-    for call in ray.wait(calls, num_returns=len(calls), timeout=DEATH_TOLD_S)[0]:
-        try:
-            ray.get(call, timeout=FETCH_TIMEOUT_S)
-        except RayActorError as death:
-            return death
-        except RayError:
-            continue
-    return error
-
-
-def _cause(error: Exception) -> str:
-    """What befell a learner, in a line."""
-    if isinstance(error, GetTimeoutError):
-        return "did not start, or send what it had, in time"
-    if isinstance(error, TimeoutError):
-        return str(error)
-    what = "failed" if isinstance(error, RayTaskError) else "died" if isinstance(error, RayActorError) else "is lost"
-    return f"{what}: {_last_line(error)}"
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[-1][:300]
 
 
 def _in_words(resources: dict[str, float]) -> str:

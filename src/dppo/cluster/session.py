@@ -96,6 +96,8 @@ def _set_environment(*, start_here: bool) -> None:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or each worker would build its own environment under `uv run`
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        # Ray prints a paragraph for each actor that dies, even without log_to_driver; we say it in a line.
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     }.items():
         os.environ.setdefault(name, value)
     if start_here and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:

@@ -48,23 +48,33 @@ class Trainers(Protocol):
         """Stop; give back what was taken."""
 
 
-def make_trainers(config: Config, spaces: Spaces, notify: Callable[[str], None]) -> Trainers:
-    """The trainers for `config.num_learners`; 0 does not import Ray."""
+def make_trainers(
+    config: Config, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Trainers:
+    """The trainers for `config.num_learners`; 0 does not import Ray.
+
+    Args:
+        check: called now and then while learners start; may raise, to give up.
+    """
     if config.num_learners == 0:
         return LocalTrainer(config, spaces)
     from dppo.cluster.ray_trainers import RayTrainers
 
-    trainers = RayTrainers(config, spaces, notify)
+    trainers = RayTrainers(config, spaces, notify, check)
     if config.num_learners > 1:
-        notify(worth_in_words(config, trainers.spec, *trainers.worth(config.minibatch_rows)))
+        try:
+            notify(worth_in_words(config, trainers.spec, *trainers.worth(config.minibatch_rows)))
+        except BaseException:
+            trainers.close()
+            raise
     return trainers
 
 
 def worth_in_words(config: Config, spec: ModelSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
     """Whether several learners pay, from what was measured."""
     facts = (
-        f"{config.num_learners} learners, model of {spec.num_parameters:,} parameters: a minibatch of "
-        f"{config.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the sum of gradients; "
+        f"{config.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a minibatch of "
+        f"{config.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the sum; "
         f"one learner takes {alone_ms:.1f} ms"
     )
     if shared_ms < 0.95 * alone_ms:

@@ -55,7 +55,7 @@ def parse(argv: list[str], prog: str) -> Arguments:
     settings = read_settings(Path(config)) if config else {}
     env_id = given.get("env_id", settings.get("env_id"))
     if env_id is None:
-        raise ConfigError(f"which environment? For example: {prog} CartPole-v1 --num-actors 8")
+        raise ConfigError(f"which environment? For example: {prog} CartPole-v1")
     preset, tuned = _preset(preset or "auto", str(env_id))
     return Arguments(tuned | settings | given, preset, frozenset(tuned) - {*settings, *given})
 

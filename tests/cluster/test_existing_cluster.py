@@ -1,0 +1,198 @@
+"""A cluster that somebody runs already: it is used, it is found too small in time, it loses nodes, it stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import MARKER, Command, fresh_environment, marked, run
+
+import dppo
+from dppo.config import make_config
+
+SIZES = {"num_samplers": 4, "num_steps": 50, "total_timesteps": 4 * 50 * 4, "update_epochs": 1, "norm_obs": True}
+# So that a node that died is noticed in seconds; by default Ray takes a quarter of a minute.
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class UsersCluster:
+    """serve_cluster.py in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        token = folder / "token"
+        token.write_text("0123456789abcdef" * 4)
+        self.access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        self._marker = os.urandom(8).hex()
+        self._log = (folder / "log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("serve_cluster.py"))],
+            cwd=folder,
+            env=fresh_environment(**QUICK, **self.access) | {MARKER: self._marker},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.address: str = self._answer(120)["address"]
+
+    def ask(self, command: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        self._process.stdin.flush()
+        return self._answer(60)
+
+    def _answer(self, timeout_s: float) -> Any:
+        """The next answer; Ray prints lines of its own in between."""
+        assert self._process.stdout is not None
+        deadline, line = time.monotonic() + timeout_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not line.startswith(b"answer "):
+                assert selector.select(max(0.0, deadline - time.monotonic())), "the cluster does not answer"
+                line = self._process.stdout.readline()
+                assert line, f"the cluster has ended: {Path(self._log.name).read_text()[-2000:]}"
+        return json.loads(line.removeprefix(b"answer "))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        for pid in marked(self._marker):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsersCluster]:
+    cluster = UsersCluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of the run here, made in this process."""
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **SIZES}))
+    return dppo.load_policy(run_dir).weights.tobytes()
+
+
+def words(env_id: str = "CartPole-v1", *more: str, num_actors: int = 4) -> list[str]:
+    flags = [word for name, value in SIZES.items() if value is not True for word in (f"--{name}", str(value))]
+    return ["train", env_id, *flags, "--norm-obs", "--num-actors", str(num_actors), "--run-dir", "run", *more]
+
+
+def weights(folder: Path) -> bytes:
+    return dppo.load_policy(folder / "run").weights.tobytes()
+
+
+def test_a_cluster_of_two_nodes_gives_the_weights_of_one_process(
+    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
+    counted = cluster.ask("ask")
+    command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
+    code, out, err = run(command, tmp_path, **cluster.access)
+    assert code == 0, err
+    assert "4 Ray actors host 1 sampler each" in out
+    assert weights(tmp_path) == undisturbed
+    # It is still there, with whoever else uses it, and has its CPUs back.
+    assert cluster.ask("ask") == counted + 1
+    deadline = time.monotonic() + 30
+    while cluster.ask("free") != 4.0:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (["--num-actors", "5"], ["num_actors=5", "1 CPU", "4 CPU", "hold 4", "Use at most 4", "--cpus-per-actor"]),
+        (["--cpus-per-actor", "1.5"], ["num_actors=4", "1.5 CPU", "4 CPU", "hold 2", "Use at most 2"]),
+        (["--actor-resources", '{"licence": 1}'], ["num_actors=4", "1 licence", "0 licence", "hold 0"]),
+    ],
+)
+def test_more_actors_than_it_holds_are_refused_at_once(
+    flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path
+) -> None:
+    """By $RAY_ADDRESS, as in a job on the cluster."""
+    command = words("CartPole-v1", "--preset", "none", "--num-samplers", "5", *flags)
+    code, _, err = run(command, tmp_path, timeout_s=60, RAY_ADDRESS=cluster.address, **cluster.access)
+    assert code == 2
+    for fact in facts:
+        assert fact in err
+    assert len(err.splitlines()) <= 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_connection_is_closed_again(cluster: UsersCluster, tmp_path: Path) -> None:
+    """In Python one goes on after an error: nothing may be left half connected."""
+    script = (
+        "import dppo, ray\n"
+        "try:\n"
+        "    dppo.train(dppo.Config(env_id='CartPole-v1', num_actors=99, progress='off'))\n"
+        "except ValueError as error:\n"
+        "    print('num_actors=99' in str(error), ray.is_initialized())\n"
+    )
+    env = {"RAY_ADDRESS": cluster.address, **cluster.access}
+    with Command([], tmp_path, program=("-c", script), **env) as command:
+        assert command.wait(60) == 0
+        assert command.out.split() == ["True", "False"]
+
+
+def test_without_its_token_one_is_told_what_to_set(cluster: UsersCluster, tmp_path: Path) -> None:
+    command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
+    code, _, err = run(command, tmp_path, timeout_s=60, RAY_AUTH_MODE="disabled", HOME=str(tmp_path))
+    assert code == 1
+    assert f"address={cluster.address}" in err
+    assert "RAY_AUTH_MODE=token" in err, err
+    assert "RAY_AUTH_TOKEN_PATH" in err
+    assert "Traceback" not in err
+
+
+def test_where_no_cluster_is_one_is_told_so(tmp_path: Path) -> None:
+    command = words("CartPole-v1", "--preset", "none", "--address", "127.0.0.1:9")
+    code, _, err = run(command, tmp_path, timeout_s=120)
+    assert code == 1
+    assert "address=127.0.0.1:9: no Ray cluster answers there" in err
+    assert "leave --address out" in err
+    assert "Traceback" not in err
+
+
+def test_a_node_that_dies_in_the_middle_does_not_show(
+    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
+    """Two actors, spread over two nodes, in the middle of a segment; what is left of the cluster takes over."""
+    (tmp_path / "slow").touch()
+    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 70})  # in the second iteration
+    more = ["--env-kwargs", kwargs, "--address", cluster.address, "--progress", "plain", "--checkpoint-interval-s", "0"]
+    command_words = words("odd_worlds:hesitant_cartpole", *more, num_actors=2)
+    with Command(command_words, tmp_path, **cluster.access) as command:
+        command.wait_until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2, 90)
+        assert cluster.ask("remove") == 1
+        (tmp_path / "slow").unlink()
+        assert command.wait(120) == 0
+        assert "Dealt with: 1 x actor_lost" in command.out
+    assert weights(tmp_path) == undisturbed
+    assert cluster.ask("add") == 2
