@@ -27,10 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": {"ppo.segment"},
     "records": {"config"},
     "assemble": {"config", "ppo", "envs"},
-    "cluster": {"config", "ppo", "assemble"},
+    "cluster": {"config", "ppo", "assemble", "signals"},
     "policy": {"ppo", "records"},
     "run_folder": {"config", "records"},
-    "learner": {"config", "ppo", "cluster"},
+    "learner": {"config", "ppo", "cluster", "signals"},
     "figures": {"learner"},
     "runner": {
         "config", "ppo", "envs", "assemble", "cluster", "learner", "figures", "policy", "records", "run_folder",

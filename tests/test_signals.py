@@ -25,6 +25,17 @@ HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 both_signals = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 in_process_and_on_ray = pytest.mark.parametrize("num_actors", [0, 2])
 
+# Ctrl-C and SIGTERM, in this process and on Ray; where one of the four is enough to be quick, the rest is slow.
+each_way = pytest.mark.parametrize(
+    ("num_actors", "number", "code"),
+    [
+        (0, signal.SIGINT, 130),
+        (0, signal.SIGTERM, 143),
+        pytest.param(2, signal.SIGINT, 130, marks=pytest.mark.slow),
+        (2, signal.SIGTERM, 143),
+    ],
+)
+
 
 def command_line(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str) -> list[str]:
     return [
@@ -94,8 +105,7 @@ def test_a_stop_before_the_first_iteration_has_ended_can_be_resumed_too(
     assert goes_on_as_if_nothing_had_been(tmp_path, undisturbed)
 
 
-@both_signals
-@in_process_and_on_ray
+@each_way
 def test_a_second_signal_while_it_tidies_up_stops_it_at_once(
     num_actors: int, number: int, code: int, tmp_path: Path
 ) -> None:
@@ -109,7 +119,9 @@ def test_a_second_signal_while_it_tidies_up_stops_it_at_once(
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
 
 
-@both_signals
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_second_signal_during_a_long_update_stops_it_at_once(number: int, code: int, tmp_path: Path) -> None:
     """The first one waits for the update, which would take hours here; the second one does not."""
     (tmp_path / "slow").touch()
@@ -125,8 +137,7 @@ def test_a_second_signal_during_a_long_update_stops_it_at_once(number: int, code
         assert command.wait(SOON_S) == code
 
 
-@both_signals
-@in_process_and_on_ray
+@each_way
 def test_a_stop_while_simulators_are_being_made_ends_the_command(
     num_actors: int, number: int, code: int, tmp_path: Path
 ) -> None:

@@ -269,10 +269,15 @@ class Config(BaseModel):
                 f"some of one row, whose advantage cannot be standardised. Use a minibatch_size of at least "
                 f"{min(3, self.batch_size)} (64 is usual), or --no-norm-adv."
             )
+        if (self.address or "").startswith("ray://"):
+            raise ValueError(
+                f"address={self.address}: Ray Client is not supported. Run dppo on a node of the cluster with --address "
+                f"auto, or give the head's host:port (6379 by default)."
+            )
         for name, amount in self.actor_resources.items():
             if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
                 raise ValueError(
-                    f"actor_resources={self.actor_resources}: {name}={amount} is not a custom resource with a positive "
+                    f"actor_resources={self.actor_resources}: {name}={amount} is no custom resource with a positive "
                     f"amount. Use --cpus-per-actor for CPUs; name others as the cluster does."
                 )
         if self.num_actors > self.samplers:

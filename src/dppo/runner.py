@@ -15,7 +15,7 @@ from dppo.cluster.pool import ActorPool, make_pool
 from dppo.cluster.recovery import ReplayLedger
 from dppo.config import Config
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, DppoError
 from dppo.figures import iteration_row, mean_return
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
@@ -143,6 +143,7 @@ class _Run:
         config = self.config
         torch_import = threading.Thread(target=_import_torch, daemon=True)  # beside Ray, which mostly waits
         torch_import.start()
+        self.stack.callback(torch_import.join)  # Python must not end in the middle of it
         if config.num_actors > 0:
             self._open_session()
         ledger = ReplayLedger(config.samplers, replay=config.replay)
@@ -222,6 +223,9 @@ class _Run:
                 collected = self.learner.collect(stop)
             except StopRequested:
                 return  # what was being collected is collected again, and equal, when the run is resumed
+            except DppoError:
+                self._save_if_possible()  # all iterations before this one are good
+                raise
             iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
             now = time.monotonic()
             row = iteration_row(
@@ -298,7 +302,9 @@ class _Run:
             weights_sha256=self.learner.weights_sha256(),
             metrics=self.rows,
             incidents=dict(self.learner.incidents),
-            stopped_by=stop.received.name if stop.received else None,
+            stopped_by=stop.received.name
+            if stop.received and self.learner.iteration < self.config.iterations
+            else None,
         )
         self.progress.finish(_in_words(result, picture))
         return result

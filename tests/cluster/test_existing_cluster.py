@@ -1,4 +1,4 @@
-"""A cluster that somebody runs already: it is used, it is found too small in time, it loses nodes, it stays as it was."""
+"""A cluster that somebody runs already: it is used, found too small in time, loses nodes, and stays as it was."""
 
 from __future__ import annotations
 

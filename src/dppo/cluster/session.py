@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -58,7 +59,11 @@ class RaySession:
         if not self._ours or address is not None:
             if self._ours:
                 _connect(ray, address)
-            _check_capacity(ray, num_actors, needs, num_learners, learner_needs, notify)
+            try:
+                _check_capacity(ray, num_actors, needs, num_learners, learner_needs, notify)
+            except BaseException:
+                self.close()
+                raise
             return
         cores = usable_cores()
         wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
@@ -98,6 +103,8 @@ def _set_environment(*, start_here: bool) -> None:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # Ray prints a paragraph for each actor that dies, even without log_to_driver; we say it in a line.
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+        # How long to try to connect to a cluster that runs; where Ray starts here its head may need longer.
+        **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
     }.items():
         os.environ.setdefault(name, value)
     if start_here and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
@@ -105,17 +112,28 @@ def _set_environment(*, start_here: bool) -> None:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    _knock(address)
     try:
         with _signal_handlers_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ray.exceptions.AuthenticationError as error:
-        raise ClusterError(
-            f"address={address}: the cluster wants a token ({_first_line(error)}). Set RAY_AUTH_MODE=token and "
-            f"RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) as on the cluster's head; or RAY_AUTH_MODE=disabled on all nodes."
-        ) from None
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"address={address}: no Ray cluster answers there ({_first_line(error)}). Check it with `ray status "
+            f"address={address}: Ray could not connect ({_in_a_line(error)}). Check it with `ray status --address "
+            f"{address}`. A cluster that wants a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
+            f"RAY_AUTH_TOKEN) here as on its head; without --address Ray starts here."
+        ) from None
+
+
+def _knock(address: str | None) -> None:
+    """See in seconds whether anything listens at host:port, for which Ray takes minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", say: Ray knows where to look
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ClusterError(
+            f"address={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray status "
             f"--address {address}`, or leave --address out to start Ray here."
         ) from None
 
@@ -139,7 +157,7 @@ def _start(
             )
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"Ray could not be started here: {_first_line(error)}. Its logs are under {_session_logs()}. "
+            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {_session_logs()}. "
             f"`--num-actors 0` trains without Ray."
         ) from None
 
@@ -249,9 +267,9 @@ def _in_words(resources: dict[str, float]) -> str:
     return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+def _in_a_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:300] or type(error).__name__
 
 
 def _session_logs() -> str:

@@ -1,0 +1,126 @@
+"""Does it learn: mean returns over seeds, held against published figures.
+
+    python benchmarks/learning.py                       all rows: about a quarter of an hour on two cores
+    python benchmarks/learning.py --only cartpole-preset --seeds 3
+
+Results are what docs/RESULTS.md shows. Everything follows from the seeds: on the same type of CPU the same figures
+come out, bit for bit, with any number of actors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dppo.commands.arguments import presets
+from dppo.commands.eval import evaluate
+from dppo.config import make_config
+from dppo.policy import load_policy
+from dppo.runner import train
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One learning problem, and what counts as having learnt it."""
+
+    settings: dict[str, Any]
+    seeds: int
+    bar: float
+    figure: str
+    """`train`: mean return of the last 100 episodes of training. `eval`: of 100 episodes with the likeliest action."""
+    enough: float
+    """Share of the seeds that must reach the bar; 0: their mean must."""
+    published: str
+
+
+CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_vloss as there
+    "env_id": "CartPole-v1",
+    "total_timesteps": 500_000,
+    "num_samplers": 4,
+    "num_steps": 128,
+    "minibatch_size": 128,
+    "clip_vloss": True,
+}
+ROWS = {
+    "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
+    "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
+    "pendulum-preset": Row({"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"),
+}
+
+
+def main() -> int:
+    """Train each row on its seeds; print a table, write JSON; 0 if all bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
+    parser.add_argument("--seeds", type=int, help="instead of each row's own number")
+    parser.add_argument("--num-actors", type=int, default=0, help="changes the time, not the result")
+    parser.add_argument("--json", type=Path, default=HERE / "learning.json")
+    flags = parser.parse_args()
+    results = {name: run(name, ROWS[name], flags.seeds or ROWS[name].seeds, flags.num_actors) for name in flags.only}
+    written = {"machine": platform.processor() or platform.machine(), "commit": commit(), "rows": results}
+    flags.json.write_text(json.dumps(written, indent=1))
+    print(f"\nWritten: {flags.json}")
+    return 0 if all(result["pass"] for result in results.values()) else 1
+
+
+def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
+    """One row on seeds 1, 2, ..."""
+    print(f"\n{name}: {row.settings}", flush=True)
+    runs = [one(row, seed, num_actors) for seed in range(1, seeds + 1)]
+    figures = [one[row.figure] for one in runs]
+    reached = fmean(figure >= row.bar for figure in figures)
+    passed = reached >= row.enough if row.enough else fmean(figures) >= row.bar
+    print(
+        f"{name}: {row.figure} {fmean(figures):.1f} (from {min(figures):.1f} to {max(figures):.1f}), "
+        f"{reached:.0%} of {seeds} seeds at {row.bar:g}: {'pass' if passed else 'FAIL'}. Published: {row.published}.",
+        flush=True,
+    )
+    return {"settings": row.settings, "bar": row.bar, "figure": row.figure, "runs": runs, "pass": passed}
+
+
+def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
+    """Train and evaluate one seed."""
+    tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**tuned, **row.settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
+        config = make_config({**settings, "num_actors": num_actors})
+        result = train(config)
+        played = evaluate(load_policy(result.run_dir), config, episodes=100)
+    done = {
+        "seed": seed,
+        "train": result.episodic_return,
+        "eval": fmean(episode.episode_return for episode in played),
+        "steps": result.global_step,
+        "seconds": time.monotonic() - began,
+        "weights_sha256": result.weights_sha256,
+    }
+    print(
+        f"  seed {seed}: train {done['train']:.1f}, eval {done['eval']:.1f}, {done['steps']:,} steps, "
+        f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
+        flush=True,
+    )
+    return done
+
+
+def commit() -> str:
+    """The commit that was measured, with + where the tree differs from it."""
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
