@@ -271,8 +271,8 @@ class Config(BaseModel):
             )
         if (self.address or "").startswith("ray://"):
             raise ValueError(
-                f"address={self.address}: Ray Client is not supported. Run dppo on a node of the cluster with --address "
-                f"auto, or give the head's host:port (6379 by default)."
+                f"address={self.address}: Ray Client is not supported. Run dppo on a node of the cluster with "
+                f"--address auto, or give the head's host:port (6379 by default)."
             )
         for name, amount in self.actor_resources.items():
             if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:

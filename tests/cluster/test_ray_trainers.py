@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from commandline import command_line, descendants
+from commandline import Command, command_line, descendants
 from meetings import OwnOrders
 
 import dppo
@@ -315,6 +316,35 @@ def test_that_several_learners_do_not_pay_is_told_where_they_do_not() -> None:
     )
     faster = worth_in_words(config, spec, alone_ms=1000.0, shared_ms=550.0, summing_ms=20.0)
     assert faster.endswith("one learner takes 1000.0 ms. They are 1.8 times as fast.")
+
+
+# ------------------------------------------------------------------ nodes that go
+
+# So that a node that died is noticed in seconds; by default Ray takes a quarter of a minute.
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@pytest.mark.slow
+def test_nodes_that_go_take_a_learner_which_is_replaced_or_segments_which_are_not(tmp_path: Path) -> None:
+    with Command([], tmp_path, program=(str(Path(__file__).with_name("losing_nodes.py")),), **QUICK) as command:
+        assert command.wait(240) == 0
+        told = json.loads(
+            next(line for line in command.out.splitlines() if line.startswith("told ")).removeprefix("told ")
+        )
+    assert re.match(
+        r"the segments of iteration 4 were lost with the node that held them .*--resume", told["lost segments"]
+    )
+    assert told["notes of lost segments"] == 0  # nobody was rebuilt in vain
+    assert told["same weights"] is True
+    assert told["incidents"] == ["learners_rebuilt"]
+    assert told["notes"][0].startswith("a learner died: ")
 
 
 # ------------------------------------------------------------------ starting, and not
