@@ -55,7 +55,9 @@ CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_v
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
     "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
-    "pendulum-preset": Row({"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"),
+    "pendulum-preset": Row(
+        {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
+    ),
 }
 
 

@@ -112,9 +112,7 @@ class Checkout:
     def environment(self, **extra: str) -> dict[str, str]:
         return {"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **extra}
 
-    def run(
-        self, *arguments: str, launcher: Path | None = None, cwd: Path | None = None, **extra: str
-    ) -> Outcome:
+    def run(self, *arguments: str, launcher: Path | None = None, cwd: Path | None = None, **extra: str) -> Outcome:
         done = subprocess.run(
             [str(launcher or self.root / "dppo"), *arguments],
             cwd=cwd or self.root,
@@ -397,9 +395,7 @@ def test_an_empty_folder_or_a_link_to_one_is_taken(checkout: Checkout) -> None:
 
 
 def test_a_failing_pip_shows_its_last_lines_and_leaves_nothing_usable(checkout: Checkout) -> None:
-    checkout.pip_does(
-        'for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17; do echo "line-$i-"; done; exit 1\n'
-    )
+    checkout.pip_does('for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17; do echo "line-$i-"; done; exit 1\n')
     done = checkout.run("train")
     assert done.code == 2
     assert done.out == ""
@@ -592,9 +588,7 @@ def test_test_command_runs_everything_with_slow_and_returns_pytests_code(tree: P
     assert run_test_command(tree, "-k", "nothing", cwd=tree.parent).code == 5
 
 
-def test_test_command_without_a_source_tree_says_so(
-    tree: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_test_command_without_a_source_tree_says_so(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     nowhere = tmp_path_factory.mktemp("nowhere")
     alone = shutil.copy(tree, nowhere / "test.py")
     done = run_test_command(Path(alone), cwd=nowhere)

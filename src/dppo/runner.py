@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from dppo import run_folder
@@ -29,6 +30,7 @@ from dppo.signals import StopRequested, StopSignals
 from dppo.spaces import Spaces
 
 STORE_PER_STEP = 64 * 1024  # bytes of Ray's object store per env step of a batch: room for images, twice over
+COPIES = 8  # of the weights in the object store at a time: sent out, and with the optimiser's state twice over
 STORE_LIMITS = 256 * 2**20, 4 * 2**30
 
 
@@ -173,6 +175,7 @@ class _Run:
 
         config = self.config
         low, high = STORE_LIMITS
+        hidden = sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
         session = RaySession(
             address=config.address,
             num_actors=config.num_actors,
@@ -180,7 +183,7 @@ class _Run:
             resources=config.actor_resources | ({"GPU": config.actor_gpus} if config.actor_gpus else {}),
             num_learners=config.num_learners,
             learner_needs={"CPU": config.learner_cpus, "GPU": config.learner_gpus},
-            store_bytes=min(high, max(low, config.batch_size * STORE_PER_STEP)),
+            store_bytes=min(high, max(low, config.batch_size * STORE_PER_STEP) + COPIES * 2 * 4 * hidden),
             dashboard=config.dashboard,
             notify=self.progress.note,
         )
