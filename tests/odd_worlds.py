@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,7 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
         report = {
             "pid": os.getpid(),
             "kwargs": self._rest,
-            "heavy": sorted({"torch", "pydantic", "tyro", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
+            "heavy": sorted({"torch", "tyro", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
             "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "omp": os.environ.get("OMP_NUM_THREADS"),
             "blas_threads": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
@@ -67,6 +68,23 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
 
 def reporting_cartpole(folder: str, **rest: Any) -> gym.Env[Any, Any]:
     return Reporting(gym.make("CartPole-v1"), folder, **rest)
+
+
+class Outside(gym.Wrapper[Any, Any, Any, Any]):
+    """Its simulator is a process of its own, as with most game engines; it ends with `close`."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._simulator = subprocess.Popen(["sleep", "1000"])
+
+    def close(self) -> None:
+        self._simulator.kill()
+        self._simulator.wait()
+        self.env.close()
+
+
+def outside_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
+    return Outside(hesitant_cartpole(folder, slow_after))
 
 
 class LicenceError(Exception):

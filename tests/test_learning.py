@@ -1,4 +1,4 @@
-"""It learns. The figures over many seeds are benchmarks/learning.py's; here are the ones that every change has to pass."""
+"""It learns. The figures over many seeds are benchmarks/learning.py's; here is what every change has to pass."""
 
 from __future__ import annotations
 

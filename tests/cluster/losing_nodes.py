@@ -6,6 +6,7 @@ First the node goes that holds segments, and no learner; then one that a learner
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ def main() -> None:
     store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
     notes: list[str] = []
     told: dict[str, Any] = {"notes": notes}
-    trainers = RayTrainers(settings(learner_cpus=2), SPACES, notes.append)
-    before, segments = (trainers.weights(), trainers.state()), some_segments()
+    config, segments = settings(learner_cpus=2), some_segments()
 
+    trainers = RayTrainers(config, SPACES, notes.append)
     lost = large.remote()
     ray.wait([lost], fetch_local=False)
     cluster.remove_node(store, allow_graceful=False)
@@ -43,13 +44,16 @@ def main() -> None:
     except ClusterError as error:
         told["lost segments"] = str(error)
     told["notes of lost segments"] = len(notes)
+    trainers.close()
 
-    trainers.load(*before)
+    trainers = RayTrainers(config, SPACES, notes.append)
+    before = trainers.weights(), trainers.state()
     trainers.update(segments, Statistics(), 3)
     expected = trainers.weights().tobytes()
     trainers.load(*before)
     cluster.add_node(**NODE)
     cluster.remove_node(second, allow_graceful=False)
+    time.sleep(5)  # processes of a node that dies like this live a little longer
     trainers.update(segments, Statistics(), 3)
     told["same weights"] = trainers.weights().tobytes() == expected
     told["incidents"] = [incident.kind for incident in trainers.take_incidents()]

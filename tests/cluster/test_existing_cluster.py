@@ -175,7 +175,7 @@ def test_where_no_cluster_is_one_is_told_so(tmp_path: Path) -> None:
     command = words("CartPole-v1", "--preset", "none", "--address", "127.0.0.1:9")
     code, _, err = run(command, tmp_path, timeout_s=120)
     assert code == 1
-    assert "address=127.0.0.1:9: no Ray cluster answers there" in err
+    assert "address=127.0.0.1:9: nothing answers there" in err
     assert "leave --address out" in err
     assert "Traceback" not in err
 

@@ -168,14 +168,13 @@ def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> N
     wait_until(lambda: not actors_of_this_process())
 
 
-@pytest.mark.slow
 def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
     config = crashing(
-        tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=PATIENCE_S
+        tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5
     )
     with pytest.raises(ClusterError) as stopped:
         dppo.train(config)
-    assert "segment_timeout_s=15" in str(stopped.value)
+    assert "segment_timeout_s=5" in str(stopped.value)
     assert "actor 0" in str(stopped.value)
     wait_until(lambda: not actors_of_this_process())
 

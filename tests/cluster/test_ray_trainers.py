@@ -268,21 +268,18 @@ def test_a_rank_that_dies_while_the_group_is_rebuilt_is_rebuilt_too(group: Undis
 
 
 @pytest.mark.slow
-def test_ranks_that_die_again_and_again_end_the_run(group: Undisturbed) -> None:
-    group.go_back()
-    rebuilds = ray_trainers.MAX_REBUILDS
-    with (
-        in_the_middle_of_an_update(send(signal.SIGKILL), times=rebuilds + 1),
-        pytest.raises(
-            ClusterError, match=rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*--num-learners 0"
-        ),
-    ):
-        group.update()
-    assert len(group.trainers.take_incidents()) == rebuilds
-    group.trainers._budget.delivered(0)  # what follows here begins anew
-    group.trainers._build()
-    group.go_back()
-    group.assert_as_expected(group.update())
+def test_ranks_that_die_again_and_again_end_the_run() -> None:
+    rebuilds, notes = ray_trainers.MAX_REBUILDS, []
+    with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:  # none of its updates ends in time
+        segments = [ray.put(segment) for segment in some_segments()]
+        told = rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*--num-learners 0"
+        with (
+            in_the_middle_of_an_update(send(signal.SIGKILL), times=rebuilds + 1),
+            pytest.raises(ClusterError, match=told),
+        ):
+            trainers.update(segments, Statistics(), 3)
+        assert len(trainers.take_incidents()) == rebuilds
+    assert sum("learners are back" in note for note in notes) == rebuilds
 
 
 def test_an_update_that_diverges_on_one_rank_ends_the_run_and_tells_of_all(group: Undisturbed) -> None:

@@ -139,15 +139,15 @@ class RayTrainers:
         ]
         try:
             answers = wait_while_alive(self._ranks, [figures for figures, _, _ in calls], _is_alive)
-        except ObjectLostError as error:
+        except (RayError, TimeoutError) as error:
+            self._kill()
+            settle([ref for call in calls for ref in call])
+            if not isinstance(error, ObjectLostError):
+                raise
             raise ClusterError(
                 f"the segments of iteration {iteration + 1} were lost with the node that held them "
                 f"({last_line(error)}). Go on from the last checkpoint with --resume."
             ) from None
-        except (RayError, TimeoutError):
-            self._kill()
-            settle([ref for call in calls for ref in call])
-            raise
         _raise_faults(answers)
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._state = calls[0][2]  # stays where rank 0 put it, until it is needed
