@@ -179,7 +179,7 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         ({"gamma": 2}, "gamma=2: should be less than or equal to 1. Use a smaller one."),
         (
             {"num_actors": 6, "num_learners": 4},
-            "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=4 or 8, or another number of learners.",
+            "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners.",
         ),
         (
             {"num_actors": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},

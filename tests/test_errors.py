@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import fresh_environment, run
+from commandline import Command, fresh_environment, run
 from odd_worlds import changeable, line_that_raises
 
 import dppo
@@ -120,6 +120,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
     "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "holds no checkpoint"]),
+    "resume what was a function": (["train", "--resume", "from_python"], ["<lambda>", "function", "Python"]),
     "resume with another discount": (
         ["train", "--resume", "run", "--gamma", "0.5"],
         ["gamma=0.5", "0.99", "Leave it out, or start a new run"],
@@ -196,6 +197,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (desk / "other.yaml").write_text("learning_rat: 0.1\n")
     settings = {"num_steps": 16, "total_timesteps": 64, "checkpoint_interval_s": 0, "progress": "off"}
     dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": desk / "run", **settings}))
+    dppo.train(make_config({"env_id": lambda: changeable(), "run_dir": desk / "from_python", **settings}))
     for name in ("damaged", "ruined", "bare"):
         shutil.copytree(desk / "run", desk / name)
     damage(desk / "damaged" / "checkpoints" / "iter_000004")
@@ -354,6 +356,15 @@ def test_playing_with_an_older_policy_than_the_newest_is_told(desk: Path, capsys
     told = capsys.readouterr()
     assert "iter_000004/model.safetensors" in told.out + told.err
     assert "policy after 48 steps" in told.out
+
+
+def test_without_a_standard_output_it_trains_all_the_same(tmp_path: Path) -> None:
+    """As under some supervisors: `>&-`."""
+    closed = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'dppo', *sys.argv[1:]])"
+    with Command(["train", "CartPole-v1", *TINY[:-2], "--run-dir", "run"], tmp_path, program=("-c", closed)) as command:
+        assert command.wait(60) == 0
+        assert command.err == ""
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 # ------------------------------------------------------------------ what the environment raises

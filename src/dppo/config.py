@@ -295,22 +295,33 @@ class Config(BaseModel):
     def _check_shares(self) -> None:
         """Each learner gets as many samplers, and as many rows of each minibatch, as the others."""
         learners = self.num_learners
-        if learners and self.device == "cuda" and not self.learner_gpus:
+        if learners and self.device != "cpu" and not self.learner_gpus:
             raise ValueError(
-                "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1."
+                f"device={self.device}: learners on Ray see the GPUs that they ask for, and ask for none. Give "
+                f"--learner-gpus 1, or --device cpu."
+            )
+        if self.learner_gpus > 1 or (learners > 1 and 0 < self.learner_gpus < 1):
+            raise ValueError(
+                f"learner_gpus={self.learner_gpus:g}: a learner trains on one GPU, and several cannot share one. Use 1."
+            )
+        if learners and self.learner_threads > self.learner_cpus:
+            raise ValueError(
+                f"learner_threads={self.learner_threads} is more than the learner_cpus={self.learner_cpus:g} that a "
+                f"learner takes from Ray. Give --learner-cpus {self.learner_threads}."
             )
         if learners <= 1:
             return
         if self.samplers % learners:
             low = self.samplers // learners * learners
+            near = [str(n) for n in (low, low + learners) if n >= max(1, self.num_actors)]
             raise ValueError(
                 f"num_learners={learners} cannot share {self.samplers} samplers evenly. Use num_samplers="
-                f"{' or '.join(str(n) for n in (low, low + learners) if n)}, or another number of learners."
+                f"{' or '.join(near)}, or another number of learners."
             )
         rows, per_epoch = self.batch_size // learners, self.minibatches_per_epoch
         if rows % per_epoch:
-            near = [n for n in range(1, max(1, rows // 2) + 1) if rows % n == 0]
-            best = sorted(near, key=lambda n: abs(n - per_epoch))[:2]
+            divisors = [n for n in range(1, max(1, rows // 2) + 1) if rows % n == 0]
+            best = sorted(divisors, key=lambda n: abs(n - per_epoch))[:2]
             raise ValueError(
                 f"minibatch_size={self.minibatch_size or self.minibatch_rows}: {per_epoch} minibatches do not divide "
                 f"the {rows} rows of each of {learners} learners. Use minibatch_size="

@@ -112,7 +112,7 @@ class _Run:
         self._announce(start)
         pool, spaces, ledger = self._connect(stop)
         self.spaces = spaces
-        self.learner = self._build_learner(pool, ledger)
+        self.learner = self._build_learner(pool, ledger, stop)
         if start is not None:
             self._go_on_from(start)
             run_folder.write_settings(self.config, self.run_dir)
@@ -189,10 +189,10 @@ class _Run:
         )
         self.stack.callback(session.close)
 
-    def _build_learner(self, pool: ActorPool, ledger: ReplayLedger) -> PPOLearner:
+    def _build_learner(self, pool: ActorPool, ledger: ReplayLedger, stop: StopSignals) -> PPOLearner:
         from dppo.cluster.trainers import make_trainers
 
-        trainers = make_trainers(self.config, self.spaces, self.progress.note)
+        trainers = make_trainers(self.config, self.spaces, self.progress.note, stop.check)
         self.stack.callback(trainers.close)
         statistics = Statistics(
             obs=Moments.empty(self.spaces.obs_shape) if self.config.norm_obs else None,

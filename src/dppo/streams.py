@@ -15,7 +15,7 @@ class Stream(IntEnum):
     WEIGHTS = 0  # ()                         initial weights
     EPISODES = 1  # (sampler, env, episode)   the seed of one episode
     ACTIONS = 2  # (sampler, segment)         exploration noise of one segment
-    MINIBATCHES = 3  # (iteration,)           order of the minibatches of one update
+    MINIBATCHES = 3  # (iteration,)           order of the minibatches of one update; (iteration, rank) of several
     EVALUATION = 4  # (episode,)              episodes and actions of `dppo eval`
     SIMULATION = 5  # (...)                   latencies of the simulated simulators
 

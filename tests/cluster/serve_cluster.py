@@ -4,6 +4,7 @@ Commands come on standard input, one a line; each is answered by a line of JSON:
 
     add              another node of two CPUs
     remove           SIGKILL to everything on the node that was added last
+    shut down        the same in good order, as when a node is preempted
     ask              somebody else's actor, which lives on the head, counts to the next number
     free             CPUs that nobody uses
 
@@ -43,8 +44,8 @@ def main() -> None:
         if command == "add":
             added.append(cluster.add_node(**NODE))
             answer(len(added) + 1)
-        elif command == "remove":
-            cluster.remove_node(added.pop(), allow_graceful=False)
+        elif command in ("remove", "shut down"):
+            cluster.remove_node(added.pop(), allow_graceful=command == "shut down")
             answer(len(added) + 1)
         elif command == "ask":
             answer(ray.get(counter.next.remote(), timeout=30))

@@ -175,13 +175,15 @@ def test_where_no_cluster_is_one_is_told_so(tmp_path: Path) -> None:
     command = words("CartPole-v1", "--preset", "none", "--address", "127.0.0.1:9")
     code, _, err = run(command, tmp_path, timeout_s=120)
     assert code == 1
-    assert "address=127.0.0.1:9: nothing answers there" in err
+    assert err.startswith("dppo train: address=127.0.0.1:9: ")
+    assert "answers there" in err
     assert "leave --address out" in err
     assert "Traceback" not in err
 
 
-def test_a_node_that_dies_in_the_middle_does_not_show(
-    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+@pytest.mark.parametrize("how", ["remove", pytest.param("shut down", marks=pytest.mark.slow)])
+def test_a_node_that_goes_in_the_middle_does_not_show(
+    how: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
 ) -> None:
     """Two actors, spread over two nodes, in the middle of a segment; what is left of the cluster takes over."""
     (tmp_path / "slow").touch()
@@ -190,7 +192,7 @@ def test_a_node_that_dies_in_the_middle_does_not_show(
     command_words = words("odd_worlds:hesitant_cartpole", *more, num_actors=2)
     with Command(command_words, tmp_path, **cluster.access) as command:
         command.wait_until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2, 90)
-        assert cluster.ask("remove") == 1
+        assert cluster.ask(how) == 1
         (tmp_path / "slow").unlink()
         assert command.wait(120) == 0
         assert "Dealt with: 1 x actor_lost" in command.out

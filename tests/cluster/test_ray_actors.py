@@ -27,7 +27,7 @@ from dppo.errors import ClusterError
 pytestmark = pytest.mark.usefixtures("ray_session")
 SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
 # Long enough for a busy machine to start a process in; what hangs here hangs for an hour.
-PATIENCE_S = 15.0
+PATIENCE_S = 10.0
 
 
 class Listener:
@@ -87,7 +87,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_pat
     assert (tmp_path / "marker").exists()
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_hung": 1}
-    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=15", listener.notes[0])
+    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=10", listener.notes[0])
     assert "raise --segment-timeout-s" in listener.notes[0]
     assert "Dealt with: 1 x actor_hung" in listener.lines
 
@@ -102,16 +102,18 @@ def test_a_simulator_that_hangs_while_it_is_made_is_killed_and_replaced(undistur
     assert result.incidents == {"actor_hung": 1}
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
-def test_all_actors_lost_at_once(how: str, undisturbed: str, tmp_path: Path) -> None:
-    """While the learner learns: nobody waits for them at that moment."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_path: Path) -> None:
+    """In the middle of a segment. SIGTERM is what they get where a node is drained or preempted."""
 
-    def kill_all(number: int) -> None:
-        if number == 2:
+    def end_all(iteration: int) -> None:
+        if iteration == 2:
             for pid in actors_of_this_process():
-                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGTERM)
+                os.kill(pid, number)
 
-    result = dppo.train(settings(tmp_path / "run", num_actors=3), progress=Listener(kill_all))
+    slow = {"longest_s": 0.02}
+    config = settings(tmp_path / "run", "slow_worlds:delayed_cartpole", env_kwargs=slow, num_actors=3)
+    result = dppo.train(config, progress=Listener(end_all))
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_lost": 3}
 
@@ -169,9 +171,7 @@ def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> N
 
 
 def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
-    config = crashing(
-        tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5
-    )
+    config = crashing(tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5)
     with pytest.raises(ClusterError) as stopped:
         dppo.train(config)
     assert "segment_timeout_s=5" in str(stopped.value)

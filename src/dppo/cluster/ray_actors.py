@@ -132,6 +132,7 @@ class RayActors:
             except RayTaskError as error:
                 raise _our_own(error) from None
             except RayActorError as error:
+                _refuse_what_cannot_start(error)
                 kind, reason = "actor_lost", _cause(error)
             self._lose(host, reason, kind)
             while host.handle is None:
@@ -229,6 +230,7 @@ class RayActors:
             except RayTaskError as error:
                 raise _our_own(error) from None
             except RayError as error:  # the process, the node, or the segment on its way is lost
+                _refuse_what_cannot_start(error)
                 self._lose(call.host, _cause(error))
                 continue
             self._accept(call, report, segment)
@@ -312,6 +314,17 @@ class RayActors:
         host.start_at = time.monotonic() + delay
         self._incidents.append(Incident(kind, message))
         self._notify(f"{message}; replaced" + (f" in {delay:.0f} s" if delay else ""))
+
+
+def _refuse_what_cannot_start(error: RayError) -> None:
+    """An actor that cannot be made would not be made the next time either.
+
+    Raises:
+        ClusterError: `error` says so.
+    """
+    if getattr(error, "actor_init_failed", False) or "failed to import" in str(error):
+        last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
+        raise ClusterError(f"An actor could not be made: {last}. Install the same dppo on every node.")
 
 
 def _cause(error: RayError) -> str:

@@ -102,6 +102,7 @@ def _set_environment(*, start_here: bool) -> None:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # Ray prints a paragraph for each actor that dies, even without log_to_driver; we say it in a line.
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # nor a traceback for each call to it that nobody waits for any more
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
         # How long to try to connect to a cluster that runs; where Ray starts here its head may need longer.
         **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
@@ -153,7 +154,6 @@ def _start(
                 include_dashboard=dashboard,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",  # reachable from this machine only
             )
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         raise ClusterError(

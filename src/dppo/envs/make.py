@@ -65,6 +65,11 @@ def _factory(env_id: str) -> Callable[..., Any]:
 
 
 def _unknown_env(env_id: str, name: str, error: Exception) -> str:
+    if "<" in name:
+        return (
+            f"env_id={env_id}: was a function of a program, which a name cannot find. Go on in Python: "
+            f"dppo.train(config, resume=...)."
+        )
     known = unknown_name("environment id", env_id, gym.registry) if ":" not in env_id else ""
     if "Did you mean" in known:
         return f"env_id={known}"

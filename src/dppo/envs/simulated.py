@@ -140,7 +140,7 @@ class SlowSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def slow_cartpole(
     *,
-    step_s: float = 0.005,
+    step_s: float = 0.003,
     distribution: str = "constant",
     cv: float | None = None,
     spike_probability: float | None = None,

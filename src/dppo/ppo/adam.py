@@ -50,6 +50,6 @@ class FlatAdam:
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         """Become the optimiser that gave `state`."""
-        self._mean.copy_(torch.from_numpy(state["exp_avg"]))
-        self._square.copy_(torch.from_numpy(state["exp_avg_sq"]))
+        self._mean.copy_(torch.tensor(state["exp_avg"]))
+        self._square.copy_(torch.tensor(state["exp_avg_sq"]))
         self._steps = int(state["step"])

@@ -37,7 +37,7 @@ class Progress(Protocol):
 def make_progress(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Progress:
     """The progress for `mode` on `stream` (default: standard output); auto is live where that can be."""
     stream = stream or sys.stdout
-    if mode == "off":
+    if mode == "off" or stream is None:  # a daemon may have no standard output
         return OffProgress()
     if mode == "auto" and os.environ.get("CI"):
         return PlainProgress(stream)
