@@ -179,7 +179,6 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(
         assert config.batch_size // learners % config.minibatches_per_epoch == 0
 
 
-@pytest.mark.xfail(strict=True, reason="config.py names 4 as well, which it then refuses")
 def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None:
     text = refusal(num_actors=6, num_samplers=6, num_learners=4)
     assert text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners."
@@ -191,7 +190,8 @@ def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None
     [
         (
             {"device": "cuda"},
-            "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1.",
+            "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1, or "
+            "--device cpu.",
         ),
         (
             {"learner_gpus": 1},
@@ -659,9 +659,7 @@ def test_a_run_without_learners_goes_on_with_two(tmp_path: Path, in_process: str
 
 @pytest.mark.slow
 def test_four_learners_keep_the_promise_too(tmp_path: Path) -> None:
-    four = [
-        run_settings(tmp_path / str(actors), num_actors=actors, num_learners=4, learner_cpus=0.5) for actors in (1, 3)
-    ]
+    four = [run_settings(tmp_path / str(actors), num_actors=actors, num_learners=4) for actors in (1, 3)]
     assert len({dppo.train(config).weights_sha256 for config in four}) == 1
 
 

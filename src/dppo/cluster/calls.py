@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -82,13 +81,6 @@ def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayEr
         except RayError:
             continue
     return error
-
-
-def settle(calls: Sequence[ObjectRef[Any]]) -> None:
-    """Take note of how calls ended that nobody will ask any more: what nobody asks, Ray prints in full."""
-    for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_TOLD_S)[0]:
-        with suppress(RayError):
-            ray.get(call, timeout=FETCH_TIMEOUT_S)
 
 
 def cause(error: Exception) -> str:

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.assemble import model_spec
 from dppo.cluster.actor import Fault, or_raise
-from dppo.cluster.calls import FETCH_TIMEOUT_S, cause, last_line, settle, wait_for, wait_while_alive
+from dppo.cluster.calls import FETCH_TIMEOUT_S, cause, last_line, wait_for, wait_while_alive
 from dppo.cluster.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.recovery import RestartBudget
 from dppo.config import Config
@@ -139,11 +139,7 @@ class RayTrainers:
         ]
         try:
             answers = wait_while_alive(self._ranks, [figures for figures, _, _ in calls], _is_alive)
-        except (RayError, TimeoutError) as error:
-            self._kill()
-            settle([ref for call in calls for ref in call])
-            if not isinstance(error, ObjectLostError):
-                raise
+        except ObjectLostError as error:
             raise ClusterError(
                 f"the segments of iteration {iteration + 1} were lost with the node that held them "
                 f"({last_line(error)}). Go on from the last checkpoint with --resume."
