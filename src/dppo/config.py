@@ -304,7 +304,7 @@ class Config(BaseModel):
             raise ValueError(
                 f"learner_gpus={self.learner_gpus:g}: a learner trains on one GPU, and several cannot share one. Use 1."
             )
-        if learners and self.learner_threads > self.learner_cpus:
+        if learners and self.learner_threads > max(1.0, self.learner_cpus):
             raise ValueError(
                 f"learner_threads={self.learner_threads} is more than the learner_cpus={self.learner_cpus:g} that a "
                 f"learner takes from Ray. Give --learner-cpus {self.learner_threads}."

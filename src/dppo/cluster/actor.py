@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import time
 import traceback
@@ -64,6 +65,8 @@ class PPOActor:
         """Keep to one core and away from GPUs; not for an actor in the learner's process."""
         if not keep_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Ray's handler raises SystemExit, which would look like the environment's own doing in the middle of a step.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_to_one_thread()
 
