@@ -283,7 +283,7 @@ def test_a_rank_that_dies_in_an_update_is_not_noticed_in_its_result(group: Undis
         assert_rebuilt(group, "a learner died: ")
 
 
-@pytest.mark.parametrize("silent_s", [4.0, pytest.param(calls.SILENT_S, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("silent_s", [6.0, pytest.param(calls.SILENT_S, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_in_an_update_is_replaced(
     group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +466,24 @@ def test_ranks_of_one_node_can_only_be_reached_from_it() -> None:
     socket.create_connection(("127.0.0.1", port), timeout=5).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+@pytest.mark.slow
+def test_ranks_that_meet_at_the_address_of_their_node_reach_each_other_there() -> None:
+    """As they do where they run on several nodes."""
+    config = settings()
+    ranks: list[Any] = [ray.remote(TrainerRank).remote(config, SPACES, rank) for rank in range(2)]
+    address = ray.get(ranks[0].address.remote(), timeout=60)
+    port = ray.get(ranks[0].open_store.remote(address), timeout=60)
+    assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == [None, None]
+    assert all(0 < seconds < 5 for seconds in ray.get([rank.time_summing.remote() for rank in ranks], timeout=60))
+    connections, _ = within_a_rank()
+    ends = [ray.get(rank.__ray_call__.remote(connections), timeout=30).values() for rank in ranks]
+    between = {own for own, _ in ends[0]} & {other for _, other in ends[1]}
+    written = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    assert {one.partition(":")[0] for one in between} == {written}
+    for rank in ranks:
+        ray.kill(rank)
 
 
 def test_the_interface_is_that_of_the_nodes_own_address() -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo import streams
@@ -23,7 +23,7 @@ from dppo.config import Config
 from dppo.errors import DppoError
 from dppo.ppo.batch import make_batch
 from dppo.ppo.normalizer import Statistics
-from dppo.ppo.parallel import Group
+from dppo.ppo.parallel import Group, Parallel
 from dppo.ppo.segment import Segment
 from dppo.spaces import Spaces
 from dppo.streams import Stream
@@ -86,7 +86,8 @@ class TrainerRank:
             distributed.init_process_group(
                 backend, store=self._store, rank=self._rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )
-            self._trainer = build_trainer(self._config, self._spaces, Group())
+            self._group = _Timed(Group())
+            self._trainer = build_trainer(self._config, self._spaces, self._group)
         except DppoError as error:
             return Fault.of(error)
         return None
@@ -143,6 +144,31 @@ class TrainerRank:
         """Seconds of one sum of the gradient over all ranks, which must all do this at once."""
         self._trainer.sum_gradients()  # warms up, and lets them begin together
         return median(_seconds(self._trainer.sum_gradients) for _ in range(REPEATS))
+
+    def summing_s(self) -> float:
+        """Seconds spent so far with the other ranks, in the sums themselves and waiting for them."""
+        return self._group.seconds
+
+
+class _Timed:
+    """A group that knows how long its ranks had to do with each other."""
+
+    def __init__(self, group: Parallel) -> None:
+        self.rank, self.size, self.seconds = group.rank, group.size, 0.0
+        self._group = group
+
+    def sum_(self, tensor: Tensor) -> None:
+        began = time.perf_counter()
+        self._group.sum_(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # as the gradient's norm, wanted next, does in any case
+        self.seconds += time.perf_counter() - began
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        began = time.perf_counter()
+        gathered = self._group.gather(tensor)
+        self.seconds += time.perf_counter() - began
+        return gathered
 
 
 def _seconds(work: Callable[[], None]) -> float:

@@ -1,0 +1,294 @@
+"""What several learners gain: the SGD of one minibatch on one rank and shared by more, one CPU thread each.
+
+    python benchmarks/learners.py --out DIR                        all models: about 20 minutes on two quiet cores
+    python benchmarks/learners.py --out DIR --only 2x64 1M --repeats 1
+
+Real learners on Ray train on made-up segments; no environment is needed. Writes learners.json and learners.png into
+DIR, and prints a table and the bars, passed or not as measured. docs/LEARNERS.md says what it means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from learners_picture import draw
+from measure import REPO, machine, ours_environment
+from rich.console import Console
+from rich.table import Table
+
+OBS, ACTIONS = 376, 17  # of Humanoid
+BAR = 1.8  # times one learner, with two, for 3x2048
+BUSY = 0.5  # load average of the last minute
+STORE_BYTES = 3 * 2**30  # weights and optimiser of the largest model, new and old, several times
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, and the rows of a minibatch of all learners together."""
+
+    hidden_sizes: tuple[int, ...]
+    minibatch: int = 2048
+
+
+WORKS = {
+    "2x64, 256 rows": Work((64, 64), 256),
+    "2x64": Work((64, 64)),
+    "1M": Work((416,) * 3),
+    "10M": Work((1480,) * 3),
+    "3x2048": Work((2048,) * 3),
+    "50M": Work((3440,) * 3),
+}
+
+
+@dataclass
+class Side:
+    """One number of learners, and the times of their updates."""
+
+    trainers: Any
+    segments: list[Any]
+    updates_s: list[float]
+    summing_s: list[float]
+
+
+def main() -> int:
+    options = parse()
+    os.environ.update(ours_environment())  # for Ray's processes
+    sys.path.insert(0, str(REPO / "src"))
+    from dppo.cluster.session import RaySession
+
+    report = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
+    busy = report["machine"]["load_before"]
+    if busy > BUSY:
+        print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
+    session = RaySession(
+        address=None,
+        num_actors=0,
+        cpus_per_actor=1.0,
+        resources={},
+        num_learners=1 + options.learners,
+        learner_needs={"CPU": 1.0},
+        store_bytes=STORE_BYTES,
+        dashboard=False,
+        notify=lambda text: print(text, file=sys.stderr),
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in options.only:
+            print(f"{name} ...", file=sys.stderr)
+            report["models"][name] = measure(WORKS[name], options)
+            report["bars"] = bars(report["models"], options.learners)
+            (options.out / "learners.json").write_text(json.dumps(report, indent=1) + "\n")  # none is lost
+    finally:
+        session.close()
+    draw(report, options.out / "learners.png")
+    show(report, options)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), metavar="MODEL")
+    parser.add_argument("--learners", type=int, default=2, help="held against one")
+    parser.add_argument("--steps", type=int, default=32, help="SGD steps of an update")
+    parser.add_argument("--repeats", type=int, default=3, help="updates of each side, taking turns; the median counts")
+    options = parser.parse_args()
+    if not 2 <= options.learners <= 256 or 256 % options.learners or options.repeats < 1 or options.steps % 4:
+        parser.error("--learners: 2, 4, 8 ...; --repeats: at least 1; --steps: a multiple of 4")
+    return options
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("learners", "steps", "repeats")
+    return {name: getattr(options, name) for name in names} | {"threads_per_learner": 1, "obs": OBS, "actions": ACTIONS}
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+    """One model: updates on one learner and on all in turn, and where a minibatch's time goes."""
+    from dppo.cluster.trainers import worth_in_words
+
+    sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
+    alone, shared = sides.values()
+    alone_ms, shared_ms, summing_ms = shared.trainers.worth(work.minibatch)  # what a run measures when it starts
+    spec = shared.trainers.spec
+    said = worth_in_words(config_of(work, options.learners, options), spec, alone_ms, shared_ms, summing_ms)
+    for turn in range(-1, options.repeats):
+        for learners, side in sides.items():
+            update(side)
+            if turn < 0:  # warms up
+                side.updates_s.clear()
+                side.summing_s.clear()
+                continue
+            print(
+                f"  {learners} learner(s): {1e3 * side.updates_s[-1] / options.steps:,.1f} ms a minibatch",
+                file=sys.stderr,
+            )
+    for side in sides.values():
+        side.trainers.close()
+    one, more = (
+        split_of(side, learning, options.steps)
+        for side, learning in ((alone, alone_ms), (shared, shared_ms - summing_ms))
+    )
+    return {
+        "hidden_sizes": work.hidden_sizes,
+        "minibatch": work.minibatch,
+        "parameters": spec.num_parameters,
+        "updates_s": {learners: side.updates_s for learners, side in sides.items()},
+        "one_ms": one,
+        "shared_ms": more,
+        "speed_up": one["minibatch"] / more["minibatch"],
+        "foretold": alone_ms / shared_ms,
+        "summing_share": more["summing"] / more["minibatch"],
+        "gflops_one": flops(spec, work.minibatch) / alone_ms / 1e6,
+        "said": said,
+    }
+
+
+def update(side: Side) -> None:
+    """One update, timed; of the time of the sums that of the rank that waited least in them."""
+    import ray
+
+    from dppo.ppo.normalizer import Statistics
+
+    def summed() -> list[float]:
+        return ray.get([rank.summing_s.remote() for rank in side.trainers._ranks])
+
+    before, began = summed(), time.perf_counter()
+    side.trainers.update(side.segments, Statistics(), 0)
+    side.updates_s.append(time.perf_counter() - began)
+    side.summing_s.append(min(after - earlier for after, earlier in zip(summed(), before, strict=True)))
+
+
+def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:
+    """Where the mean minibatch of an update goes; the rest is Adam, shuffling, waiting, and fetching weights."""
+    minibatch = 1e3 * median(side.updates_s) / steps
+    summing = 1e3 * median(side.summing_s) / steps
+    learning = min(learning_ms, minibatch - summing)
+    return {"minibatch": minibatch, "learning": learning, "summing": summing, "rest": minibatch - summing - learning}
+
+
+def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
+    import dppo
+
+    rows = 4 * work.minibatch
+    return dppo.Config(
+        env_id="made-up",
+        num_actors=1,
+        num_samplers=options.learners,
+        num_steps=rows // options.learners,
+        minibatch_size=work.minibatch,
+        update_epochs=options.steps // 4,
+        total_timesteps=rows,
+        anneal_lr=False,
+        hidden_sizes=work.hidden_sizes,
+        num_learners=learners,
+        progress="off",
+    )
+
+
+def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
+    import ray
+
+    from dppo.cluster.ray_trainers import RayTrainers
+    from dppo.spaces import BoxActions, Spaces
+
+    limit = np.ones(ACTIONS, np.float32)
+    spaces = Spaces((OBS,), "float32", BoxActions(-limit, limit))
+    config = config_of(work, learners, options)
+    trainers = RayTrainers(config, spaces, lambda text: print(f"  {text}", file=sys.stderr))
+    return Side(trainers, [ray.put(segment_of(config, sampler)) for sampler in range(config.samplers)], [], [])
+
+
+def segment_of(config: Any, sampler: int) -> Any:
+    """Normal numbers of the right shapes, with log-probabilities that the initial policy might have given."""
+    from dppo.ppo.segment import Segment
+
+    rng, shape = np.random.default_rng(sampler), (config.num_steps, 1)
+    actions = rng.normal(size=(*shape, ACTIONS)).astype(np.float32)
+    values, next_values = rng.normal(size=(2, *shape)).astype(np.float32)
+    return Segment(
+        obs=rng.normal(size=(*shape, OBS)).astype(np.float32),
+        actions=actions,
+        logprobs=(-0.5 * np.square(actions) - 0.5 * math.log(2 * math.pi)).sum(axis=-1),
+        values=values,
+        next_values=next_values,
+        rewards=rng.normal(size=shape),
+        terminated=np.zeros(shape, bool),
+        truncated=np.zeros(shape, bool),
+        valid=np.ones(shape, bool),
+    )
+
+
+def flops(spec: Any, rows: int) -> float:
+    """Of one forward and backward pass: 6 a weight and row, but 4 in the first layers, whose input has no gradient."""
+    sizes = [dict(spec.shapes())[f"{trunk}.0.weight"] for trunk in ("policy", "value")]
+    first = sum(units * inputs for units, inputs in sizes)
+    return float(rows * (6 * spec.num_parameters - 2 * first))
+
+
+# ---------------------------------------------------------------------------------------------- telling
+
+
+def bars(models: dict[str, Any], learners: int) -> list[dict[str, Any]]:
+    """What is held against the figures, as far as they are there."""
+    held = []
+    if "3x2048" in models and learners == 2:
+        measured = models["3x2048"]["speed_up"]
+        what = "times one learner, 3x2048"
+        held.append({"what": what, "measured": measured, "bar": BAR, "passed": measured >= BAR})
+    if "2x64, 256 rows" in models:
+        small = models["2x64, 256 rows"]
+        told = "do not pay" in small["said"]
+        held.append(
+            {
+                "what": "2x64, 256 rows: loses",
+                "measured": small["speed_up"],
+                "bar": 1.0,
+                "passed": small["speed_up"] < 1,
+            }
+        )
+        held.append({"what": "2x64, 256 rows: dppo says so", "measured": float(told), "bar": 1.0, "passed": told})
+    return held
+
+
+def show(report: dict[str, Any], options: argparse.Namespace) -> None:
+    console = Console(width=max(120, Console().width))
+    table = Table(
+        "model", "parameters", "1 learner, ms", f"{options.learners} learners, ms", "of it the sum, ms", "speed-up",
+        "foretold", "GFLOP/s of one",
+    )  # fmt: skip
+    for name, row in report["models"].items():
+        table.add_row(
+            name,
+            f"{row['parameters']:,}",
+            f"{row['one_ms']['minibatch']:,.1f}",
+            f"{row['shared_ms']['minibatch']:,.1f}",
+            f"{row['shared_ms']['summing']:,.1f} ({100 * row['summing_share']:.1f} %)",
+            f"{row['speed_up']:.2f}",
+            f"{row['foretold']:.2f}",
+            f"{row['gflops_one']:,.0f}",
+        )
+    console.print(table)
+    for name, row in report["models"].items():
+        console.print(f"{name}: dppo says: {row['said']}", highlight=False)
+    for bar in report["bars"]:
+        verdict = "pass" if bar["passed"] else "FAIL"
+        console.print(f"{verdict}: {bar['what']}: {bar['measured']:.2f}, bar {bar['bar']:g}", highlight=False)
+    console.print(f"Written: {options.out / 'learners.json'} and {options.out / 'learners.png'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Does it learn as well where each learner shuffles its own rows? Returns over seeds, without learners and with two.
+
+    python benchmarks/shuffles.py                       all rows: about half an hour on two cores
+    python benchmarks/shuffles.py --only cartpole --seeds 3
+
+Results are what docs/LEARNERS.md shows. Everything follows from the seeds and the number of learners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from measure import HERE, REPO, machine, ours_environment
+
+# The preset of CartPole makes one minibatch of its batch, in which there is nothing to shuffle: here it makes four.
+ROWS: dict[str, dict[str, Any]] = {
+    "cartpole": {"env_id": "CartPole-v1", "minibatch_size": 64},
+    "pendulum": {"env_id": "Pendulum-v1"},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(ROWS), nargs="+", default=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--learners", type=int, nargs="+", default=[0, 2], help="0: SGD in the driver, a global shuffle"
+    )
+    parser.add_argument("--json", type=Path, default=HERE / "shuffles.json", help="where to write")
+    options = parser.parse_args()
+    os.environ.update(ours_environment())  # for Ray's processes
+    sys.path.insert(0, str(REPO / "src"))
+    from dppo.cluster.session import RaySession
+
+    report: dict[str, Any] = {"machine": machine(), "rows": {}}
+    needs = {"CPU": 1.0}
+    session = RaySession(  # one for all runs
+        address=None,
+        num_actors=1,
+        cpus_per_actor=1.0,
+        resources={},
+        num_learners=max(1, *options.learners),
+        learner_needs=needs,
+        store_bytes=256 * 2**20,
+        dashboard=False,
+        notify=lambda text: None,
+    )
+    try:
+        for name in options.only:
+            report["rows"][name] = {learners: [] for learners in options.learners}
+            for seed in range(1, options.seeds + 1):
+                for learners in options.learners:
+                    report["rows"][name][learners].append(one(name, seed, learners))
+                    options.json.write_text(json.dumps(report, indent=1) + "\n")  # none is lost
+    finally:
+        session.close()
+    for name, by_learners in report["rows"].items():
+        for learners, runs in by_learners.items():
+            for figure in ("train", "eval"):
+                print(f"{name}, {learners} learners, {figure}: {in_words([run[figure] for run in runs])}")
+    print(f"Written: {options.json}")
+    return 0
+
+
+def one(name: str, seed: int, learners: int) -> dict[str, Any]:
+    """Train and evaluate one seed."""
+    from dppo.commands.arguments import presets
+    from dppo.commands.eval import evaluate
+    from dppo.config import make_config
+    from dppo.policy import load_policy
+    from dppo.runner import train
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
+        settings |= {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
+        config = make_config(settings | {"num_learners": learners, "num_actors": 1 if learners else 0})
+        result = train(config)
+        played = evaluate(load_policy(result.run_dir), config, episodes=100)
+    done = {
+        "seed": seed,
+        "train": result.episodic_return,
+        "eval": fmean(episode.episode_return for episode in played),
+        "seconds": time.monotonic() - began,
+        "weights_sha256": result.weights_sha256,
+    }
+    print(
+        f"{name}, seed {seed}, {learners} learners: train {done['train']:.1f}, eval {done['eval']:.1f}, "
+        f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
+        flush=True,
+    )
+    return done
+
+
+def in_words(figures: list[float]) -> str:
+    """Mean, its standard error, and the range."""
+    error = stdev(figures) / math.sqrt(len(figures)) if len(figures) > 1 else math.nan
+    return (
+        f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, from {min(figures):.1f} to {max(figures):.1f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
