@@ -60,7 +60,7 @@ class Small:
 SMALL = {
     "./dppo train CartPole-v1 --num-actors 8": Small("--total-timesteps 512", r"Done after 512 steps", own_ray=True),
     "./dppo test": Small("--collect-only -q tests/test_streams.py", r"\d+ tests collected"),
-    "./dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3": Small(
+    "./dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
         "--actors 1 2 --seeds 1 --total-timesteps 512 --env-kwargs '{\"step_s\": 0.001}' --out compared",
         r"The same weights, bit for bit",
     ),

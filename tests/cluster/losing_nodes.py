@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import ray
+from made_up import SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
-from test_ray_trainers import SPACES, settings, some_segments
 
 from dppo.cluster.ray_trainers import RayTrainers
 from dppo.errors import ClusterError

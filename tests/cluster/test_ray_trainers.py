@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 import ray
 import torch
-from commandline import Command, command_line, descendants
-from hypothesis import given
-from hypothesis import strategies as st
+from commandline import Command
+from disturbance import Disturbance, in_the_middle_of_an_update, ours, send
+from made_up import SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
 
 import dppo
@@ -32,46 +30,15 @@ from dppo.cluster import calls, ray_trainers
 from dppo.cluster.rank import TrainerRank, interface_of
 from dppo.cluster.ray_trainers import RayTrainers
 from dppo.cluster.trainers import LocalTrainer, worth_in_words
-from dppo.config import make_config
-from dppo.errors import ClusterError, ConfigError, TrainingDiverged
+from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.architecture import ModelSpec
 from dppo.ppo.batch import Batch, make_batch
 from dppo.ppo.normalizer import Statistics
-from dppo.ppo.segment import Segment
-from dppo.records import checkpoint as checkpoints
-from dppo.spaces import DiscreteActions, Spaces
 from dppo.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-SAMPLERS, STEPS, OBS = 4, 64, 6
-SPACES = Spaces((OBS,), "float32", DiscreteActions(3))
 REBUILT_S = 60.0  # a promise
 LONG = 100  # epochs of an update that lasts long enough to be disturbed
-
-
-def settings(**changes: Any) -> dppo.Config:
-    base = {"env_id": "CartPole-v1", "num_actors": 1, "num_samplers": SAMPLERS, "num_steps": STEPS, "num_learners": 2}
-    return make_config(base | {"update_epochs": 2, "progress": "off"} | changes)
-
-
-def some_segments(dtype: str = "float32") -> list[Segment]:
-    return [_segment(np.random.default_rng(sampler), dtype) for sampler in range(SAMPLERS)]
-
-
-def _segment(rng: np.random.Generator, dtype: str) -> Segment:
-    shape = (STEPS, 1)
-    logprobs, values, next_values = (rng.normal(size=shape).astype(dtype) for _ in range(3))
-    return Segment(
-        obs=rng.normal(size=(*shape, OBS)).astype(np.float32),
-        actions=rng.integers(0, 3, shape),
-        logprobs=-np.abs(logprobs),
-        values=values,
-        next_values=next_values,
-        rewards=rng.normal(size=shape),
-        terminated=rng.random(shape) < 0.05,
-        truncated=np.zeros(shape, bool),
-        valid=np.ones(shape, bool),
-    )
 
 
 @contextmanager
@@ -81,144 +48,6 @@ def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iter
         yield trainers
     finally:
         trainers.close()
-
-
-# ------------------------------------------------------------------ disturbances
-
-
-def ours(title: str) -> list[int]:
-    """Processes below this one that show `title`: never those of somebody else."""
-    found = []
-    for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            if title in command_line(pid):
-                found.append(pid)
-    return sorted(found)
-
-
-class Disturbance:
-    """Waits in a thread until a process of ours is busy with `title`, gives it time to get on, and disturbs it."""
-
-    def __init__(self, title: str, disturb: Callable[[int], None], times: int = 1) -> None:
-        self.pids: list[int] = []
-        self._title, self._disturb, self._times = title, disturb, times
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Disturbance:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        for pid in self.pids:  # a process that was stopped must not stay behind, whatever became of the test
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert len(self.pids) >= self._times, f"none of ours was busy with {self._title} for long enough"
-
-    def _run(self) -> None:
-        while len(self.pids) < self._times and not self._over.is_set():
-            for pid in ours(self._title):
-                time.sleep(0.05)
-                if pid in ours(self._title) and pid not in self.pids:
-                    self.pids.append(pid)
-                    self._disturb(pid)
-                    break
-            time.sleep(0.02)
-
-
-def send(number: int) -> Callable[[int], None]:
-    return lambda pid: os.kill(pid, number)
-
-
-def in_the_middle_of_an_update(disturb: Callable[[int], None], times: int = 1) -> Disturbance:
-    return Disturbance("TrainerRank.update", disturb, times)
-
-
-# ------------------------------------------------------------------ refused before anything starts
-
-
-def refusal(**changes: Any) -> str | None:
-    try:
-        settings(**changes)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-@hypothesis.settings(deadline=None)
-@given(
-    learners=st.integers(2, 5),
-    samplers=st.integers(1, 12),
-    envs=st.integers(1, 3),
-    steps=st.integers(2, 70),
-    share=st.none() | st.floats(0.01, 1.0),
-)
-def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(
-    learners: int, samplers: int, envs: int, steps: int, share: float | None
-) -> None:
-    """Whoever follows what the messages say gets a run, in two steps at most, whichever number is chosen."""
-    chosen: dict[str, Any] = {"num_learners": learners, "num_samplers": samplers, "envs_per_sampler": envs}
-    chosen |= {"num_steps": steps, "norm_adv": False}
-    if share is not None:
-        chosen["minibatch_size"] = max(1, int(share * samplers * envs * steps))
-    for pick in (0, -1):
-        settings_now, told = dict(chosen), []
-        while (text := refusal(**settings_now)) is not None:
-            told.append(text)
-            match = re.search(r"Use (num_samplers|minibatch_size)=(\d+)(?: or (\d+))?", text)
-            if match is None:  # of a batch that is now too small for its minibatch
-                assert "is larger than the batch" in text
-                settings_now["minibatch_size"] = int(re.search(r"Use at most (\d+)", text)[1])
-            else:
-                settings_now[match[1]] = int([number for number in match.groups()[1:] if number][pick])
-            assert len(told) <= 3, told
-        config = settings(**settings_now)
-        assert config.samplers % learners == 0
-        assert config.batch_size // learners % config.minibatches_per_epoch == 0
-
-
-def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None:
-    text = refusal(num_actors=6, num_samplers=6, num_learners=4)
-    assert text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners."
-    assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        (
-            {"device": "cuda"},
-            "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1, or "
-            "--device cpu.",
-        ),
-        (
-            {"learner_gpus": 1},
-            "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Give --device cuda.",
-        ),
-        (
-            {"learner_cpus": 2, "num_learners": 0},
-            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Give --num-learners.",
-        ),
-        (
-            {"num_actors": 0},
-            "num_learners=2 has no effect: num_actors=0 keeps everything in this process. Give --num-actors.",
-        ),
-        (
-            {"micro_batch_size": 32},
-            "micro_batch_size=32 has no effect: a minibatch has 64 rows. Use a smaller one, or leave it out.",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_devices_and_sizes_that_contradict_each_other_are_refused(changes: dict[str, Any], text: str) -> None:
-    assert refusal(**changes) == text
-
-
-def test_devices_that_fit_together_are_accepted() -> None:
-    for changes in ({"device": "cuda", "learner_gpus": 1}, {"device": "auto", "learner_gpus": 1}, {"device": "cpu"}):
-        assert refusal(**changes) is None
 
 
 # ------------------------------------------------------------------ one group, disturbed again and again
@@ -283,7 +112,7 @@ def test_a_rank_that_dies_in_an_update_is_not_noticed_in_its_result(group: Undis
         assert_rebuilt(group, "a learner died: ")
 
 
-@pytest.mark.parametrize("silent_s", [6.0, pytest.param(calls.SILENT_S, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("silent_s", [5.0, pytest.param(calls.SILENT_S, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_in_an_update_is_replaced(
     group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +166,7 @@ def test_ranks_whose_connection_is_cut_in_an_update_meet_anew(group: Undisturbed
         assert_rebuilt(group, "a learner failed: .*([Cc]losed|reset|Broken)")
 
 
+@pytest.mark.slow
 def test_a_rank_that_died_between_updates_is_found_by_the_next(group: Undisturbed) -> None:
     group.go_back()
     os.kill(ours("ray::TrainerRank")[0], signal.SIGKILL)
@@ -368,6 +198,17 @@ def test_ranks_that_die_again_and_again_end_the_run() -> None:
             trainers.update(segments, Statistics(), 3)
         assert len(trainers.take_incidents()) == rebuilds
     assert sum("learners are back" in note for note in notes) == rebuilds
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_do_an_update_end_the_run_with_their_traceback() -> None:
+    segments = some_segments()
+    broken = [dataclasses.replace(segments[0], actions=segments[0].actions[:, :, None]), *segments[1:]]
+    with (
+        ray_trainers_of(settings()) as trainers,
+        pytest.raises(ClusterError, match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py"),
+    ):
+        trainers.update(broken, Statistics(), 0)
 
 
 def test_an_update_that_diverges_on_one_rank_ends_the_run_and_tells_of_all(group: Undisturbed) -> None:
@@ -525,6 +366,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_rank_does_to_the_bit_what_the_driver_does() -> None:
     config = settings(num_learners=1)
     local = LocalTrainer(config.model_copy(update={"num_learners": 0}), SPACES)
@@ -536,175 +378,3 @@ def test_one_rank_does_to_the_bit_what_the_driver_does() -> None:
             for name, array in local.state().items():
                 np.testing.assert_array_equal(array, remote.state()[name], err_msg=name)
     local.close()
-
-
-# ------------------------------------------------------------------ whole runs
-
-ITERATIONS = 4
-
-
-class Recorder:
-    """A progress display that keeps what it is told, and can act on an iteration."""
-
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.notes: list[str] = []
-        self._stop_after = stop_after
-
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        pass
-
-    def iteration(self, row: dict[str, float]) -> None:
-        if row["iteration"] == self._stop_after:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def finish(self, lines: list[str]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def run_settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    """Everything normalised, so that statistics must travel too; actors share CPUs with the learners."""
-    base = {"env_id": "Pendulum-v1", "num_samplers": 8, "num_steps": 120, "gamma": 0.9, "update_epochs": 20}
-    base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 8 * 120 * ITERATIONS}
-    if changes.get("num_actors"):
-        base |= {"cpus_per_actor": 0.5}
-    return make_config(base | {"progress": "off", "run_dir": run_dir} | changes)
-
-
-@pytest.fixture(scope="module")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return dppo.train(run_settings(tmp_path_factory.mktemp("in_process") / "run")).weights_sha256
-
-
-@pytest.fixture(scope="module")
-def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> tuple[str, list[str]]:
-    """The weights of an undisturbed run with two learners and one actor, and what was told."""
-    recorder = Recorder()
-    run = tmp_path_factory.mktemp("with_two") / "run"
-    result = dppo.train(run_settings(run, num_actors=1, num_learners=2), progress=recorder)
-    assert result.incidents == {}
-    return result.weights_sha256, recorder.notes
-
-
-def test_one_learner_gives_the_weights_of_none(in_process: str, tmp_path: Path) -> None:
-    result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=1))
-    assert result.weights_sha256 == in_process
-
-
-def test_two_learners_give_other_weights_and_say_what_they_are_worth(
-    in_process: str, with_two: tuple[str, list[str]]
-) -> None:
-    sha, notes = with_two
-    assert sha != in_process
-    worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
-    assert len(worth) == 1
-    assert re.search(r"a minibatch of 240 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
-    assert worth[0].endswith("Several learners do not pay here; --num-learners 0 is faster.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_actors", [3, 8])
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "slow_worlds:delayed_pendulum"])
-def test_actors_and_the_order_of_arrival_do_not_show(
-    num_actors: int, env_id: str, with_two: tuple[str, list[str]], tmp_path: Path
-) -> None:
-    result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, env_id=env_id))
-    assert result.incidents == {}
-    assert result.weights_sha256 == with_two[0]
-
-
-def test_neither_the_order_of_arrival_nor_an_actor_killed_in_a_segment_shows(
-    with_two: tuple[str, list[str]], tmp_path: Path
-) -> None:
-    delayed = {"env_id": "slow_worlds:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
-    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
-        result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **delayed))
-    assert result.incidents == {"actor_lost": 1}
-    assert result.weights_sha256 == with_two[0]
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_a_learner_lost_in_the_middle_of_an_update_is_counted_and_does_not_show(
-    number: int, with_two: tuple[str, list[str]], tmp_path: Path
-) -> None:
-    recorder = Recorder()
-    with in_the_middle_of_an_update(send(number)):
-        result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), progress=recorder)
-    assert result.incidents == {"learners_rebuilt": 1}
-    assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
-    assert any(note.startswith("learners are back after ") for note in recorder.notes)
-    assert result.weights_sha256 == with_two[0]
-
-
-def test_a_run_with_two_learners_goes_on_with_two_exactly_and_with_none_as_well(
-    with_two: tuple[str, list[str]], tmp_path: Path
-) -> None:
-    run, copy = tmp_path / "run", tmp_path / "copy"
-    two = {"num_actors": 1, "num_learners": 2}
-    stopped = dppo.train(run_settings(run, **two), progress=Recorder(stop_after=2))
-    assert stopped.iterations == 2
-    shutil.copytree(run, copy)
-    assert dppo.train(run_settings(run, **two), resume=run).weights_sha256 == with_two[0]
-    recorder = Recorder()
-    resumed = dppo.train(run_settings(copy), resume=copy, progress=recorder)
-    assert resumed.iterations == ITERATIONS
-    assert resumed.weights_sha256 != with_two[0]
-    assert any(
-        re.match(r"num_learners=0 instead of 2: .*differ.* in rounding or order", note) for note in recorder.notes
-    )
-
-
-def test_a_run_without_learners_goes_on_with_two(tmp_path: Path, in_process: str) -> None:
-    run = tmp_path / "run"
-    dppo.train(run_settings(run), progress=Recorder(stop_after=2))
-    before = checkpoints.load(checkpoints.find(run).path)
-    recorder = Recorder()
-    resumed = dppo.train(run_settings(run, num_actors=1, num_learners=2), resume=run, progress=recorder)
-    assert resumed.iterations == ITERATIONS
-    assert any(note.startswith("num_learners=2 instead of 0: ") for note in recorder.notes)
-    after = checkpoints.load(checkpoints.find(run).path)
-    for stem, arrays in before.arrays.items():  # nothing in it tells how many learners there were
-        found = {name: (array.shape, array.dtype) for name, array in after.arrays[stem].items()}
-        if stem != "samplers":  # whose open episodes have other lengths
-            assert found == {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        assert found.keys() == arrays.keys()
-
-
-@pytest.mark.slow
-def test_four_learners_keep_the_promise_too(tmp_path: Path) -> None:
-    four = [run_settings(tmp_path / str(actors), num_actors=actors, num_learners=4) for actors in (1, 3)]
-    assert len({dppo.train(config).weights_sha256 for config in four}) == 1
-
-
-# ------------------------------------------------------------------ past the driver
-
-
-def peak_growth_mb(work: Callable[[], object]) -> float:
-    """By how much this process's memory grew at most, shared pages that it touched included."""
-
-    def status(name: str) -> float:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1]) / 1024
-
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = status("VmRSS")
-    work()
-    return status("VmHWM") - before
-
-
-def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
-    steps = 192
-    batch_mb = 4 * steps * 2**15 * 4 / 2**20
-    common = {"env_id": "wide_worlds:wide", "num_steps": steps, "num_actors": 2, "num_samplers": 4}
-    common |= {"hidden_sizes": (4,), "norm_obs": False, "update_epochs": 1, "total_timesteps": 4 * steps}
-    growth = {}
-    for learners in (2, 0):
-        config = run_settings(tmp_path / str(learners), num_learners=learners, **common)
-        growth[learners] = peak_growth_mb(lambda config=config: dppo.train(config))
-    assert growth[2] < batch_mb, growth  # what this process imports meanwhile
-    assert growth[0] > 2 * batch_mb, growth  # which shows that it can be seen

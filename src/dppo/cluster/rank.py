@@ -58,7 +58,7 @@ class TrainerRank:
 
     def open_store(self, host: str) -> int:
         """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
-        listener = socket.create_server((host, 0))
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port = int(listener.getsockname()[1])
         self._store = TCPStore(
             host,

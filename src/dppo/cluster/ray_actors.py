@@ -24,6 +24,7 @@ from dppo.spaces import Spaces
 TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
 FETCH_TIMEOUT_S = 120.0  # for a segment that is ready but has to cross the network
 SMALL = 128 * 1024  # bytes of weights that travel faster within each call than by reference: one round trip less
+START_TIMEOUT_S = 120.0  # for Ray to start a process: longer than a quick simulator's deadline, on a busy machine
 QUIET_S = 30.0  # tell the user whom we wait for when nothing has come for so long
 
 
@@ -118,15 +119,17 @@ class RayActors:
         while True:
             ref = host.handle.describe.remote(host.samplers[0])
             try:
-                deadline = time.monotonic() + self._timeout_s
+                deadline = time.monotonic() + max(START_TIMEOUT_S, self._timeout_s)
                 while not ray.wait([ref], timeout=TICK_S)[0]:
                     stop.check()
+                    if host.starting is not None and ray.wait([host.starting], timeout=0)[0]:
+                        host.starting, deadline = None, time.monotonic() + self._timeout_s
                     if time.monotonic() > deadline:
                         raise GetTimeoutError
                 spaces: Spaces = or_raise(ray.get(ref, timeout=FETCH_TIMEOUT_S))
                 return spaces
             except GetTimeoutError:
-                if not ray.wait([host.starting], timeout=0)[0]:
+                if host.starting is not None:
                     raise self._never_started(host) from None
                 kind, reason = "actor_hung", f"made no environment within segment_timeout_s={self._timeout_s:g}"
             except RayTaskError as error:
@@ -202,7 +205,8 @@ class RayActors:
             request = SegmentRequest(sampler, self._index, rebuild)
             report, segment = host.make_segment.remote(request, self._snapshot)
             self._calls[report] = _Call(host, request, segment)
-        host.due = time.monotonic() + self._timeout_s
+        starting = host.starting is not None
+        host.due = time.monotonic() + (max(START_TIMEOUT_S, self._timeout_s) if starting else self._timeout_s)
 
     def _wait(self) -> list[ObjectRef[Any]]:
         """Calls that have ended; waits a moment for the first, and for no other."""
@@ -292,8 +296,8 @@ class RayActors:
     def _never_started(self, host: _Host) -> ClusterError:
         started = sum(host.starting is None for host in self._hosts)
         return ClusterError(
-            f"actor {host.actor_id} was not started by Ray within segment_timeout_s={self._timeout_s:g}; {started} of "
-            f"{len(self._hosts)} were. Either the cluster has no room (see `ray status`): use fewer --num-actors "
+            f"actor {host.actor_id} was not started by Ray within {max(START_TIMEOUT_S, self._timeout_s):g} s; "
+            f"{started} of {len(self._hosts)} were. Either the cluster has no room (see `ray status`): use fewer --num-actors "
             f"or lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -162,6 +162,7 @@ class RayTrainers:
                 raise ClusterError(
                     f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
                     f"finishing an update. Go on from the last checkpoint with --resume, or with --num-learners 0."
+                    + (f"\n{error}" if isinstance(error, RayTaskError) else "")
                 )
             self._notify(f"{reason}; all {learners} are started anew, and go on from before the update")
             self._incidents.append(Incident("learners_rebuilt", reason))

@@ -1,0 +1,62 @@
+"""Processes of ours, disturbed while they are busy: killed, stopped, cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from commandline import command_line, descendants
+
+
+def ours(title: str) -> list[int]:
+    """Processes below this one that show `title`: never those of somebody else."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            if title in command_line(pid):
+                found.append(pid)
+    return sorted(found)
+
+
+class Disturbance:
+    """Waits in a thread until a process of ours is busy with `title`, gives it time to get on, and disturbs it."""
+
+    def __init__(self, title: str, disturb: Callable[[int], None], times: int = 1) -> None:
+        self.pids: list[int] = []
+        self._title, self._disturb, self._times = title, disturb, times
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Disturbance:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for pid in self.pids:  # a process that was stopped must not stay behind, whatever became of the test
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert len(self.pids) >= self._times, f"none of ours was busy with {self._title} for long enough"
+
+    def _run(self) -> None:
+        while len(self.pids) < self._times and not self._over.is_set():
+            for pid in ours(self._title):
+                time.sleep(0.05)
+                if pid in ours(self._title) and pid not in self.pids:
+                    self.pids.append(pid)
+                    self._disturb(pid)
+                    break
+            time.sleep(0.02)
+
+
+def send(number: int) -> Callable[[int], None]:
+    return lambda pid: os.kill(pid, number)
+
+
+def in_the_middle_of_an_update(disturb: Callable[[int], None], times: int = 1) -> Disturbance:
+    return Disturbance("TrainerRank.update", disturb, times)

@@ -1,0 +1,40 @@
+"""Segments that no environment made, and the settings that fit them: for learners without actors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import dppo
+from dppo.config import make_config
+from dppo.ppo.segment import Segment
+from dppo.spaces import DiscreteActions, Spaces
+
+SAMPLERS, STEPS, OBS = 4, 64, 6
+SPACES = Spaces((OBS,), "float32", DiscreteActions(3))
+
+
+def settings(**changes: Any) -> dppo.Config:
+    base = {"env_id": "CartPole-v1", "num_actors": 1, "num_samplers": SAMPLERS, "num_steps": STEPS, "num_learners": 2}
+    return make_config(base | {"update_epochs": 2, "progress": "off"} | changes)
+
+
+def some_segments(dtype: str = "float32") -> list[Segment]:
+    return [_segment(np.random.default_rng(sampler), dtype) for sampler in range(SAMPLERS)]
+
+
+def _segment(rng: np.random.Generator, dtype: str) -> Segment:
+    shape = (STEPS, 1)
+    logprobs, values, next_values = (rng.normal(size=shape).astype(dtype) for _ in range(3))
+    return Segment(
+        obs=rng.normal(size=(*shape, OBS)).astype(np.float32),
+        actions=rng.integers(0, 3, shape),
+        logprobs=-np.abs(logprobs),
+        values=values,
+        next_values=next_values,
+        rewards=rng.normal(size=shape),
+        terminated=rng.random(shape) < 0.05,
+        truncated=np.zeros(shape, bool),
+        valid=np.ones(shape, bool),
+    )

@@ -1,0 +1,96 @@
+"""Numbers of learners, samplers and rows that do not divide, and devices that do not fit, are refused at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import settings
+
+from dppo.errors import ConfigError
+
+
+def refusal(**changes: Any) -> str | None:
+    try:
+        settings(**changes)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@hypothesis.settings(deadline=None)
+@given(
+    learners=st.integers(2, 5),
+    samplers=st.integers(1, 12),
+    envs=st.integers(1, 3),
+    steps=st.integers(2, 70),
+    share=st.none() | st.floats(0.01, 1.0),
+)
+def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(
+    learners: int, samplers: int, envs: int, steps: int, share: float | None
+) -> None:
+    """Whoever follows what the messages say gets a run, in two steps at most, whichever number is chosen."""
+    chosen: dict[str, Any] = {"num_learners": learners, "num_samplers": samplers, "envs_per_sampler": envs}
+    chosen |= {"num_steps": steps, "norm_adv": False}
+    if share is not None:
+        chosen["minibatch_size"] = max(1, int(share * samplers * envs * steps))
+    for pick in (0, -1):
+        settings_now, told = dict(chosen), []
+        while (text := refusal(**settings_now)) is not None:
+            told.append(text)
+            match = re.search(r"Use (num_samplers|minibatch_size)=(\d+)(?: or (\d+))?", text)
+            if match is None:  # of a batch that is now too small for its minibatch
+                assert "is larger than the batch" in text
+                settings_now["minibatch_size"] = int(re.search(r"Use at most (\d+)", text)[1])
+            else:
+                settings_now[match[1]] = int([number for number in match.groups()[1:] if number][pick])
+            assert len(told) <= 3, told
+        config = settings(**settings_now)
+        assert config.samplers % learners == 0
+        assert config.batch_size // learners % config.minibatches_per_epoch == 0
+
+
+def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None:
+    text = refusal(num_actors=6, num_samplers=6, num_learners=4)
+    assert text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners."
+    assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"device": "cuda"},
+            "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1, or "
+            "--device cpu.",
+        ),
+        (
+            {"learner_gpus": 1},
+            "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Give --device cuda.",
+        ),
+        (
+            {"learner_cpus": 2, "num_learners": 0},
+            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Give --num-learners.",
+        ),
+        (
+            {"num_actors": 0},
+            "num_learners=2 has no effect: num_actors=0 keeps everything in this process. Give --num-actors.",
+        ),
+        (
+            {"micro_batch_size": 32},
+            "micro_batch_size=32 has no effect: a minibatch has 64 rows. Use a smaller one, or leave it out.",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_devices_and_sizes_that_contradict_each_other_are_refused(changes: dict[str, Any], text: str) -> None:
+    assert refusal(**changes) == text
+
+
+def test_devices_that_fit_together_are_accepted() -> None:
+    for changes in ({"device": "cuda", "learner_gpus": 1}, {"device": "auto", "learner_gpus": 1}, {"device": "cpu"}):
+        assert refusal(**changes) is None
