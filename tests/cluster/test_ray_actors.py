@@ -26,8 +26,8 @@ from dppo.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
-# Long enough for a busy machine to start a process in; what hangs here hangs for an hour.
-PATIENCE_S = 15.0
+# For a segment of some milliseconds, on a machine that may be busy; what hangs here hangs for an hour.
+PATIENCE_S = 8.0
 
 
 class Listener:
@@ -87,7 +87,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_pat
     assert (tmp_path / "marker").exists()
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_hung": 1}
-    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=15", listener.notes[0])
+    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=8", listener.notes[0])
     assert "raise --segment-timeout-s" in listener.notes[0]
     assert "Dealt with: 1 x actor_hung" in listener.lines
 

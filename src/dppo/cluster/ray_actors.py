@@ -297,8 +297,8 @@ class RayActors:
         started = sum(host.starting is None for host in self._hosts)
         return ClusterError(
             f"actor {host.actor_id} was not started by Ray within {max(START_TIMEOUT_S, self._timeout_s):g} s; "
-            f"{started} of {len(self._hosts)} were. Either the cluster has no room (see `ray status`): use fewer --num-actors "
-            f"or lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
+            f"{started} of {len(self._hosts)} were. Either the cluster has no room (see `ray status`): use fewer "
+            f"--num-actors or lower --cpus-per-actor; or it takes longer: raise --segment-timeout-s."
         )
 
     def _lose(self, host: _Host, reason: str, kind: str = "actor_lost") -> None:
