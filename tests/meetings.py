@@ -78,6 +78,9 @@ class _ThreadRank:
     def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
         self.rank, self.size, self._meeting = rank, size, meeting
 
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor)
+
     def sum_(self, tensor: Tensor) -> None:
         tensor.copy_(self._meeting.exchange(self.rank, tensor).sum(dim=0))
 

@@ -281,7 +281,7 @@ def test_what_one_rank_cannot_learn_from_stops_all_and_leaves_all_weights() -> N
         np.testing.assert_array_equal(weights, trainer_of({}).weights())
 
 
-def test_a_gradient_is_the_mean_over_ranks() -> None:
+def test_a_gradient_is_the_sum_over_ranks() -> None:
     def gradient(parallel: Parallel) -> np.ndarray:
         trainer = trainer_of({}, parallel)
         trainer._parameters.gradient.fill_(parallel.rank + 1.0)
@@ -290,7 +290,7 @@ def test_a_gradient_is_the_mean_over_ranks() -> None:
 
     for size in (1, 2, 4):
         for found in Meeting(size).all_do(gradient):
-            np.testing.assert_array_equal(found, (size + 1) / 2)
+            np.testing.assert_array_equal(found, size * (size + 1) / 2)
 
 
 # ------------------------------------------------------------------ moments

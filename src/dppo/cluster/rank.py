@@ -157,6 +157,9 @@ class _Timed:
         self.rank, self.size, self.seconds = group.rank, group.size, 0.0
         self._group = group
 
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        return self._group.zeros_like(tensor)
+
     def sum_(self, tensor: Tensor) -> None:
         began = time.perf_counter()
         self._group.sum_(tensor)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
+from torch.optim.adam import adam
 
 from dppo.ppo.model import FlatParameters
 
 
 class FlatAdam:
-    """Adam as `torch.optim.Adam` computes it, for all parameters at once.
+    """Adam for all parameters at once, in one pass over memory.
 
         m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
         w <- w - lr / (1 - b1^k) * m / (sqrt(v) / sqrt(1 - b2^k) + eps)
 
-    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. Written out because torch's own, made for many tensors and many
-    options, spends 0.1 ms on this one: a tenth of a minibatch. A test holds the two together.
+    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. The arithmetic is torch's fused kernel, which for 18 million
+    parameters takes a fifth of what the same lines take one by one; `torch.optim.Adam` around it, made for many
+    tensors and many options, would add 0.1 ms to a step, a tenth of a small minibatch.
     """
 
     BETA1, BETA2 = 0.9, 0.999
@@ -28,28 +28,39 @@ class FlatAdam:
         self._gradient = parameters.gradient
         self._mean = torch.zeros_like(self._weights)
         self._square = torch.zeros_like(self._weights)
-        self._steps = 0
+        # Made for float32 whatever the weights are, as torch's own is: exact up to 16 million steps.
+        self._steps = torch.zeros((), device=self._weights.device)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move the weights against the gradient."""
-        self._steps += 1
-        self._mean.lerp_(self._gradient, 1 - self.BETA1)
-        self._square.mul_(self.BETA2).addcmul_(self._gradient, self._gradient, value=1 - self.BETA2)
-        scale = math.sqrt(1 - self.BETA2**self._steps)
-        denominator = self._square.sqrt().div_(scale).add_(self.EPSILON)
-        self._weights.addcdiv_(self._mean, denominator, value=-learning_rate / (1 - self.BETA1**self._steps))
+        adam(
+            [self._weights],
+            [self._gradient],
+            [self._mean],
+            [self._square],
+            [],
+            [self._steps],
+            fused=True,
+            lr=learning_rate,
+            beta1=self.BETA1,
+            beta2=self.BETA2,
+            eps=self.EPSILON,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of both moments [P] and the number of steps, by torch's names."""
         return {
             "exp_avg": self._mean.numpy(force=True).copy(),
             "exp_avg_sq": self._square.numpy(force=True).copy(),
-            "step": np.array(self._steps),
+            "step": np.array(int(self._steps)),
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         """Become the optimiser that gave `state`."""
         self._mean.copy_(torch.tensor(state["exp_avg"]))
         self._square.copy_(torch.tensor(state["exp_avg_sq"]))
-        self._steps = int(state["step"])
+        self._steps.fill_(float(state["step"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -68,13 +69,13 @@ class PPOModel(nn.Module):
         return head, values.squeeze(1), Kept(policy, value)
 
     @torch.no_grad()
-    def backward(self, kept: Kept, by_head: Tensor, by_values: Tensor) -> None:
-        """Add the loss's gradient by every weight of the trunks, from those by head [rows, H] and values [rows].
+    def backward(self, kept: Kept, by_head: Tensor, by_values: Tensor, *, accumulate: bool = False) -> None:
+        """The loss's gradient by every weight of the trunks, from those by head [rows, H] and values [rows].
 
-        What autograd would do with `forward`, at half its cost, for most of that is bookkeeping where layers are small.
+        Replaces the gradient of before, or is added to it. What autograd would do with `forward`, at half its cost, for most of that is bookkeeping where layers are small.
         """
-        self._back(self.policy, kept.policy, by_head)
-        self._back(self.value, kept.value, by_values.unsqueeze(1))
+        self._back(self.policy, kept.policy, by_head, accumulate)
+        self._back(self.value, kept.value, by_values.unsqueeze(1), accumulate)
 
     def _through(self, trunk: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output of `trunk`, and the input of each of its linear layers."""
@@ -87,7 +88,7 @@ class PPOModel(nn.Module):
                 x = x.tanh_() if self.spec.activation == "tanh" else x.relu_()
         return x, inputs
 
-    def _back(self, trunk: nn.Sequential, inputs: list[Tensor], by_output: Tensor) -> None:
+    def _back(self, trunk: nn.Sequential, inputs: list[Tensor], by_output: Tensor, accumulate: bool) -> None:
         """Chain rule, from the last linear layer y = W x + b to the first.
 
         dL/dW = dL/dy^T x        dL/db = sum(dL/dy)        dL/dx = dL/dy W
@@ -97,8 +98,11 @@ class PPOModel(nn.Module):
         for layer, x in zip(reversed(linears), reversed(inputs), strict=True):
             assert layer.weight.grad is not None
             assert layer.bias.grad is not None
-            layer.weight.grad.addmm_(by_output.t(), x)
-            layer.bias.grad += by_output.sum(dim=0)
+            layer.weight.grad.addmm_(by_output.t(), x, beta=int(accumulate))  # 0: what was there is not even read
+            if accumulate:
+                layer.bias.grad += by_output.sum(dim=0)
+            else:
+                torch.sum(by_output, dim=0, out=layer.bias.grad)
             if layer is not linears[0]:
                 by_input = by_output @ layer.weight
                 if self.spec.activation == "tanh":
@@ -120,12 +124,15 @@ class FlatParameters:
     snapshot, and the mean over several learners are each one operation on one tensor, whatever the model.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> None:
         """Args:
         parameters: all of them, in the order in which they are to lie in the vector.
+        zeros_like: makes the vector of gradients; several learners want theirs in shared memory.
         """
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
-        self.gradient = torch.zeros_like(self.weights)
+        self.gradient = zeros_like(self.weights.detach())
         self.weights.grad = self.gradient
         start = 0
         for parameter in parameters:

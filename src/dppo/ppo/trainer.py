@@ -70,7 +70,7 @@ class PPOTrainer:
         self.device = torch.device(device)
         self._parallel = parallel or Alone()
         self._distribution = spec.distribution
-        self._parameters = FlatParameters(self.model.ordered_parameters())
+        self._parameters = FlatParameters(self.model.ordered_parameters(), self._parallel.zeros_like)
         self._optimizer = FlatAdam(self._parameters)
 
     def update(self, batch: Batch, learning_rate: float, order: np.random.Generator) -> dict[str, float]:
@@ -129,23 +129,24 @@ class PPOTrainer:
 
     def _step(self, minibatch: Batch, learning_rate: float, number: int) -> _Step:
         """One step of SGD on one minibatch; one sum over all ranks."""
-        gradient = self._parameters.gradient
-        gradient.zero_()
         step = self._backward(minibatch)
         with torch.no_grad():
             self.sum_gradients()
-            norm = torch.linalg.vector_norm(gradient)
-            if not math.isfinite(norm.item()):
-                raise TrainingDiverged(_describe(minibatch, number, step, norm.item()))
-            gradient.mul_((self.options.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))  # detail 11
+            gradient, ranks = self._parameters.gradient, self._parallel.size
+            norm = torch.linalg.vector_norm(gradient) / ranks
+            length = norm.item()
+            if not math.isfinite(length):
+                raise TrainingDiverged(_describe(minibatch, number, step, length))
+            # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
+            factor = min(1.0, self.options.max_grad_norm / (length + 1e-6)) / ranks
+            if factor != 1.0:
+                gradient.mul_(factor)
             self._optimizer.step(learning_rate)
         return step._replace(grad_norm=norm)
 
     def sum_gradients(self) -> None:
-        """Replace the gradient by its mean over all ranks: the mean of means over equally many rows."""
-        if self._parallel.size > 1:
-            self._parallel.sum_(self._parameters.gradient)
-            self._parameters.gradient.div_(self._parallel.size)
+        """Replace the gradient by its sum over all ranks."""
+        self._parallel.sum_(self._parameters.gradient)
 
     def rehearse(self, rows: int) -> None:
         """Forward and backward on `rows` rows of zeros, to see what it costs; the weights stay as they are."""
@@ -162,13 +163,16 @@ class PPOTrainer:
             torch.cuda.synchronize()
 
     def _backward(self, minibatch: Batch) -> _Step:
-        """Add the gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
+        """The gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
         most = self.options.micro_batch_size or len(minibatch)
         if len(minibatch) <= most:
-            return self._backward_at_once(minibatch, 1.0)
+            return self._backward_at_once(minibatch, 1.0, accumulate=False)
         pieces = minibatch.split([min(most, len(minibatch) - start) for start in range(0, len(minibatch), most)])
         shares = [len(piece) / len(minibatch) for piece in pieces]
-        steps = [self._backward_at_once(piece, share) for piece, share in zip(pieces, shares, strict=True)]
+        steps = [
+            self._backward_at_once(piece, share, accumulate=number > 0)
+            for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
+        ]
 
         def mean(name: str) -> Tensor:
             weighted = [getattr(step, name) * share for step, share in zip(steps, shares, strict=True)]
@@ -182,8 +186,8 @@ class PPOTrainer:
             log_ratio=torch.cat([step.log_ratio for step in steps]),
         )
 
-    def _backward_at_once(self, rows: Batch, share: float) -> _Step:
-        """Add `share` of the gradient of the mean loss of `rows`."""
+    def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Step:
+        """`share` of the gradient of the mean loss of `rows`, in place of the gradient of before or added to it."""
         options = self.options
         head, values, kept = self.model.forward_keeping(rows.obs)
         with torch.no_grad():
@@ -199,11 +203,14 @@ class PPOTrainer:
                 by_logprob *= share
             by_head, by_log_std = policy.gradients(by_logprob, -options.ent_coef * share / len(rows))
             by_value *= options.vf_coef * share
-        self.model.backward(kept, by_head, by_value)
+        self.model.backward(kept, by_head, by_value, accumulate=accumulate)
         if by_log_std is not None:
             assert self.model.log_std is not None
             assert self.model.log_std.grad is not None
-            self.model.log_std.grad += by_log_std
+            if accumulate:
+                self.model.log_std.grad += by_log_std
+            else:
+                self.model.log_std.grad.copy_(by_log_std)
         return _Step(pi_loss, v_loss, policy.entropy, pi_loss, log_ratio)
 
     # ------------------------------------------------------------------ figures, of all ranks
