@@ -31,6 +31,8 @@ class Iteration:
     losses: dict[str, float]
     collected: Collected
     update_s: float
+    ended: float
+    """When, by `time.monotonic`: before the next segments were asked for, so that none began earlier."""
 
 
 class PPOLearner:
@@ -75,9 +77,10 @@ class PPOLearner:
         losses = self._trainers.update(collected.segments, statistics, self.iteration)
         update_s = time.monotonic() - began
         self._record(collected, merged)
+        ended = time.monotonic()
         if not last:
             self._request()
-        return Iteration(self.iteration, losses, collected, update_s)
+        return Iteration(self.iteration, losses, collected, update_s, ended)
 
     def _request(self) -> None:
         self._pool.request(self.snapshot(), self.iteration)

@@ -231,27 +231,26 @@ class _Run:
                 self._save_if_possible()  # all iterations before this one are good
                 raise
             iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
-            now = time.monotonic()
             row = iteration_row(
                 iteration,
                 self.learner,
                 hosting=self.hosting,
-                iteration_s=now - ended,
-                wall_s=now - self.began,
-                training_s=now - self.training_began,
+                iteration_s=iteration.ended - ended,
+                wall_s=iteration.ended - self.began,
+                training_s=iteration.ended - self.training_began,
                 steps_since_start=self.learner.global_step - steps_before,
                 learning_rate=self.config.learning_rate_at(iteration.number - 1),
                 actors_alive=self.pool.alive(),
             )
-            self.training_ended = ended = now
+            self.training_ended = ended = iteration.ended
             self.rows.append(row)
             self.metrics.write(row)
             self.progress.iteration(row)
             for report in collected.reports:
                 for incident in report.incidents:
                     self.progress.note(incident.message)
-            if now - saved >= self.config.checkpoint_interval_s:
-                saved = now
+            if ended - saved >= self.config.checkpoint_interval_s:
+                saved = ended
                 self._save_if_possible()
 
     # ------------------------------------------------------------------ saving and ending

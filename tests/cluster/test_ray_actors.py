@@ -139,8 +139,15 @@ def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_th
             with suppress(ProcessLookupError):  # killed already, which is as good
                 os.kill(frozen[0], signal.SIGCONT)
 
+    slow = {"longest_s": 0.02}  # or an actor might be done with its segments before it is frozen
     try:
-        config = settings(tmp_path / "run", num_actors=2, segment_timeout_s=PATIENCE_S)
+        config = settings(
+            tmp_path / "run",
+            "slow_worlds:delayed_cartpole",
+            env_kwargs=slow,
+            num_actors=2,
+            segment_timeout_s=PATIENCE_S,
+        )
         result = dppo.train(config, progress=Listener(freeze, thaw_one))
         assert len(frozen) == 2
         assert result.weights_sha256 == undisturbed

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
 from torch import Tensor
 
+from dppo.cluster import shared_memory
+from dppo.cluster.group import CACHED, Group
 from dppo.errors import TrainingDiverged
 from dppo.ppo.batch import Batch
 from dppo.ppo.moments import merged_moments, moments_of
-from dppo.ppo.parallel import Alone, Group, Parallel
+from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.trainer import PPOTrainer, TrainerOptions
 
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with up to 12 minibatches have one row of each
@@ -217,6 +219,61 @@ def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict
     """Runs in each of the processes."""
     torch.set_num_threads(1)
     return [train_a_share(case, Group(), dtype) for case in cases]
+
+
+# ------------------------------------------------------------------ sums over processes, in memory and by messages
+
+
+@pytest.mark.parametrize("numbers", [1, 3, 1000, 4 * CACHED + 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sums_are_those_in_the_order_of_ranks_wherever_these_run(processes: Processes, size: int, numbers: int) -> None:
+    expected = [row.copy() for row in addends(0, numbers)]
+    for rank in range(1, size):
+        for total, row in zip(expected, addends(rank, numbers), strict=True):
+            total += row
+    for machines in ("one", "several"):
+        for found, in_memory in processes.all_do(size, sums_of, numbers, machines):
+            assert in_memory == (machines == "one" and size > 1)
+            for one, total in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, total)
+
+
+def test_the_order_of_these_numbers_matters() -> None:
+    rows = np.stack([addends(rank, 1000)[0] for rank in range(3)])
+    assert (rows[0] + rows[1] + rows[2] != rows[2] + rows[1] + rows[0]).any()
+
+
+def addends(rank: int, numbers: int) -> np.ndarray:
+    """What `rank` brings to three sums."""
+    rng = np.random.default_rng(rank)
+    rows = rng.normal(size=(3, numbers)) * 10.0 ** rng.integers(-4, 4, size=(3, numbers))
+    return rows.astype(np.float32)
+
+
+def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
+    """Runs in each of the processes."""
+    group = Group()
+    with pytest.MonkeyPatch.context() as patch:
+        if machines == "several" and group.rank == 0:  # one that cannot see the others' memory is enough
+            patch.setattr(shared_memory, "_opened", lambda pid, file, token, size: None)
+        tensor = group.zeros_like(torch.zeros(numbers))
+    assert not tensor.any()
+    found = []
+    for row in addends(group.rank, numbers):
+        tensor.copy_(torch.from_numpy(row))
+        group.sum_(tensor)
+        found.append(tensor.numpy().copy())
+    return found, group._vectors is not None
+
+
+def test_memory_of_another_process_is_known_by_its_token() -> None:
+    memory = shared_memory._Memory(100)
+    pid, file, token = memory.where()
+    assert shared_memory._opened(pid, file, token, memory.bytes) is not None
+    assert shared_memory._opened(pid, file, token + 1, memory.bytes) is None
+    assert shared_memory._opened(pid, 10_000, token, memory.bytes) is None
+    memory.close()
+    assert shared_memory._opened(pid, file, token, memory.bytes) is None
 
 
 # ------------------------------------------------------------------ what is of all ranks, not of each

@@ -19,11 +19,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from dppo import streams
 from dppo.assemble import build_trainer
 from dppo.cluster.actor import Fault
+from dppo.cluster.group import Group
 from dppo.config import Config
 from dppo.errors import DppoError
 from dppo.ppo.batch import make_batch
 from dppo.ppo.normalizer import Statistics
-from dppo.ppo.parallel import Group, Parallel
+from dppo.ppo.parallel import Parallel
 from dppo.ppo.segment import Segment
 from dppo.spaces import Spaces
 from dppo.streams import Stream
@@ -104,7 +105,7 @@ class TrainerRank:
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Weights [P] and optimiser state."""
-        return self._trainer.weights(), self._trainer.state()
+        return self._as_they_are()
 
     def update(
         self, statistics: Statistics, iteration: int, *segments: Segment
@@ -127,7 +128,12 @@ class TrainerRank:
             return Fault.of(error), None, None
         if self._rank > 0:
             return figures, None, None
-        return figures, self._trainer.weights(), self._trainer.state()
+        return figures, *self._as_they_are()
+
+    def _as_they_are(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        # Ray copies them while it sends them, before the next call: another copy of 18 million parameters and their
+        # moments would cost as much as a minibatch.
+        return self._trainer.weights(copy=False), self._trainer.state(copy=False)
 
     # ------------------------------------------------------------------ measuring
 

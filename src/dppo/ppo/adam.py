@@ -52,10 +52,10 @@ class FlatAdam:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of both moments [P] and the number of steps, by torch's names."""
+        """Both moments [P] and the number of steps, by torch's names; the next step may change them in place."""
         return {
-            "exp_avg": self._mean.numpy(force=True).copy(),
-            "exp_avg_sq": self._square.numpy(force=True).copy(),
+            "exp_avg": self._mean.numpy(force=True),
+            "exp_avg_sq": self._square.numpy(force=True),
             "step": np.array(int(self._steps)),
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class Kept(NamedTuple):
-    """The inputs of the linear layers of each trunk in one forward pass."""
+    """The inputs of the linear layers of each trunk in one forward pass, until the next one."""
 
     policy: list[Tensor]
     value: list[Tensor]
@@ -37,6 +37,7 @@ class PPOModel(nn.Module):
         for trunk, gain in ((self.policy, 0.01), (self.value, 1.0)):
             self._initialize(trunk, gain, generator)
         self.to(getattr(torch, spec.dtype))
+        self._space = _Workspace()
 
     def _trunk(self, outputs: int) -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -63,27 +64,29 @@ class PPOModel(nn.Module):
 
     @torch.no_grad()
     def forward_keeping(self, obs: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        """What `forward` gives, and what `backward` needs."""
-        head, policy = self._through(self.policy, obs)
-        values, value = self._through(self.value, obs)
+        """What `forward` gives, and what `backward` needs; all of it in memory that the next call writes to again."""
+        head, policy = self._through("policy", self.policy, obs)
+        values, value = self._through("value", self.value, obs)
         return head, values.squeeze(1), Kept(policy, value)
 
     @torch.no_grad()
     def backward(self, kept: Kept, by_head: Tensor, by_values: Tensor, *, accumulate: bool = False) -> None:
         """The loss's gradient by every weight of the trunks, from those by head [rows, H] and values [rows].
 
-        Replaces the gradient of before, or is added to it. What autograd would do with `forward`, at half its cost, for most of that is bookkeeping where layers are small.
+        It replaces the gradient of before, or is added to it; `kept` is used up. What autograd would do with `forward`,
+        at half its cost, for most of that is bookkeeping where layers are small.
         """
         self._back(self.policy, kept.policy, by_head, accumulate)
         self._back(self.value, kept.value, by_values.unsqueeze(1), accumulate)
 
-    def _through(self, trunk: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _through(self, name: str, trunk: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output of `trunk`, and the input of each of its linear layers."""
-        inputs = []
+        inputs: list[Tensor] = []
         for layer in trunk:
             if isinstance(layer, nn.Linear):
                 inputs.append(x)
-                x = torch.addmm(layer.bias, x, layer.weight.t())
+                space = self._space.take((name, len(inputs)), x, layer.out_features)
+                x = torch.addmm(layer.bias, x, layer.weight.t(), out=space)
             else:
                 x = x.tanh_() if self.spec.activation == "tanh" else x.relu_()
         return x, inputs
@@ -95,6 +98,7 @@ class PPOModel(nn.Module):
         x = tanh(z): dL/dz = dL/dx (1 - x^2)        x = relu(z): dL/dz = dL/dx where x > 0
         """
         linears = [layer for layer in trunk if isinstance(layer, nn.Linear)]
+        turn = "odd"
         for layer, x in zip(reversed(linears), reversed(inputs), strict=True):
             assert layer.weight.grad is not None
             assert layer.bias.grad is not None
@@ -104,9 +108,11 @@ class PPOModel(nn.Module):
             else:
                 torch.sum(by_output, dim=0, out=layer.bias.grad)
             if layer is not linears[0]:
-                by_input = by_output @ layer.weight
+                # Two in turn: one is read while the other is written.
+                turn = "even" if turn == "odd" else "odd"
+                by_input = torch.mm(by_output, layer.weight, out=self._space.take(turn, x, layer.in_features))
                 if self.spec.activation == "tanh":
-                    by_output = by_input.addcmul_(by_input * x, x, value=-1)
+                    by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
                 else:
                     by_output = by_input.mul_(x > 0)
 
@@ -115,6 +121,30 @@ class PPOModel(nn.Module):
         named = dict(self.named_parameters())
         assert {name: tuple(p.shape) for name, p in named.items()} == dict(self.spec.shapes()), "model and spec differ"
         return [named[name] for name, _ in self.spec.shapes()]
+
+
+class _Workspace:
+    """Memory that every minibatch uses again.
+
+    What is allocated and freed in each, the system takes back and hands out anew, page by page: a twentieth of the
+    time of a minibatch, where layers are wide.
+    """
+
+    def __init__(self) -> None:
+        self._by_rows: dict[int, dict[Hashable, Tensor]] = {}
+
+    def take(self, use: Hashable, like: Tensor, columns: int) -> Tensor:
+        """A matrix [rows of `like`, `columns`] of its type, with whatever its last `use` left in it."""
+        rows = len(like)
+        if rows not in self._by_rows:
+            if len(self._by_rows) == 2:  # minibatches come in two sizes at most, which differ by one row
+                self._by_rows.clear()
+            self._by_rows[rows] = {}
+        spaces = self._by_rows[rows]
+        space = spaces.get((use, columns))
+        if space is None:
+            space = spaces[use, columns] = like.new_empty((rows, columns))
+        return space
 
 
 class FlatParameters:

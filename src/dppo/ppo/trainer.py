@@ -245,14 +245,15 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ weights and state
 
-    def weights(self) -> np.ndarray:
-        """A copy of all weights [P], in the order of `ModelSpec.shapes`."""
-        copy: np.ndarray = self._parameters.weights.numpy(force=True).copy()
-        return copy
+    def weights(self, *, copy: bool = True) -> np.ndarray:
+        """All weights [P], in the order of `ModelSpec.shapes`; without `copy` the next update changes them in place."""
+        weights: np.ndarray = self._parameters.weights.numpy(force=True)
+        return weights.copy() if copy else weights
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The optimiser's state, copied: first and second moments [P] and the number of steps."""
-        return self._optimizer.state()
+    def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """The optimiser's state: first and second moments [P], and the number of steps; `copy` as for `weights`."""
+        state = self._optimizer.state()
+        return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from these `weights` [P] and this optimiser state."""

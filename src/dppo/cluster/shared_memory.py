@@ -22,7 +22,7 @@ def shared_vectors(like: Tensor) -> list[Tensor] | None:
     """
     mine = _Memory(like.numel() * like.element_size())
     try:
-        seen = [_opened(*where, mine.bytes) for where in _gathered(mine.where())]
+        seen = [_opened(pid, file, token, mine.bytes) for pid, file, token in _gathered(mine.where())]
         # Zeros again, before anybody computes with it; and nobody closes what another has yet to open.
         everybody = all(ok for (ok,) in _gathered([int(None not in seen)]))
         if mine.map is not None:
@@ -32,7 +32,7 @@ def shared_vectors(like: Tensor) -> list[Tensor] | None:
         mine.close()
     if not everybody:
         return None
-    return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen]
+    return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen if memory is not None]
 
 
 class _Memory:
