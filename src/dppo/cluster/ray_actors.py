@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from dppo.assemble import SamplerPlan
-from dppo.cluster.actor import Fault, PPOActor, or_raise
+from dppo.cluster.actor import SMALL, Fault, PPOActor, or_raise, unpacked
 from dppo.cluster.pool import Collected
 from dppo.cluster.recovery import ReplayLedger, RestartBudget
 from dppo.errors import ClusterError, ConfigError
@@ -23,7 +24,6 @@ from dppo.spaces import Spaces
 
 TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
 FETCH_TIMEOUT_S = 120.0  # for a segment that is ready but has to cross the network
-SMALL = 128 * 1024  # bytes of weights that travel faster within each call than by reference: one round trip less
 START_TIMEOUT_S = 120.0  # for Ray to start a process: longer than a quick simulator's deadline, on a busy machine
 QUIET_S = 30.0  # tell the user whom we wait for when nothing has come for so long
 
@@ -36,7 +36,7 @@ class _Host:
     samplers: list[int]
     handle: Any = None
     make_segment: Any = None
-    """The handle's method: report and arrays are two objects, so that arrays can go elsewhere than reports."""
+    """The handle's method."""
     starting: ObjectRef[Any] | None = None
     """Comes when the process is there; None from then on."""
     due: float = float("inf")
@@ -51,7 +51,8 @@ class _Call:
 
     host: _Host
     request: SegmentRequest
-    segment: ObjectRef[Any]
+    segment: ObjectRef[Any] | None
+    """Where the arrays are to stay with Ray; None where they come with the report."""
 
 
 class RayActors:
@@ -101,7 +102,8 @@ class RayActors:
         self._hosts = [_Host(actor_id, samplers) for actor_id, samplers in enumerate(hosting)]
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._live: set[int] = set()  # samplers whose process holds what the ledger says
-        self._snapshot: PolicySnapshot | ObjectRef[Any] | None = None
+        self._snapshot: PolicySnapshot | None = None  # goes with each request, or
+        self._reference: ObjectRef[Any] | None = None  # is fetched once by each node
         self._version = 0
         self._index = 0
         self._received: dict[int, tuple[SegmentReport, Any]] = {}
@@ -146,8 +148,8 @@ class RayActors:
     def request(self, snapshot: PolicySnapshot, index: int) -> None:
         began = time.monotonic()
         self._requested_at = began
-        # By reference there is one copy per node, however many actors.
-        self._snapshot = snapshot if snapshot.weights.nbytes <= SMALL else ray.put(snapshot)
+        small = snapshot.weights.nbytes <= SMALL
+        self._snapshot, self._reference = (snapshot, None) if small else (None, ray.put(snapshot))
         self._version, self._index = snapshot.version, index
         self._received = {}
         for host in self._hosts:
@@ -203,7 +205,9 @@ class RayActors:
                 continue
             rebuild = None if sampler in self._live else self._ledger.rebuild(sampler)
             request = SegmentRequest(sampler, self._index, rebuild)
-            report, segment = host.make_segment.remote(request, self._snapshot)
+            asked = pickle.dumps((request, self._snapshot), pickle.HIGHEST_PROTOCOL)
+            made = host.make_segment.remote(asked, self._reference, self._by_reference)
+            report, segment = made if self._by_reference else (made, None)
             self._calls[report] = _Call(host, request, segment)
         starting = host.starting is not None
         host.due = time.monotonic() + (max(START_TIMEOUT_S, self._timeout_s) if starting else self._timeout_s)
@@ -227,10 +231,8 @@ class RayActors:
             if call is None:  # its actor was lost while we took in another
                 continue
             try:
-                if self._by_reference:
-                    report, segment = ray.get(ref, timeout=FETCH_TIMEOUT_S), call.segment
-                else:
-                    report, segment = ray.get([ref, call.segment], timeout=FETCH_TIMEOUT_S)
+                answer = unpacked(ray.get(ref, timeout=FETCH_TIMEOUT_S))
+                report, segment = answer if call.segment is None else (answer, call.segment)
             except RayTaskError as error:
                 raise _our_own(error) from None
             except RayError as error:  # the process, the node, or the segment on its way is lost
@@ -264,7 +266,8 @@ class RayActors:
 
     def _start(self, host: _Host) -> None:
         host.handle = self._remote_class.remote(self._plan, tuple(path for path in sys.path if path))
-        host.make_segment = host.handle.make_segment.options(num_returns=2)
+        make_segment = host.handle.make_segment_packed
+        host.make_segment = make_segment.options(num_returns=2) if self._by_reference else make_segment
         host.starting = host.handle.alone_in_process.remote(self._gpus)
         host.start_at = None
 
@@ -272,7 +275,7 @@ class RayActors:
         for host in self._hosts:
             if host.start_at is not None and time.monotonic() >= host.start_at:
                 self._start(host)
-                if self._snapshot is not None:
+                if self._snapshot is not None or self._reference is not None:
                     self._ask(host)
 
     def _replace_the_late(self) -> None:
