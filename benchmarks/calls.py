@@ -1,35 +1,54 @@
-"""What Ray itself costs: one call to each of N actors that do nothing, there and back, as `dppo` makes them.
+"""What Ray itself costs: one call to each of N actors that do nothing, there and back.
 
     python benchmarks/calls.py --actors 8
 
-No segment can be collected in less; `overhead` in run.py has this inside.
+With nothing said; with a policy out and a segment back, as Ray sends them; and with each of these pickled in one piece,
+as `dppo` does. No segment can be collected in less; `overhead` in run.py has the last inside.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
+import sys
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
-import numpy as np
-
-from dppo.cluster.session import RaySession
+from measure import REPO, ours_environment
 
 ROUNDS = 200
 WARM_UP = 20
+PAUSE_S = 0.01  # between rounds, as a simulator's steps would be
 
 
 class Idle:
-    """Takes a policy of the default model's size, and returns a segment's worth of small arrays."""
+    """Has its segment ready."""
 
-    def segment(self, request: tuple[int, int], weights: np.ndarray) -> tuple[dict[str, int], np.ndarray]:
-        return {"sampler": request[0], "index": request[1]}, np.zeros((64, 8), np.float32)
+    def __init__(self, segment: Any) -> None:
+        self._segment = segment
+
+    def nothing(self) -> None:
+        pass
+
+    def segment(self, request: Any, snapshot: Any) -> Any:
+        return self._segment
+
+    def packed_segment(self, asked: bytes) -> bytes:
+        pickle.loads(asked)
+        return pickle.dumps(self._segment, pickle.HIGHEST_PROTOCOL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, default=8)
     num_actors = parser.parse_args().actors
+    os.environ.update(ours_environment())  # for Ray's processes
+    sys.path.insert(0, str(REPO / "src"))
+    from dppo.cluster.session import RaySession
+
     session = RaySession(
         address=None,
         num_actors=num_actors,
@@ -41,23 +60,52 @@ def main() -> None:
     )
     import ray
 
-    remote_class = ray.remote(Idle).options(num_cpus=1)
-    actors = [remote_class.remote() for _ in range(num_actors)]
-    calls = [actor.segment.options(num_returns=2) for actor in actors]
-    weights = np.zeros(9_155, np.float32)
-    times = []
-    for index in range(WARM_UP + ROUNDS):
-        began = time.perf_counter()
-        waiting = dict(call.remote((number, index), weights) for number, call in enumerate(calls))
-        while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
-            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
-            ray.get([ref for report in ready for ref in (report, waiting.pop(report))], timeout=60)
-        times.append(1e3 * (time.perf_counter() - began))
+    request, snapshot, segment = a_request()
+    remote_class = ray.remote(Idle).options(num_cpus=1, enable_task_events=False)
+    actors = [remote_class.remote(segment) for _ in range(num_actors)]
+
+    def packed(actor: Any) -> Any:
+        return actor.packed_segment.remote(pickle.dumps((request, snapshot), pickle.HIGHEST_PROTOCOL))
+
+    ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+        "nothing said": (lambda actor: actor.nothing.remote(), lambda answer: answer),
+        "policy and segment": (lambda actor: actor.segment.remote(request, snapshot), lambda answer: answer),
+        "both in one piece": (packed, pickle.loads),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(WARM_UP + ROUNDS):
+        for way, (ask, take) in ways.items():
+            began = time.perf_counter()
+            waiting = [ask(actor) for actor in actors]
+            while waiting:
+                ready, _ = ray.wait(waiting, num_returns=1, timeout=60)
+                ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+                for answer in ray.get(ready, timeout=60):
+                    take(answer)
+            times[way].append(1e3 * (time.perf_counter() - began))
+            time.sleep(PAUSE_S)
     session.close()
-    kept = sorted(times[WARM_UP:])
-    p90 = kept[int(0.9 * len(kept))]
-    print(f"{num_actors} actors: median {median(kept):.1f} ms, best {kept[0]:.1f}, 90th percentile {p90:.1f}")
+    for way, taken in times.items():
+        kept = sorted(taken[WARM_UP:])
+        p90 = kept[int(0.9 * len(kept))]
+        print(
+            f"{num_actors} actors, {way}: median {median(kept):.1f} ms, best {kept[0]:.1f}, 90th percentile {p90:.1f}"
+        )
+
+
+def a_request() -> tuple[Any, Any, Any]:
+    """A request, the policy of the default model, and what comes back: 64 steps of CartPole."""
+    import numpy as np
+
+    from dppo.assemble import build_sampler, model_spec, sampler_plan
+    from dppo.config import make_config
+    from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+
+    plan = sampler_plan(make_config({"env_id": "CartPole-v1", "num_samplers": 8, "num_steps": 64}))
+    built = build_sampler(plan, 0)
+    snapshot = PolicySnapshot(0, np.zeros(model_spec(plan, built.spaces).num_parameters, np.float32))
+    request = SegmentRequest(0, 0, None)
+    return request, snapshot, built.sampler.collect(request, snapshot)
 
 
 if __name__ == "__main__":

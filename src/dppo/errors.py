@@ -43,6 +43,10 @@ class ClusterError(DppoError):
     """Ray could not be reached or started, has too little for this run, or lost more than may be lost."""
 
 
+class SegmentsLost(ClusterError):
+    """Segments went with the node that held them, before the learners had fetched them. They can be made again."""
+
+
 class TrainingDiverged(DppoError):
     """A loss or gradient is not finite. The weights are those from before the minibatch."""
 

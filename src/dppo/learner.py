@@ -57,6 +57,12 @@ class PPOLearner:
         """Ask for the first segments."""
         self._request()
 
+    def begin_again(self) -> None:
+        """Ask once more for segments that were lost before they were learnt from: the same are made again."""
+        self.incidents.update(["segments_lost", *(incident.kind for incident in self._trainers.take_incidents())])
+        self._pool.renew()
+        self._request()
+
     def collect(self, stop: StopSignals) -> Collected:
         """Receive the segments that were asked for, unless `stop` comes first.
 
@@ -68,7 +74,8 @@ class PPOLearner:
     def learn(self, collected: Collected, *, last: bool) -> Iteration:
         """Train, publish, and ask for more unless this is the last iteration.
 
-        Consumes: segments of policy version k. Produces: policy version k + 1. Fails when: a loss is not finite.
+        Consumes: segments of policy version k. Produces: policy version k + 1. Fails when: a loss is not finite, or
+        the segments are lost on their way to learners elsewhere: then `begin_again`.
         """
         began = time.monotonic()
         merged = self._statistics.merged([report.statistics for report in collected.reports])

@@ -17,7 +17,7 @@ from dppo.cluster.pool import ActorPool, make_pool
 from dppo.cluster.recovery import ReplayLedger
 from dppo.config import Config
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, DppoError
+from dppo.errors import CheckpointError, DppoError, SegmentsLost
 from dppo.figures import iteration_row, mean_return
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
@@ -230,7 +230,12 @@ class _Run:
             except DppoError:
                 self._save_if_possible()  # all iterations before this one are good
                 raise
-            iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
+            try:
+                iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
+            except SegmentsLost as error:
+                self.progress.note(f"{error}; they are made again")
+                self.learner.begin_again()
+                continue
             row = iteration_row(
                 iteration,
                 self.learner,

@@ -1,12 +1,15 @@
 """Two learners on a cluster that loses nodes, in a process of its own; tells what becomes of them as a line of JSON.
 
-First the node goes that holds segments, and no learner; then one that a learner runs on.
+First the node goes that holds segments, and no learner; then that of the first learner, with what it told of the
+update before; then, in the middle of a run, the one with the actors, when all segments are there and none was fetched.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,11 @@ import ray
 from made_up import SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
+import dppo
 from dppo.cluster.ray_trainers import RayTrainers
-from dppo.errors import ClusterError
+from dppo.config import make_config
+from dppo.errors import SegmentsLost
+from dppo.learner import PPOLearner
 from dppo.ppo.normalizer import Statistics
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -26,39 +32,70 @@ def large() -> np.ndarray:
     return np.zeros(2**20, np.float32)
 
 
+def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, Any]:
+    """In the first iteration and in the third, after the reports and before the update."""
+    actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
+    nodes = [cluster.add_node(**NODE | actors_node)]
+    whole = {
+        "env_id": "wide_worlds:wide",
+        "env_kwargs": {"size": 2**12},
+        "num_steps": 16,
+        "total_timesteps": 16 * 4 * 4,
+    }
+    base = whole | {"num_samplers": 4, "progress": "off", "num_learners": 2, "hidden_sizes": (8,)}
+    elsewhere = {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
+    learn = PPOLearner.learn
+
+    def learn_after_a_loss(self: PPOLearner, *args: Any, **options: Any) -> Any:
+        if self.iteration in (0, 2) and self.incidents["segments_lost"] == self.iteration // 2:
+            nodes.append(cluster.add_node(**NODE | actors_node))
+            cluster.remove_node(nodes.pop(0), allow_graceful=False)
+        return learn(self, *args, **options)
+
+    undisturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "undisturbed"}))
+    PPOLearner.learn = learn_after_a_loss  # type: ignore[method-assign]
+    disturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "disturbed"}))
+    return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
+
+
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     ray.init(address=cluster.address, log_to_driver=False)
-    second = cluster.add_node(**NODE)
+    learners_nodes = [cluster.add_node(**NODE) for _ in range(2)]
     store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
     notes: list[str] = []
     told: dict[str, Any] = {"notes": notes}
-    config, segments = settings(learner_cpus=2), some_segments()
+    segments = some_segments()
+    config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to keep the state in the driver
 
     trainers = RayTrainers(config, SPACES, notes.append)
+    before = trainers.weights(), trainers.state()
     lost = large.remote()
     ray.wait([lost], fetch_local=False)
     cluster.remove_node(store, allow_graceful=False)
     try:
         trainers.update([*segments[:3], lost], Statistics(), 3)
-    except ClusterError as error:
+    except SegmentsLost as error:
         told["lost segments"] = str(error)
-    told["notes of lost segments"] = len(notes)
-    trainers.close()
+    told["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
+    trainers.take_incidents()
 
-    trainers = RayTrainers(config, SPACES, notes.append)
-    before = trainers.weights(), trainers.state()
-    trainers.update(segments, Statistics(), 3)
+    for iteration in (3, 4):
+        trainers.update(segments, Statistics(), iteration)
     expected = trainers.weights().tobytes()
     trainers.load(*before)
-    cluster.add_node(**NODE)
-    cluster.remove_node(second, allow_graceful=False)
-    time.sleep(5)  # processes of a node that dies like this live a little longer
     trainers.update(segments, Statistics(), 3)
+    first, _ = ray.get(trainers._ranks[0].whereabouts.remote())
+    cluster.add_node(**NODE)
+    cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
+    time.sleep(5)  # processes of a node that dies like this live a little longer
+    trainers.update(segments, Statistics(), 4)
     told["same weights"] = trainers.weights().tobytes() == expected
     told["incidents"] = [incident.kind for incident in trainers.take_incidents()]
-    print("told", json.dumps(told), flush=True)
     trainers.close()
+
+    told["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))
+    print("told", json.dumps(told), flush=True)
     ray.shutdown()
     cluster.shutdown()
 

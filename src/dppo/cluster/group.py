@@ -7,6 +7,7 @@ from torch import Tensor, distributed
 
 from dppo.cluster.shared_memory import shared_vectors
 
+FEW = 1 << 18  # numbers that two ranks exchange faster than they meet twice
 CACHED = 1 << 16  # elements that stay in a core's cache between being added up and being handed out
 
 
@@ -25,7 +26,8 @@ class Group:
         self._vectors: list[Tensor] | None = None
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
-        self._vectors = shared_vectors(tensor) if self.size > 1 and not tensor.is_cuda else None
+        pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
+        self._vectors = shared_vectors(tensor) if pays and not tensor.is_cuda else None
         return torch.zeros_like(tensor) if self._vectors is None else self._vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:

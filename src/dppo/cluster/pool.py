@@ -46,6 +46,9 @@ class ActorPool(Protocol):
         Fails when an environment raises, or when more actors are lost than may be.
         """
 
+    def renew(self) -> None:
+        """Give up all samplers, which are ahead of the ledger; the next request rebuilds them."""
+
     def alive(self) -> int:
         """Actors that are alive; 0 in process."""
 
@@ -89,6 +92,10 @@ class SerialActors:
             segments.append(segment)
         self._live, self._requested = True, None
         return Collected(reports, segments, [], time.monotonic() - began, 0.0)
+
+    def renew(self) -> None:
+        self._actor.close()
+        self._live = False
 
     def alive(self) -> int:
         return 0

@@ -12,6 +12,7 @@ from datetime import timedelta
 from statistics import median
 
 import numpy as np
+import ray
 import torch
 from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -51,11 +52,9 @@ class TrainerRank:
 
     # ------------------------------------------------------------------ meeting
 
-    def address(self) -> str:
-        """An address of this node that other nodes can reach."""
-        import ray
-
-        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    def whereabouts(self) -> tuple[str, str]:
+        """This node, and an address of it that other nodes can reach."""
+        return ray.get_runtime_context().get_node_id(), _address()
 
     def open_store(self, host: str) -> int:
         """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
@@ -78,7 +77,7 @@ class TrainerRank:
         if self._store is None:
             self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         # Or gloo asks for the address of this machine's name, which on many machines is one of the loopback.
-        interface = interface_of(LOOPBACK if host == LOOPBACK else self.address())
+        interface = interface_of(LOOPBACK if host == LOOPBACK else _address())
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
@@ -108,11 +107,12 @@ class TrainerRank:
         return self._as_they_are()
 
     def update(
-        self, statistics: Statistics, iteration: int, *segments: Segment
+        self, statistics: Statistics, iteration: int, tell: bool, *segments: Segment
     ) -> tuple[dict[str, float] | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
         """Train on this rank's segments, together with the others.
 
-        Returns: figures of all ranks; and from rank 0 the new weights [P] and optimiser state.
+        Returns: figures of all ranks; and if asked to `tell`, the new weights [P] and optimiser state, which are the
+            same on each rank.
         """
         config = self._config
         torch.set_num_threads(config.learner_threads)  # a setting of the thread, and Ray chooses ours
@@ -126,7 +126,7 @@ class TrainerRank:
             figures = self._trainer.update(batch, config.learning_rate_at(iteration), order)
         except DppoError as error:
             return Fault.of(error), None, None
-        if self._rank > 0:
+        if not tell:
             return figures, None, None
         return figures, *self._as_they_are()
 
@@ -178,6 +178,10 @@ class _Timed:
         gathered = self._group.gather(tensor)
         self.seconds += time.perf_counter() - began
         return gathered
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _seconds(work: Callable[[], None]) -> float:

@@ -183,6 +183,14 @@ class RayActors:
             transfer_s=self._transfer_s,
         )
 
+    def renew(self) -> None:
+        for host in self._hosts:
+            if host.handle is not None:
+                ray.kill(host.handle)
+                host.handle, host.start_at = None, time.monotonic()
+        self._calls.clear()
+        self._live.clear()
+
     def alive(self) -> int:
         return sum(host.handle is not None for host in self._hosts)
 

@@ -19,7 +19,7 @@ from dppo.cluster.calls import FETCH_TIMEOUT_S, cause, last_line, wait_for, wait
 from dppo.cluster.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.recovery import RestartBudget
 from dppo.config import Config
-from dppo.errors import ClusterError, DppoError, TrainingDiverged
+from dppo.errors import ClusterError, DppoError, SegmentsLost, TrainingDiverged
 from dppo.ppo.normalizer import Statistics
 from dppo.ppo.segment import Incident
 from dppo.spaces import Spaces
@@ -54,7 +54,9 @@ class RayTrainers:
         self._budget = RestartBudget(MAX_REBUILDS)
         self._ranks: list[Any] = []
         self._weights: np.ndarray | None = None
-        self._state: ObjectRef[Any] | dict[str, np.ndarray] | None = None
+        self._state: dict[str, np.ndarray] | None = None  # or, not fetched yet:
+        self._states: list[ObjectRef[Any]] = []  # equal ones, on different nodes
+        self._tellers = [0]  # ranks on different nodes, two at most: one node may go
         self._incidents: list[Incident] = []
         bundle = {"CPU": config.learner_cpus, "GPU": config.learner_gpus}
         self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
@@ -70,8 +72,10 @@ class RayTrainers:
     def update(self, segments: Sequence[Any], statistics: Statistics, iteration: int) -> dict[str, float]:
         """One PPO update on the segments of `iteration`, each rank on those of its samplers.
 
-        Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, the segments are lost
-        with a node, or the group has been rebuilt too often in a row.
+        Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, or the group has been
+        rebuilt too often in a row.
+        Raises:
+            SegmentsLost: they must be made again; nothing has changed.
         """
         while True:
             try:
@@ -86,20 +90,22 @@ class RayTrainers:
 
     def state(self) -> dict[str, np.ndarray]:
         """The optimiser's state."""
-        if isinstance(self._state, ObjectRef):
+        for number, ref in enumerate(self._states, start=1):
             try:
-                self._state = ray.get(self._state, timeout=FETCH_TIMEOUT_S)
+                self._state, self._states = ray.get(ref, timeout=FETCH_TIMEOUT_S), []
+                break
             except RayError as error:
-                raise ClusterError(
-                    f"the optimiser's state was lost with the node of the first learner ({last_line(error)}). Go on "
-                    f"from the last checkpoint with --resume."
-                ) from None
-        assert isinstance(self._state, dict)
+                if number == len(self._states):
+                    raise ClusterError(
+                        f"the optimiser's state was lost with the nodes of the learners ({last_line(error)}). Go on "
+                        f"from the last checkpoint with --resume."
+                    ) from None
+        assert self._state is not None
         return self._state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from these weights and this optimiser state, on every rank."""
-        self._weights, self._state = weights, state
+        self._weights, self._state, self._states = weights, state, []
         try:
             self._load()
         except (RayError, TimeoutError) as error:
@@ -133,20 +139,20 @@ class RayTrainers:
         share = len(segments) // len(self._ranks)
         calls = [
             handle.update.options(num_returns=3).remote(
-                statistics, iteration, *segments[rank * share : (rank + 1) * share]
+                statistics, iteration, rank in self._tellers, *segments[rank * share : (rank + 1) * share]
             )
             for rank, handle in enumerate(self._ranks)
         ]
         try:
             answers = wait_while_alive(self._ranks, [figures for figures, _, _ in calls], _is_alive)
         except ObjectLostError as error:
-            raise ClusterError(
-                f"the segments of iteration {iteration + 1} were lost with the node that held them "
-                f"({last_line(error)}). Go on from the last checkpoint with --resume."
+            self._rebuild(error)  # for some ranks wait for those that got nothing to learn from
+            raise SegmentsLost(
+                f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
             ) from None
         _raise_faults(answers)
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
-        self._state = calls[0][2]  # stays where rank 0 put it, until it is needed
+        self._states = [calls[rank][2] for rank in self._tellers]  # stay where ranks put them, until needed
         self._budget.delivered(0)
         figures: dict[str, float] = answers[0]
         return figures
@@ -212,7 +218,9 @@ class RayTrainers:
             ).remote(config, self._spaces, rank)
             for rank in range(config.num_learners)
         ]
-        addresses = wait_for([handle.address.remote() for handle in self._ranks], START_TIMEOUT_S, check)
+        told = wait_for([handle.whereabouts.remote() for handle in self._ranks], START_TIMEOUT_S, check)
+        nodes, addresses = zip(*told, strict=True)
+        self._tellers = sorted({nodes.index(node) for node in nodes})[:2]
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]  # on one node, nobody else need hear them
         port = wait_for([self._ranks[0].open_store.remote(host)], START_TIMEOUT_S, check)[0]
         joined = [handle.join.remote(host, port) for handle in self._ranks]
