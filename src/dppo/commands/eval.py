@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -19,6 +20,8 @@ from dppo.errors import CheckpointError, ConfigError
 from dppo.policy import Policy, evaluation_generator, load_policy
 from dppo.run_folder import config_of
 from dppo.streams import Stream
+
+TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,30 @@ def evaluate(
     env = make_env(config.env_id, config.env_kwargs | ({"render_mode": "human"} if render else {}))
     try:
         _check_spaces(policy, env, config)
-        played, told = [], time.monotonic()
-        for episode in range(episodes):
-            played.append(_play(policy, env, seed, episode, stochastic))
-            if tell and time.monotonic() - told > 5:
+        played: list[Played] = []
+        told = time.monotonic()
+
+        def tell_now_and_then(length: int, episode_return: float) -> None:
+            nonlocal told
+            if tell and time.monotonic() - told > TELL_EVERY_S:
                 told = time.monotonic()
-                print(f"  {episode + 1} episodes, return {fmean(one.episode_return for one in played):.1f}", flush=True)
+                mean = f", return {fmean(one.episode_return for one in played):.1f}" if played else ""
+                print(
+                    f"  {len(played)} of {episodes} episodes{mean}; the next has {length:,} steps and a return of "
+                    f"{episode_return:.1f} so far",
+                    flush=True,
+                )
+
+        for episode in range(episodes):
+            played.append(_play(policy, env, seed, episode, stochastic, tell_now_and_then))
         return played
     finally:
         env.close()
 
 
-def _play(policy: Policy, env: Any, seed: int, episode: int, stochastic: bool) -> Played:
+def _play(
+    policy: Policy, env: Any, seed: int, episode: int, stochastic: bool, tell: Callable[[int, float], None]
+) -> Played:
     generator = evaluation_generator(seed, episode) if stochastic else None
     obs, _ = env.reset(seed=streams.integer(seed, Stream.EVALUATION, episode))
     episode_return, length, done = 0.0, 0, False
@@ -116,6 +131,7 @@ def _play(policy: Policy, env: Any, seed: int, episode: int, stochastic: bool) -
         obs, reward, terminated, truncated, _ = env.step(action)
         episode_return += float(reward)
         length += 1
+        tell(length, episode_return)
         done = terminated or truncated
     return Played(episode_return, length)
 
