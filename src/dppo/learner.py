@@ -59,7 +59,8 @@ class PPOLearner:
 
     def begin_again(self) -> None:
         """Ask once more for segments that were lost before they were learnt from: the same are made again."""
-        self.incidents.update(["segments_lost", *(incident.kind for incident in self._trainers.take_incidents())])
+        self.incidents["segments_lost"] += 1
+        self.incidents.update(incident.kind for incident in self._trainers.take_incidents())
         self._pool.renew()
         self._request()
 
