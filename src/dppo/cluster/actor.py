@@ -94,16 +94,16 @@ class PPOActor:
         """`make_segment` for Ray, which takes twice as long over many small arrays as pickle does over all of them.
 
         Args:
-            asked: (request, snapshot) pickled; the snapshot in there is None if `snapshot` came by reference.
+            asked: (request, snapshot), packed; the snapshot in there is None if `snapshot` came by reference.
             apart: two return values, so that arrays can go elsewhere than reports.
         """
-        request, small = pickle.loads(asked)
+        request, small = unpacked(asked)
         answer, segment = self.make_segment(request, small if snapshot is None else snapshot)
         if apart:
-            return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL), segment
+            return packed(answer), segment
         if segment is not None and segment.obs.nbytes > SMALL:
             return answer, segment
-        return pickle.dumps((answer, segment), pickle.HIGHEST_PROTOCOL)
+        return packed((answer, segment))
 
     def close(self) -> None:
         """Close all environments."""
@@ -138,8 +138,13 @@ def limit_to_one_thread() -> Any:
     return ThreadpoolController().select(internal_api="openblas").limit(limits=1)
 
 
+def packed(value: Any) -> bytes:
+    """In one piece, for the way between actors and learner."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
 def unpacked(value: Any) -> Any:
-    """What was sent, pickled or not."""
+    """What was sent, packed or not."""
     return pickle.loads(value) if isinstance(value, bytes) else value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from dppo.assemble import SamplerPlan
-from dppo.cluster.actor import SMALL, Fault, PPOActor, or_raise, unpacked
+from dppo.cluster.actor import SMALL, Fault, PPOActor, or_raise, packed, unpacked
 from dppo.cluster.pool import Collected
 from dppo.cluster.recovery import ReplayLedger, RestartBudget
 from dppo.errors import ClusterError, ConfigError
@@ -213,7 +212,7 @@ class RayActors:
                 continue
             rebuild = None if sampler in self._live else self._ledger.rebuild(sampler)
             request = SegmentRequest(sampler, self._index, rebuild)
-            asked = pickle.dumps((request, self._snapshot), pickle.HIGHEST_PROTOCOL)
+            asked = packed((request, self._snapshot))
             made = host.make_segment.remote(asked, self._reference, self._by_reference)
             report, segment = made if self._by_reference else (made, None)
             self._calls[report] = _Call(host, request, segment)
