@@ -94,13 +94,23 @@ def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
 def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
+    done = learnt({**tuned, **row.settings, "num_actors": num_actors}, seed)
+    print(
+        f"  seed {seed}: train {done['train']:.1f}, eval {done['eval']:.1f}, {done['steps']:,} steps, "
+        f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
+        flush=True,
+    )
+    return done
+
+
+def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Train with these settings on one seed, and play with what came of it."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**tuned, **row.settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
-        config = make_config({**settings, "num_actors": num_actors})
+        config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
         played = evaluate(load_policy(result.run_dir), config, episodes=100)
-    done = {
+    return {
         "seed": seed,
         "train": result.episodic_return,
         "eval": fmean(episode.episode_return for episode in played),
@@ -108,12 +118,6 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
         "seconds": time.monotonic() - began,
         "weights_sha256": result.weights_sha256,
     }
-    print(
-        f"  seed {seed}: train {done['train']:.1f}, eval {done['eval']:.1f}, {done['steps']:,} steps, "
-        f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
-        flush=True,
-    )
-    return done
 
 
 def commit() -> str:

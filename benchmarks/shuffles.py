@@ -13,8 +13,6 @@ import json
 import math
 import os
 import sys
-import tempfile
-import time
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -73,26 +71,12 @@ def main() -> int:
 
 def one(name: str, seed: int, learners: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
-    from dppo.commands.arguments import presets
-    from dppo.commands.eval import evaluate
-    from dppo.config import make_config
-    from dppo.policy import load_policy
-    from dppo.runner import train
+    from learning import learnt
 
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
-        settings |= {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
-        config = make_config(settings | {"num_learners": learners, "num_actors": 1 if learners else 0})
-        result = train(config)
-        played = evaluate(load_policy(result.run_dir), config, episodes=100)
-    done = {
-        "seed": seed,
-        "train": result.episodic_return,
-        "eval": fmean(episode.episode_return for episode in played),
-        "seconds": time.monotonic() - began,
-        "weights_sha256": result.weights_sha256,
-    }
+    from dppo.commands.arguments import presets
+
+    settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
+    done = learnt(settings | {"num_learners": learners, "num_actors": 1 if learners else 0}, seed)
     print(
         f"{name}, seed {seed}, {learners} learners: train {done['train']:.1f}, eval {done['eval']:.1f}, "
         f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",

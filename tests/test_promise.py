@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import dppo
+from dppo.cluster.trainers import LocalTrainer
 from dppo.config import make_config
+from dppo.errors import SegmentsLost
 
 ITERATIONS = 4
 CASES: dict[str, dict[str, Any]] = {
@@ -207,3 +209,30 @@ def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     before = state()
     dppo.train(settings("continuous", tmp_path / "run"))
     assert state() == before
+
+
+@pytest.mark.parametrize("num_actors", [0, 3])
+@both
+def test_segments_lost_before_they_were_learnt_from_are_made_again(
+    case: str,
+    num_actors: int,
+    in_process: dict[str, str],
+    tmp_path: Path,
+    ray_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the first iteration, which no ledger tells of, and in the third, by hand: losing_nodes.py loses nodes."""
+    update, to_come = LocalTrainer.update, [0, 2]
+
+    def update_or_lose(self: LocalTrainer, segments: Any, statistics: Any, iteration: int) -> dict[str, float]:
+        if iteration in to_come:
+            to_come.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return update(self, segments, statistics, iteration)
+
+    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+    recorder = Recorder()
+    result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors), progress=recorder)
+    assert result.weights_sha256 == in_process[case]
+    assert result.incidents == {"segments_lost": 2}
+    assert "lost on their way; they are made again" in recorder.notes

@@ -57,10 +57,10 @@ class PPOLearner:
         """Ask for the first segments."""
         self._request()
 
-    def begin_again(self) -> None:
+    def begin_again(self, lost: Collected) -> None:
         """Ask once more for segments that were lost before they were learnt from: the same are made again."""
         self.incidents["segments_lost"] += 1
-        self.incidents.update(incident.kind for incident in self._trainers.take_incidents())
+        self.incidents.update(incident.kind for incident in (*lost.incidents, *self._trainers.take_incidents()))
         self._pool.renew()
         self._request()
 

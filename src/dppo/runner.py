@@ -234,7 +234,7 @@ class _Run:
                 iteration = self.learner.learn(collected, last=self.learner.iteration + 1 == iterations)
             except SegmentsLost as error:
                 self.progress.note(f"{error}; they are made again")
-                self.learner.begin_again()
+                self.learner.begin_again(collected)
                 continue
             row = iteration_row(
                 iteration,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from typing import Any
 
 import numpy as np
@@ -274,6 +275,17 @@ def test_memory_of_another_process_is_known_by_its_token() -> None:
     assert shared_memory._opened(pid, 10_000, token, memory.bytes) is None
     memory.close()
     assert shared_memory._opened(pid, file, token, memory.bytes) is None
+
+
+def test_a_system_that_gives_no_memory_is_as_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise OSError(f"no {name}")
+
+    monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    memory = shared_memory._Memory(100)
+    pid, file, token = memory.where()
+    assert shared_memory._opened(pid, file, token, memory.bytes) is None
+    memory.close()
 
 
 # ------------------------------------------------------------------ what is of all ranks, not of each

@@ -91,7 +91,7 @@ class PPOActor:
         return replace(report, timings=timings), segment
 
     def make_segment_packed(self, asked: bytes, snapshot: PolicySnapshot | None, apart: bool) -> Any:
-        """`make_segment` for Ray, which takes twice as long over many small arrays as pickle does over all of them.
+        """`make_segment` for Ray, which takes longer over many small arrays than pickle does over all of them.
 
         Args:
             asked: (request, snapshot), packed; the snapshot in there is None if `snapshot` came by reference.

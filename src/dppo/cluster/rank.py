@@ -131,8 +131,7 @@ class TrainerRank:
         return figures, *self._as_they_are()
 
     def _as_they_are(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        # Ray copies them while it sends them, before the next call: another copy of 18 million parameters and their
-        # moments would cost as much as a minibatch.
+        # Ray copies them while it sends them, before the next call. A copy more of a large model is worth a minibatch.
         return self._trainer.weights(copy=False), self._trainer.state(copy=False)
 
     # ------------------------------------------------------------------ measuring

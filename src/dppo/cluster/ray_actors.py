@@ -35,7 +35,7 @@ class _Host:
     samplers: list[int]
     handle: Any = None
     make_segment: Any = None
-    """The handle's method."""
+    """The handle's method; with `by_reference` it gives two objects, so that arrays can go elsewhere than reports."""
     starting: ObjectRef[Any] | None = None
     """Comes when the process is there; None from then on."""
     due: float = float("inf")

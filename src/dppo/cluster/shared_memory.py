@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from contextlib import suppress
 
 import torch
 from torch import Tensor, distributed
@@ -43,7 +44,9 @@ class _Memory:
         self.map: mmap.mmap | None = None
         self._token = secrets.randbits(8 * TOKEN_BYTES - 1)
         self._file = -1
-        if hasattr(os, "memfd_create"):  # Linux
+        if not hasattr(os, "memfd_create"):  # not Linux
+            return
+        with suppress(OSError):  # refused: then nobody shares, as on several machines
             self._file = os.memfd_create("dppo gradient")
             os.truncate(self._file, self.bytes)
             self.map = mmap.mmap(self._file, self.bytes)

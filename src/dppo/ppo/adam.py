@@ -15,9 +15,9 @@ class FlatAdam:
         m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
         w <- w - lr / (1 - b1^k) * m / (sqrt(v) / sqrt(1 - b2^k) + eps)
 
-    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. The arithmetic is torch's fused kernel, which for 18 million
-    parameters takes a fifth of what the same lines take one by one; `torch.optim.Adam` around it, made for many
-    tensors and many options, would add 0.1 ms to a step, a tenth of a small minibatch.
+    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. The arithmetic is torch's fused kernel: line by line, these
+    formulas would go through memory several times. It is called without the `torch.optim.Adam` around it, whose
+    bookkeeping for many tensors and many options shows in the time of a small minibatch.
     """
 
     BETA1, BETA2 = 0.9, 0.999

@@ -126,8 +126,8 @@ class PPOModel(nn.Module):
 class _Workspace:
     """Memory that every minibatch uses again.
 
-    What is allocated and freed in each, the system takes back and hands out anew, page by page: a twentieth of the
-    time of a minibatch, where layers are wide.
+    What is allocated and freed in each, the system takes back and hands out anew, page by page, which shows where
+    layers are wide.
     """
 
     def __init__(self) -> None:
