@@ -112,6 +112,7 @@ def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int,
     [
         (8, 8, "8 Ray actors host 1 sampler each."),
         (4, 8, "4 Ray actors host 2 samplers each."),
+        (1, 8, "1 Ray actor hosts 8 samplers."),
         (
             3,
             8,
@@ -154,7 +155,7 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
     [
         (
             {"num_samplers": 8, "num_steps": 32, "minibatch_size": 300},
-            "minibatch_size=300 is larger than the batch of 256 steps (8 samplers x 1 envs x 32 steps). "
+            "minibatch_size=300 is larger than the batch of 256 steps (8 samplers x 1 env x 32 steps). "
             "Use at most 256, or raise num_steps.",
         ),
         (
@@ -164,12 +165,12 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         ),
         (
             {"total_timesteps": 100, "num_samplers": 2},
-            "total_timesteps=100 is less than one batch of 256 steps (2 samplers x 1 envs x 128 steps). Raise it, or "
+            "total_timesteps=100 is less than one batch of 256 steps (2 samplers x 1 env x 128 steps). Raise it, or "
             "lower num_steps.",
         ),
         (
             {"num_steps": 1},
-            "num_steps=1 makes a batch of 1 step (1 samplers x 1 envs x 1 steps): nothing to learn from. Raise "
+            "num_steps=1 makes a batch of 1 step (1 sampler x 1 env x 1 step): nothing to learn from. Raise "
             "num_steps; 128 is usual.",
         ),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),

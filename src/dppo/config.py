@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dppo.errors import ConfigError, unknown_name
+from dppo.errors import ConfigError, counted, unknown_name
 
 
 def _whole_number(value: Any) -> Any:
@@ -221,12 +221,18 @@ class Config(BaseModel):
     def sizes_in_words(self) -> str:
         """What batch, segments, minibatches and updates come to, in one sentence."""
         per_epoch = self.minibatches_per_epoch
+        minibatches = "1 minibatch" if per_epoch == 1 else f"{per_epoch} minibatches"
         return (
-            f"{self.iterations:,} iterations of {self.batch_size:,} steps "
-            f"({self.samplers} samplers x {self.envs_per_sampler} envs x {self.num_steps} steps), each trained for "
-            f"{self.update_epochs} epochs of {per_epoch} minibatches of up to "
-            f"{self.minibatch_rows:,} rows: {self.iterations * self.update_epochs * per_epoch:,} "
-            f"SGD steps in all."
+            f"{counted(self.iterations, 'iteration')} of {self.batch_size:,} steps ({self._factors()}), each trained "
+            f"for {counted(self.update_epochs, 'epoch')} of {minibatches} of up to {self.minibatch_rows:,} rows: "
+            f"{counted(self.iterations * self.update_epochs * per_epoch, 'SGD step')} in all."
+        )
+
+    def _factors(self) -> str:
+        """What a batch is made of."""
+        return (
+            f"{counted(self.samplers, 'sampler')} x {counted(self.envs_per_sampler, 'env')} x "
+            f"{counted(self.num_steps, 'step')}"
         )
 
     def hosting_in_words(self) -> str:
@@ -235,7 +241,9 @@ class Config(BaseModel):
             return "Collecting in this process; --num-actors 8 spreads it over Ray actors."
         fewest, most = divmod(self.samplers, self.num_actors)
         if not most:
-            return f"{self.num_actors} Ray actors host {fewest} sampler{'s' if fewest > 1 else ''} each."
+            if self.num_actors == 1:
+                return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
+            return f"{self.num_actors} Ray actors host {counted(fewest, 'sampler')} each."
         return (
             f"{self.num_actors} Ray actors host {self.samplers} samplers unevenly: {most} of them {fewest + 1}, the "
             f"others {fewest}; the others wait for these."
@@ -251,7 +259,7 @@ class Config(BaseModel):
         return self
 
     def _check_sizes(self) -> None:
-        factors = f"{self.samplers} samplers x {self.envs_per_sampler} envs x {self.num_steps} steps"
+        factors = self._factors()
         if self.batch_size < 2:
             raise ValueError(
                 f"num_steps={self.num_steps} makes a batch of {self.batch_size} step ({factors}): nothing to learn "

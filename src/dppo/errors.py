@@ -51,6 +51,11 @@ class TrainingDiverged(DppoError):
     """A loss or gradient is not finite. The weights are those from before the minibatch."""
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 env`, `1,024 envs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """`x is not a known setting. Did you mean y?`"""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

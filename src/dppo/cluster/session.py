@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dppo.errors import ClusterError, ConfigError
+from dppo.errors import ClusterError, ConfigError, counted
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
@@ -69,8 +69,9 @@ class RaySession:
         wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
         cpus = max(1, math.ceil(wanted.pop("CPU")))
         if cpus > cores:
+            learners = counted(num_learners, "learner")
             notify(
-                f"{num_actors} actors{f' and {num_learners} learner(s)' if num_learners else ''} on {cores} cores: "
+                f"{counted(num_actors, 'actor')}{f' and {learners}' if num_learners else ''} on {counted(cores, 'core')}: "
                 f"simulators that wait gain from it, simulators that compute share the cores."
             )
         _start(ray, cpus, wanted, store_bytes, dashboard, notify)
