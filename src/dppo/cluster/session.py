@@ -69,9 +69,9 @@ class RaySession:
         wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
         cpus = max(1, math.ceil(wanted.pop("CPU")))
         if cpus > cores:
-            learners = counted(num_learners, "learner")
+            learners = f" and {counted(num_learners, 'learner')}" if num_learners else ""
             notify(
-                f"{counted(num_actors, 'actor')}{f' and {learners}' if num_learners else ''} on {counted(cores, 'core')}: "
+                f"{counted(num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
                 f"simulators that wait gain from it, simulators that compute share the cores."
             )
         _start(ray, cpus, wanted, store_bytes, dashboard, notify)
