@@ -48,16 +48,9 @@ def main() -> None:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.cluster.session import RaySession
+    from dppo.config import Actors, Learners
 
-    session = RaySession(
-        address=None,
-        num_actors=num_actors,
-        cpus_per_actor=1.0,
-        resources={},
-        store_bytes=256 * 2**20,
-        dashboard=False,
-        notify=print,
-    )
+    session = RaySession(Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print)
     import ray
 
     request, snapshot, segment = a_request()
@@ -97,13 +90,13 @@ def a_request() -> tuple[Any, Any, Any]:
     """A request, the policy of the default model, and what comes back: 64 steps of CartPole."""
     import numpy as np
 
-    from dppo.assemble import build_sampler, model_spec, sampler_plan
+    from dppo.assemble import build_sampler, network_spec, sampler_plan
     from dppo.config import make_config
     from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 
     plan = sampler_plan(make_config({"env_id": "CartPole-v1", "num_samplers": 8, "num_steps": 64}))
     built = build_sampler(plan, 0)
-    snapshot = PolicySnapshot(0, np.zeros(model_spec(plan, built.spaces).num_parameters, np.float32))
+    snapshot = PolicySnapshot(0, np.zeros(network_spec(plan.network, built.spaces).num_parameters, np.float32))
     request = SegmentRequest(0, 0, None)
     return request, snapshot, built.sampler.collect(request, snapshot)
 

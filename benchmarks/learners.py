@@ -65,20 +65,16 @@ def main() -> int:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.cluster.session import RaySession
+    from dppo.config import Actors, Learners
 
-    report = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
+    report: dict[str, Any] = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
     busy = report["machine"]["load_before"]
     if busy > BUSY:
         print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
     session = RaySession(
-        address=None,
-        num_actors=0,
-        cpus_per_actor=1.0,
-        resources={},
-        num_learners=1 + options.learners,
-        learner_needs={"CPU": 1.0},
+        Actors(),
+        Learners(num_learners=1 + options.learners),
         store_bytes=STORE_BYTES,
-        dashboard=False,
         notify=lambda text: print(text, file=sys.stderr),
     )
     options.out.mkdir(parents=True, exist_ok=True)
@@ -118,13 +114,15 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """One model: updates on one learner and on all in turn, and where a minibatch's time goes."""
-    from dppo.cluster.trainers import worth_in_words
+    from dppo.assemble import trainer_plan
+    from dppo.cluster.learning.trainers import worth_in_words
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
     alone, shared = sides.values()
     alone_ms, shared_ms, summing_ms = shared.trainers.worth(work.minibatch)  # what a run measures when it starts
     spec = shared.trainers.spec
-    said = worth_in_words(config_of(work, options.learners, options), spec, alone_ms, shared_ms, summing_ms)
+    plan = trainer_plan(config_of(work, options.learners, options))
+    said = worth_in_words(plan, spec, alone_ms, shared_ms, summing_ms)
     for turn in range(-1, options.repeats):
         for learners, side in sides.items():
             update(side)
@@ -161,13 +159,13 @@ def update(side: Side) -> None:
     """One update, timed; of the time of the sums that of the rank that waited least in them."""
     import ray
 
-    from dppo.ppo.normalizer import Statistics
+    from dppo.ppo.segment import PolicySnapshot
 
     def summed() -> list[float]:
         return ray.get([rank.summing_s.remote() for rank in side.trainers._ranks])
 
     before, began = summed(), time.perf_counter()
-    side.trainers.update(side.segments, Statistics(), 0)
+    side.trainers.update(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0)
     side.updates_s.append(time.perf_counter() - began)
     side.summing_s.append(min(after - earlier for after, earlier in zip(summed(), before, strict=True)))
 
@@ -202,14 +200,15 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     import ray
 
-    from dppo.cluster.ray_trainers import RayTrainers
+    from dppo.assemble import trainer_plan
+    from dppo.cluster.learning.ranks import RayTrainers
     from dppo.spaces import BoxActions, Spaces
 
     limit = np.ones(ACTIONS, np.float32)
-    spaces = Spaces((OBS,), "float32", BoxActions(-limit, limit))
+    spaces = Spaces(np.dtype((np.float32, (OBS,))), BoxActions(-limit, limit))
     config = config_of(work, learners, options)
-    trainers = RayTrainers(config, spaces, lambda text: print(f"  {text}", file=sys.stderr))
-    return Side(trainers, [ray.put(segment_of(config, sampler)) for sampler in range(config.samplers)], [], [])
+    trainers = RayTrainers(trainer_plan(config), spaces, lambda text: print(f"  {text}", file=sys.stderr))
+    return Side(trainers, [ray.put(segment_of(config, sampler)) for sampler in range(config.num_samplers)], [], [])
 
 
 def segment_of(config: Any, sampler: int) -> Any:

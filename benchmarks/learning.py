@@ -21,9 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dppo.commands.arguments import presets
 from dppo.commands.eval import evaluate
-from dppo.config import make_config
+from dppo.config import make_config, presets
 from dppo.policy import load_policy
 from dppo.runner import train
 

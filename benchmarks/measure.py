@@ -30,9 +30,9 @@ class MeasurementError(Exception):
     """One side of a row could not be measured; the other goes on."""
 
 
-def ours_environment() -> dict[str, str]:
-    """The working tree's dppo, and the benchmarks' environments, importable in a child and in its actors."""
-    paths = [str(REPO / "src"), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+def ours_environment(checkout: Path = REPO) -> dict[str, str]:
+    """The dppo of `checkout`, and the benchmarks' environments, importable in a child and in its actors."""
+    paths = [str(checkout / "src"), str(checkout / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

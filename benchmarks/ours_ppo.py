@@ -2,8 +2,8 @@
 
 python ours_ppo.py '{"env": {"env_id": "CartPole-v1"}, "workers": 0, "num_envs": 8, "num_steps": 128, ...}'
 
-Keys are those of rows.py's Work. `workers` is the number of Ray actors; 0 trains in process, all environments
-in one sampler. Else each environment has a sampler of its own.
+Keys are those of rows.py's Work. `workers` is the number of Ray actors; 0 trains in process. `samplers` share the
+environments evenly; null: one sampler in process, one per environment with workers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def main() -> None:
     if work["env"].get("step_s"):
         env_id, env_kwargs = "dppo/SlowCartPole-v0", {"step_s": work["env"]["step_s"]}
     workers, envs = work["workers"], work["num_envs"]
+    samplers = work.get("samplers") or (envs if workers else 1)
     with tempfile.TemporaryDirectory() as folder:
         config = dppo.Config(
             env_id=env_id,
             env_kwargs=env_kwargs,
             num_actors=workers,
-            num_samplers=envs if workers else 1,
-            envs_per_sampler=1 if workers else envs,
+            num_samplers=samplers,
+            envs_per_sampler=envs // samplers,
             num_steps=work["num_steps"],
             update_epochs=work["update_epochs"],
             minibatch_size=work["minibatch_size"],
@@ -40,16 +41,18 @@ def main() -> None:
             seed=work["seed"],
             progress="off",
             run_dir=Path(folder) / "run",
+            **work.get("settings", {}),
         )
         result = dppo.train(config)
-    walls = [row["time/wall_s"] for row in result.metrics]
+        metrics = result.metrics  # which are in the folder
+    walls = [row["time/wall_s"] for row in metrics]
     print(
         json.dumps(
             {
                 "steps": result.global_step,
                 "iteration_s": [walls[0], *(after - before for before, after in pairwise(walls))],
-                "update_s": [row["perf/update_s"] for row in result.metrics],
-                "cycle": measure_cycle(result.metrics, config.batch_size).as_json(),
+                "update_s": [row["perf/update_s"] for row in metrics],
+                "cycle": measure_cycle(metrics, config.batch_size).as_json(),
                 "versions": {"dppo": dppo.__version__},
             }
         )

@@ -6,10 +6,11 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
+from measure import HERE, REPO, MeasurementError, ours_environment, run_json, sb3_python
 from startup import measure_startup
 
 WARM_UP = 2  # iterations that steady state leaves out
@@ -28,6 +29,10 @@ class Work:
     num_envs: int = 8
     workers: int = 0
     """Processes that the environments live in; 0: in process."""
+    samplers: int | None = None
+    """Ours: samplers that share the environments. None: one in process, one per environment with workers."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Ours: further settings of the run, such as `overlap`."""
     threads: int | None = None
     """Torch threads of the peer; None: its own choice."""
     budget_s: float = 60.0
@@ -35,9 +40,10 @@ class Work:
     seed: int = 1
 
 
-def ours(work: Work) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "ours_ppo.py"), json.dumps(asdict(work))]
-    return _rates(run_json(command, ours_environment()))
+def ours(work: Work, checkout: Path = REPO) -> dict[str, Any]:
+    """Train with the dppo of `checkout`: this working tree, or an earlier commit to compare with."""
+    command = [sys.executable, str(checkout / "benchmarks" / "ours_ppo.py"), json.dumps(asdict(work))]
+    return _rates(run_json(command, ours_environment(checkout)))
 
 
 def sb3(work: Work) -> dict[str, Any]:
@@ -101,35 +107,101 @@ def _best(sides: dict[str, Any], names: list[str], key: str) -> float | None:
 
 RATES = ["steady_steps_per_s", "whole_steps_per_s", "update_ms"]
 OWN, OWN_1 = "dppo", "dppo, 1 actor"
+BEFORE = "dppo, before"
 SB3, SB3_1 = "SB3, torch's threads", "SB3, 1 thread"
 
 
-def _against_sb3(work: Work, least: float, repeats: int) -> dict[str, Any]:
-    sides = take_turns(
-        {OWN: lambda: ours(work), SB3: lambda: sb3(work), SB3_1: lambda: sb3(replace(work, threads=1))},
-        repeats,
-        RATES,
-    )
+def _against_sb3(work: Work, least: float, repeats: int, before: Path | None) -> dict[str, Any]:
+    sides = {OWN: lambda: ours(work), SB3: lambda: sb3(work), SB3_1: lambda: sb3(replace(work, threads=1))}
+    if before is not None:
+        sides[BEFORE] = lambda: ours(work, before)
+    measured = take_turns(sides, repeats, RATES)
     bars = []
     for key, name in (("steady_steps_per_s", "steady state"), ("whole_steps_per_s", "process start to exit")):
-        ratio = _ratio(_best(sides, [OWN], key), _best(sides, [SB3, SB3_1], key))
+        ratio = _ratio(_best(measured, [OWN], key), _best(measured, [SB3, SB3_1], key))
         bars.append(bar(f"times the better SB3, {name}", ratio, least, "x"))
-    return {"work": asdict(work), "sides": sides, "bars": bars}
+    if before is not None:
+        key = "steady_steps_per_s"
+        bars.append(
+            bar(
+                "times the commit before, steady state",
+                _ratio(_best(measured, [OWN], key), _best(measured, [BEFORE], key)),
+                1.0,
+                "x",
+            )
+        )
+    return {"work": asdict(work), "sides": measured, "bars": bars}
 
 
-def cartpole(repeats: int) -> dict[str, Any]:
+CARTPOLE = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=499_712)
+HALFCHEETAH = Work({"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400)
+
+
+def cartpole(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """CartPole-v1, 8 envs in process, T=128, K=4, M=256."""
-    work = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=499_712)
-    return _against_sb3(work, 2.5, repeats)
+    return _against_sb3(CARTPOLE, 2.5, repeats, before)
 
 
-def halfcheetah(repeats: int) -> dict[str, Any]:
+def halfcheetah(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """HalfCheetah-v5, 8 envs in process, T=256, K=10, M=256."""
-    work = Work({"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400)
-    return _against_sb3(work, 1.8, repeats)
+    return _against_sb3(HALFCHEETAH, 1.8, repeats, before)
 
 
-def slow(repeats: int) -> dict[str, Any]:
+def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
+    """Collecting beside learning, on one and on two actors; the work of `cartpole` and of `halfcheetah`."""
+    result: dict[str, Any] = {"work": asdict(CARTPOLE), "sides": {}, "bars": []}
+    for name, work, least in (("CartPole", CARTPOLE, 4.5), ("HalfCheetah", HALFCHEETAH, 3.2)):
+        layouts = {
+            f"{name}: dppo, {actors} actor{'s' if actors > 1 else ''}": replace(
+                work, workers=actors, samplers=actors, settings={"overlap": True}
+            )
+            for actors in (1, 2)
+        }
+        sides = {label: _training(layout) for label, layout in layouts.items()}
+        peer = f"{name}: {SB3_1}"
+        sides[peer] = _peer(replace(work, threads=1))
+        measured = take_turns(sides, repeats, RATES)
+        ratio = _ratio(
+            _best(measured, list(layouts), "steady_steps_per_s"), _best(measured, [peer], "steady_steps_per_s")
+        )
+        result["sides"] |= measured
+        result["bars"].append(bar(f"{name}: times SB3 with one thread, steady state", ratio, least, "x"))
+    return result
+
+
+def layouts(repeats: int, before: Path | None = None) -> dict[str, Any]:
+    """The work of `cartpole` as 1 sampler of 8 environments and as 8 samplers of 1, the layout that people use."""
+    one, eight = "1 sampler x 8", "8 samplers x 1"
+    sides = {one: _training(CARTPOLE), eight: _training(replace(CARTPOLE, samplers=8))}
+    if before is not None:
+        sides |= {f"{eight}, before": _training(replace(CARTPOLE, samplers=8), before)}
+    measured = take_turns(sides, repeats, RATES)
+    key = "steady_steps_per_s"
+    ratio = _ratio(_best(measured, [eight], key), _best(measured, [one], key))
+    return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("8 x 1 of 1 x 8, steady state", ratio, 0.9, "x")]}
+
+
+def own_module(repeats: int, before: Path | None = None) -> dict[str, Any]:
+    """A user's torch module equal to the default MLP, on the work of `cartpole`."""
+    sides = {
+        OWN: _training(CARTPOLE),
+        "torch module": _training(replace(CARTPOLE, settings={"model": "bench_models:TwoTrunks"})),
+    }
+    measured = take_turns(sides, repeats, RATES)
+    key = "steady_steps_per_s"
+    ratio = _ratio(_best(measured, ["torch module"], key), _best(measured, [OWN], key))
+    return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("of the default MLP's rate", ratio, 0.6, "x")]}
+
+
+def _training(work: Work, checkout: Path = REPO) -> Callable[[], dict[str, Any]]:
+    return lambda: ours(work, checkout)
+
+
+def _peer(work: Work) -> Callable[[], dict[str, Any]]:
+    return lambda: sb3(work)
+
+
+def slow(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """CartPole with 10 ms a step, 8 samplers on 8 actors and on 1, T=64, K=4, M=64."""
     env = {"env_id": "CartPole-v1", "step_s": 0.01}
     eight = Work(env, 64, update_epochs=4, minibatch_size=64, total_timesteps=20 * 512, workers=8)
@@ -157,7 +229,7 @@ def slow(repeats: int) -> dict[str, Any]:
     return {"work": asdict(eight), "sides": sides, "bars": bars}
 
 
-def overhead(repeats: int) -> dict[str, Any]:
+def overhead(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """Ray's share of an iteration: 8 actors, T=20, K=4, M=64, segments of 20, 50 and 200 ms."""
 
     def work(segment_s: float) -> Work:
@@ -193,7 +265,7 @@ def _with_cycle(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def startup(repeats: int) -> dict[str, Any]:
+def startup(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """From the command to the first env step with 8 actors, and the memory of an actor."""
     sides = take_turns(
         {OWN: lambda: measure_startup("ours"), "SB3": lambda: measure_startup("sb3")},
@@ -201,13 +273,19 @@ def startup(repeats: int) -> dict[str, Any]:
         ["first_step_s", "mb_per_worker", "mb_in_all", "workers"],
     )
     first = _best(sides, [OWN], "first_step_s")
-    bars = [bar("from the command to the first env step", first, 12, "s", at_most=True)]
+    bars = [
+        bar("from the command to the first env step", first, 5, "s", at_most=True),
+        bar("memory of an actor", _best(sides, [OWN], "mb_per_worker"), 60, "MB", at_most=True),
+    ]
     return {"sides": sides, "bars": bars}
 
 
-ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+ROWS: dict[str, Callable[[int, Path | None], dict[str, Any]]] = {
     "cartpole": cartpole,
     "halfcheetah": halfcheetah,
+    "layouts": layouts,
+    "overlap": overlap,
+    "own_module": own_module,
     "slow": slow,
     "startup": startup,
     "overhead": overhead,

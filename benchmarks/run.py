@@ -1,6 +1,6 @@
 """Ours beside Stable-Baselines3, the same work on the same machine, taking turns.
 
-python benchmarks/run.py [--only NAME ...] [--repeats 3] [--json OUT]
+python benchmarks/run.py [--only NAME ...] [--repeats 3] [--before CHECKOUT] [--json OUT]
 
 Prints a table and the bars, passed or not as measured, and writes everything as JSON. README.md has more.
 """
@@ -32,10 +32,14 @@ def main() -> int:
         help="rows to measure",
     )
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each side; the median counts")
+    parser.add_argument("--before", type=Path, help="checkout of an earlier commit, to measure beside this one")
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="where to write")
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats: at least 1")
+    if options.before is not None and not (options.before / "benchmarks" / "ours_ppo.py").is_file():
+        parser.error(f"--before {options.before}: not a checkout of dppo. Make one: git worktree add DIR COMMIT")
+    options.before = options.before and options.before.resolve()
 
     report: dict[str, Any] = {"machine": machine(), "repeats": options.repeats, "rows": {}}
     console = Console(width=max(120, Console().width))
@@ -44,7 +48,7 @@ def main() -> int:
         print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
     for name in options.only:
         print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
-        report["rows"][name] = rows.ROWS[name](options.repeats)
+        report["rows"][name] = rows.ROWS[name](options.repeats, options.before)
         options.json.write_text(json.dumps(report, indent=1) + "\n")  # after each row: none is lost
     console.print(make_table(report["rows"]))
     console.print(f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}")

@@ -38,18 +38,13 @@ def main() -> int:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.cluster.session import RaySession
+    from dppo.config import Actors, Learners
 
     report: dict[str, Any] = {"machine": machine(), "rows": {}}
-    needs = {"CPU": 1.0}
     session = RaySession(  # one for all runs
-        address=None,
-        num_actors=1,
-        cpus_per_actor=1.0,
-        resources={},
-        num_learners=max(1, *options.learners),
-        learner_needs=needs,
+        Actors(num_actors=1),
+        Learners(num_learners=max(1, *options.learners)),
         store_bytes=256 * 2**20,
-        dashboard=False,
         notify=lambda text: None,
     )
     try:
@@ -73,7 +68,7 @@ def one(name: str, seed: int, learners: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     from learning import learnt
 
-    from dppo.commands.arguments import presets
+    from dppo.config import presets
 
     settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
     done = learnt(settings | {"num_learners": learners, "num_actors": 1 if learners else 0}, seed)

@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learners", type=int, default=2)
     size = parser.parse_args().learners
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
@@ -41,11 +41,12 @@ def learner(rank: int, size: int, port: int) -> None:
     """One process: sums until all sizes are done; the first prints."""
     import torch
     from torch import distributed
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from dppo.cluster.group import Group
+    from dppo.cluster.learning.sums import Group
 
     torch.set_num_threads(1)
-    store = distributed.TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     for parameters in PARAMETERS:
         group = Group()

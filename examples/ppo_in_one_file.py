@@ -14,8 +14,10 @@ Policy Optimization" (ICLR Blog Track 2022). `Deviation:` is where CleanRL's ppo
 
 from __future__ import annotations
 
+import argparse
+import ast
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +33,7 @@ class Args:
     env_id: str = "CartPole-v1"  # a gymnasium id; its actions are Discrete or Box
     total_timesteps: int = 500_000  # env steps to train for, over all environments
     seed: int = 1  # everything random follows from it
-    num_samplers: int = 1  # N
+    num_samplers: int = 8  # N
     envs_per_sampler: int = 1  # E
     num_steps: int = 128  # T, steps of one segment
     learning_rate: float = 2.5e-4  # Adam's step size at the start
@@ -41,8 +43,8 @@ class Args:
     update_epochs: int = 4  # K, passes over each batch
     minibatch_size: int | None = None  # rows of a minibatch, at most; None: a quarter of the batch
     norm_adv: bool = True  # standardise advantages within each minibatch
-    clip_coef: float = 0.2  # how far a probability ratio may usefully move
-    clip_vloss: bool = False  # clip the value loss round the old value
+    clip_coef: float = 0.2  # clipping range of the probability ratio
+    clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
@@ -289,9 +291,11 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
 
 
 if __name__ == "__main__":
-    import tyro
-
     torch.set_num_threads(1)  # for networks this small, more threads are slower
-    sizes = Args(total_timesteps=100_000, num_samplers=8, num_steps=32, update_epochs=20, minibatch_size=256)
-    settings = {**vars(sizes), "learning_rate": 1e-3, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0}
-    train(tyro.cli(Args, default=Args(**settings), description=__doc__))
+    sizes = Args(total_timesteps=100_000, num_steps=32, update_epochs=20, minibatch_size=256)
+    defaults = replace(sizes, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in vars(defaults).items():  # values as Python writes them: 3e-4, None, False, '(32, 32)'
+        kind = str if isinstance(default, str) else ast.literal_eval
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=kind, help=f"default: {default}")
+    train(Args(**vars(parser.parse_args())))

@@ -12,9 +12,11 @@ import numpy as np
 
 from dppo import streams
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.architecture import ModelSpec
+from dppo.ppo.distributions import distribution_of
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.network import NetworkSpec
 from dppo.ppo.sampler import PPOSampler
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import BoxActions, DiscreteActions
@@ -31,11 +33,11 @@ def spec_of(
     hidden_sizes: tuple[int, ...] = (16, 8),
     activation: str = "tanh",
     dtype: str = "float64",
-) -> ModelSpec:
-    return ModelSpec(obs_size, actions, hidden_sizes, activation, dtype)
+) -> MLPSpec:
+    return MLPSpec((obs_size,), distribution_of(actions), hidden_sizes, activation, dtype)
 
 
-def random_weights(spec: ModelSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
+def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
     """Weights in which no part is zero, so that none can be left out unnoticed."""
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
 
@@ -59,9 +61,9 @@ def sampler_of(
     hidden_sizes: tuple[int, ...] = (),
     dtype: str = "float64",
     track: bool = True,
-) -> tuple[PPOSampler, ModelSpec]:
+) -> tuple[PPOSampler, MLPSpec]:
     """A sampler of these environments, and what its model is made of."""
-    spec = ModelSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
+    spec = MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
     sampler = PPOSampler(
         sampler_id,
         PPOAgent(spec),
@@ -75,7 +77,7 @@ def sampler_of(
     return sampler, spec
 
 
-def telling_snapshot(spec: ModelSpec, version: int = 0) -> PolicySnapshot:
+def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
     """A uniform policy, and the value 100 + 10 * obs of an observation [1]; for a model without hidden layers."""
     named = spec.unflatten(np.zeros(spec.num_parameters, spec.dtype))
     named["value.0.weight"][:] = 10

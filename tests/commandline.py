@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import dppo
 
@@ -101,9 +102,9 @@ class Command:
             time.sleep(0.1)
 
 
-def run(words: Sequence[str], cwd: Path, timeout_s: float = 90.0, **env: str) -> tuple[int, str, str]:
-    """Run a command to its end: exit code, stdout, stderr."""
-    with Command(words, cwd, **env) as command:
+def run(words: Sequence[str], cwd: Path, timeout_s: Any = 90.0, **how: Any) -> tuple[int, str, str]:
+    """Run a command, started as `Command` says, to its end: exit code, stdout, stderr."""
+    with Command(words, cwd, **how) as command:
         return command.wait(timeout_s), command.out, command.err
 
 
@@ -128,7 +129,7 @@ def descendants(pid: int) -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found, newest = set(), {pid}
+    found, newest = set[int](), {pid}
     while newest := {child for child, parent in parents.items() if parent in newest} - found:
         found |= newest
     return found

@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from shapes import check_shapes
 
+check_shapes()
 os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # inherited by all we start: tells our processes from others'
 
 
@@ -15,15 +17,8 @@ os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # inherited by all we start: tel
 def ray_session() -> Iterator[None]:
     """One Ray for all tests that need actors: starting it takes seconds. Runs leave it as they find it."""
     from dppo.cluster.session import RaySession
+    from dppo.config import Actors, Learners
 
-    session = RaySession(
-        address=None,
-        num_actors=8,
-        cpus_per_actor=1.0,
-        resources={},
-        store_bytes=256 * 2**20,
-        dashboard=False,
-        notify=lambda text: None,
-    )
+    session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)
     yield
     session.close()

@@ -118,9 +118,9 @@ class Processes:
 
     def all_do(self, size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         """Let the first `size` processes meet and do their work; the results, in the order of ranks."""
-        from torch import distributed
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank, pipe in enumerate(self._pipes[:size]):
             pipe.send((rank, size, store.port, work, args))
         results = []
@@ -136,13 +136,14 @@ class Processes:
 def _serve(pipe: Connection) -> None:
     """What each process does: meet, work, part, until nobody asks any more."""
     from torch import distributed
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     while True:
         try:
             rank, size, port, work, args = pipe.recv()
         except (EOFError, OSError):
             return
-        store = distributed.TCPStore("127.0.0.1", port, is_master=False)
+        store = TCPStore("127.0.0.1", port, is_master=False)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
         try:
             result = work(*args)

@@ -56,7 +56,7 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
         report = {
             "pid": os.getpid(),
             "kwargs": self._rest,
-            "heavy": sorted({"torch", "tyro", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
+            "heavy": sorted({"torch", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
             "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "omp": os.environ.get("OMP_NUM_THREADS"),
             "blas_threads": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
@@ -131,6 +131,7 @@ class Odd(gym.Env[Any, Any]):
         "dict": gym.spaces.Dict(
             {"camera": gym.spaces.Box(0, 255, (4, 4, 3), np.uint8), "gear": gym.spaces.Discrete(5)}
         ),
+        "image": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8),
         "empty": gym.spaces.Box(-1, 1, (0,), np.float32),
         "switches": gym.spaces.MultiBinary(4),
         "dials": gym.spaces.MultiDiscrete([3, 4]),
@@ -147,11 +148,11 @@ class Odd(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._steps = 0
-        return np.zeros(self.observation_space.shape, np.float32), {}
+        return np.zeros(self.observation_space.shape or (), np.float32), {}
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        return np.zeros(self.observation_space.shape, np.float32), 1.0, self._steps == 2, False, {}
+        return np.zeros(self.observation_space.shape or (), np.float32), 1.0, self._steps == 2, False, {}
 
 
 def changeable() -> Odd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -28,3 +29,29 @@ def delayed_cartpole(longest_s: float = 0.004) -> gym.Env[Any, Any]:
 
 def delayed_pendulum(longest_s: float = 0.004) -> gym.Env[Any, Any]:
     return Delayed(gym.make("Pendulum-v1"), longest_s)
+
+
+class Endless(gym.Env[Any, Any]):
+    """One episode without an end, whose observations follow from all actions.
+
+    Each step takes 4 ms, if there is a file `slow` when the environment is made.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, slow: str) -> None:
+        self._step_s = 0.004 if Path(slow).exists() else 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._state = seed or 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
+        return self._obs(), self._state % 7 / 7, False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._state % 1009 / 505 - 1, self._state % 997 / 499 - 1], np.float32)

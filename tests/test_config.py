@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from testbeds import Counting
 
-from dppo.config import FREE_ON_RESUME, Config, make_config, read_settings
-from dppo.envs.testbeds import Counting
+import dppo
+from dppo.cluster.collecting.collector import hosting
+from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, make_config, read_settings, resolved
+from dppo.config.parts import PARTS, about, default_of, settings_by_name
+from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.errors import ConfigError
 
 
@@ -29,18 +38,18 @@ def refusal(**settings: Any) -> str:
 # ----------------------------------------------------------------------------------- derived sizes
 
 
-def test_defaults_are_one_sampler_in_this_process() -> None:
+def test_defaults_are_eight_samplers_in_this_process() -> None:
     c = config()
-    assert (c.num_actors, c.samplers, c.batch_size, c.minibatches_per_epoch) == (0, 1, 128, 4)
-    assert c.hosting() == [[0]]
-    assert c.iterations == 3907  # 500,000 / 128 = 3906.25
-    assert c.hosting_in_words().startswith("Collecting in this process")
+    assert (c.num_actors, c.num_samplers, c.batch_size, c.minibatches_per_epoch) == (0, 8, 1024, 4)
+    assert hosting(c.num_samplers, c.num_actors) == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert c.iterations == 489  # 500,000 / 1024 = 488.3
 
 
-def test_samplers_are_as_many_as_actors_unless_told() -> None:
-    assert config(num_actors=5).samplers == 5
-    assert config(num_actors=5, num_samplers=7).samplers == 7
-    assert config(num_samplers=7).samplers == 7
+@pytest.mark.parametrize("actors", range(9))
+def test_the_number_of_samplers_never_follows_that_of_actors(actors: int) -> None:
+    assert config(num_actors=actors).num_samplers == 8
+    assert Config(env_id="CartPole-v1", num_actors=actors).batch_size == 1024
+    assert config(num_actors=actors, num_samplers=9).num_samplers == 9
 
 
 def test_sizes_follow_from_the_settings() -> None:
@@ -48,10 +57,6 @@ def test_sizes_follow_from_the_settings() -> None:
     assert c.batch_size == 300
     assert c.minibatches_per_epoch == 5  # 300 / 64 = 4.7
     assert c.iterations == 4
-    assert c.sizes_in_words() == (
-        "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 4 epochs of 5 minibatches of "
-        "up to 60 rows: 80 SGD steps in all."
-    )
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 70), st.none() | st.integers(1, 500))
@@ -76,7 +81,8 @@ def test_every_size_that_is_accepted_can_be_trained(n: int, e: int, t: int, mini
 
 @given(st.integers(1, 8), st.integers(2, 40), st.integers(2, 4), st.integers(1, 200))
 def test_the_remedy_for_learners_that_cannot_share_works(n: int, t: int, learners: int, minibatch_size: int) -> None:
-    settings: dict[str, Any] = {"num_actors": n * learners, "num_steps": t, "num_learners": learners, "norm_adv": False}
+    settings: dict[str, Any] = {"num_actors": 1, "num_samplers": n * learners, "num_steps": t}
+    settings |= {"num_learners": learners, "norm_adv": False}
     assume(minibatch_size <= n * learners * t)
     try:
         c = config(**settings, minibatch_size=minibatch_size)
@@ -90,7 +96,7 @@ def test_the_remedy_for_learners_that_cannot_share_works(n: int, t: int, learner
 
 
 def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
-    c = config(total_timesteps=1280, learning_rate=1.0)
+    c = config(total_timesteps=10240, learning_rate=1.0)
     assert [c.learning_rate_at(i) for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
     assert config(anneal_lr=False, learning_rate=0.5).learning_rate_at(3) == 0.5
 
@@ -100,28 +106,11 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
 
 @given(st.integers(1, 12), st.integers(0, 30))
 def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int, more: int) -> None:
-    hosting = config(num_actors=actors, num_samplers=actors + more).hosting()
-    assert len(hosting) == actors
-    assert sorted(sampler for samplers in hosting for sampler in samplers) == list(range(actors + more))
-    sizes = [len(samplers) for samplers in hosting]
+    hosts = hosting(actors + more, actors)
+    assert len(hosts) == actors
+    assert sorted(sampler for samplers in hosts for sampler in samplers) == list(range(actors + more))
+    sizes = [len(samplers) for samplers in hosts]
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(
-    ("actors", "samplers", "words"),
-    [
-        (8, 8, "8 Ray actors host 1 sampler each."),
-        (4, 8, "4 Ray actors host 2 samplers each."),
-        (1, 8, "1 Ray actor hosts 8 samplers."),
-        (
-            3,
-            8,
-            "3 Ray actors host 8 samplers unevenly: 2 of them 3, the others 2; the others wait for these.",
-        ),
-    ],
-)
-def test_hosting_in_words(actors: int, samplers: int, words: str) -> None:
-    assert config(num_actors=actors, num_samplers=samplers).hosting_in_words() == words
 
 
 # ---------------------------------------------------------------------------------- whole numbers
@@ -160,8 +149,8 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         ),
         (
             {"num_actors": 9, "num_samplers": 6},
-            "num_actors=9 is more than the 6 samplers there are to host: 3 would idle. Use at most 6, or raise "
-            "num_samplers (which makes the batch larger).",
+            "num_actors=9 is more than num_samplers=6: 3 would have no sampler to host. Use num_actors=6 or fewer, or "
+            "num_samplers=9 (a larger batch, so another learning problem).",
         ),
         (
             {"total_timesteps": 100, "num_samplers": 2},
@@ -169,8 +158,13 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
             "lower num_steps.",
         ),
         (
-            {"num_steps": 1},
-            "num_steps=1 makes a batch of 1 step (1 sampler x 1 env x 1 step): nothing to learn from. Raise "
+            {"num_actors": 16},
+            "num_actors=16 is more than num_samplers=8: 8 would have no sampler to host. Use num_actors=8 or fewer, or "
+            "num_samplers=16 (a larger batch, so another learning problem).",
+        ),
+        (
+            {"num_steps": 1, "num_samplers": 1},
+            "num_steps=1 makes a batch of 1 step (1 sampler x 1 env x 1 step): too few to learn from. Raise "
             "num_steps; 128 is usual.",
         ),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
@@ -179,11 +173,11 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         ({"learning_rate": "nan"}, "learning_rate='nan': should be a finite number. Use a finite number."),
         ({"gamma": 2}, "gamma=2: should be less than or equal to 1. Use a smaller one."),
         (
-            {"num_actors": 6, "num_learners": 4},
+            {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
             "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners.",
         ),
         (
-            {"num_actors": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
+            {"num_actors": 4, "num_samplers": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
             "minibatch_size=14: 3 minibatches do not divide the 20 rows of each of 2 learners. "
             "Use minibatch_size=10 or 20.",
         ),
@@ -198,12 +192,12 @@ def test_refusals_name_the_setting_the_fact_and_the_remedy(settings: dict[str, A
 
 @pytest.mark.parametrize("settings", [{"minibatch_size": 1}, {"num_steps": 5, "minibatch_size": 2}, {"num_steps": 2}])
 def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int]) -> None:
-    text = refusal(**settings)
+    text = refusal(num_samplers=1, **settings)
     assert "of one row, whose advantage cannot be standardised" in text
-    assert "--no-norm-adv" in text
+    assert "norm_adv=False" in text
     name, value = list(settings.items())[-1]
     assert text.startswith(f"{name}={value} ")
-    assert config(**settings, norm_adv=False).norm_adv is False
+    assert config(num_samplers=1, **settings, norm_adv=False).norm_adv is False
 
 
 @pytest.mark.parametrize(
@@ -218,12 +212,15 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
         ({"actor_gpus": 1}, "num_actors=0"),
         ({"num_learners": 1}, "num_actors=0"),
         ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
-        ({"micro_batch_size": 32}, "a minibatch has 32 rows"),
-        ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a cluster that runs has its own dashboard"),
+        ({"micro_batch_size": 256}, "a minibatch has 256 rows"),
+        ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a running cluster has its own dashboard"),
         ({"clip_vloss": True, "vf_coef": 0}, "vf_coef=0 leaves the value loss out"),
         ({"activation": "relu", "hidden_sizes": ()}, "hidden_sizes is empty"),
+        ({"activation": "relu", "model": "nets:Net"}, "model=nets:Net has layers of its own"),
+        ({"hidden_sizes": (32,), "model": "nets:Net"}, "model=nets:Net has layers of its own"),
+        ({"model_kwargs": {"units": 3}}, "there is no model to pass it to"),
         (
-            {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 128},
+            {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024},
             "an update of one SGD step has nothing to stop",
         ),
     ],
@@ -238,46 +235,200 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, Any], words: st
         assert getattr(config(num_actors=2, **settings), name) == value
 
 
+def test_arguments_of_a_network_that_no_checkpoint_can_hold_are_refused() -> None:
+    text = refusal(model="nets:Net", model_kwargs={"units": 3, "layer": object()})
+    assert re.match(r"model_kwargs: layer=<object object at .*> cannot be written as JSON", text)
+
+
 @pytest.mark.parametrize("amount", [{"CPU": 1}, {"GPU": 1}, {"licence": 0}, {"licence": -1}, {"licence": "nan"}])
 def test_resources_that_ray_would_choke_on_are_refused(amount: dict[str, Any]) -> None:
     assert refusal(num_actors=1, actor_resources=amount).startswith("actor_resources=")
 
 
-def test_every_wrong_setting_is_told_on_a_line_of_its_own() -> None:
+def test_every_wrong_setting_is_reported_on_a_line_of_its_own() -> None:
     lines = refusal(gamma=2, gae_lambda=-1, nonsense=1, hidden_sizes=(0,)).splitlines()
     assert sorted(line.split("=")[0].split(" ")[0].split(".")[0] for line in lines) == [
         "gae_lambda", "gamma", "hidden_sizes", "nonsense",
     ]  # fmt: skip
 
 
-def test_a_missing_environment_is_told() -> None:
+def test_a_missing_environment_is_reported() -> None:
     with pytest.raises(ConfigError, match="env_id is missing"):
         make_config({})
+
+
+def test_refusals_are_the_same_in_python_and_speak_of_no_flags() -> None:
+    """Every message of the table above, and of those without effect, as raised by `Config` itself."""
+    for settings in ({"gama": 0.9}, {"gamma": 2}, {"num_actors": 9}, {"minibatch_size": 1}, {"address": "auto"}):
+        with pytest.raises(ConfigError) as caught:
+            Config(**{"env_id": "CartPole-v1"} | settings)
+        assert str(caught.value) == refusal(**settings)
+        assert "--" not in str(caught.value)
+
+
+def test_no_message_of_the_configuration_speaks_of_flags() -> None:
+    for name in ("checks", "values", "files", "resume"):
+        source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
+        assert not re.findall(r"--[a-z]", source), name
+    assert not [when for name in settings_by_name() for when in about(name).when if "--" in when.otherwise]
+
+
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "http://127.0.0.1:8265", "https://ray.example.org", "tcp://head:6379"]
+)
+def test_an_address_that_is_not_the_clusters_own_is_refused(address: str) -> None:
+    text = refusal(num_actors=2, address=address)
+    assert text.startswith(f"address={address}: ")
+    assert "address=auto, or use the head's host:port (6379 by default)" in text
 
 
 # ------------------------------------------------------------------------------------------- shape
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         config().seed = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().run.seed = 3  # type: ignore[misc]
 
 
 def test_environments_are_named_as_a_person_would_write_them() -> None:
     assert config(env_id="CartPole-v1").env_name == "CartPole-v1"
-    assert config(env_id=Counting).env_name == "dppo.envs.testbeds:Counting"
+    assert config(env_id=Counting).env_name == "testbeds:Counting"
 
 
 def test_every_setting_has_help_that_is_a_sentence() -> None:
-    for name, field in Config.model_fields.items():
-        assert field.description is not None, name
-        assert field.description.endswith("."), name
+    for name in settings_by_name():
+        assert re.fullmatch(r"[A-Z].*\.|.*[^.]\.", about(name).help), name
 
 
-def test_what_is_free_on_resume_are_settings_that_change_nothing_learnt() -> None:
-    assert set(Config.model_fields) >= FREE_ON_RESUME
+def test_every_default_is_valid_and_of_its_type() -> None:
+    c = config()
+    for name in settings_by_name():
+        if name != "env_id":
+            assert getattr(c, name) == default_of(name)
+            assert type(getattr(c, name)) is type(default_of(name))
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+
+def test_settings_may_be_given_flat_or_in_parts_and_are_read_both_ways() -> None:
+    flat = config(num_steps=64, gamma=0.9, num_actors=2)
+    in_dicts = config(sampling={"num-steps": "64"}, ppo={"gamma": 0.9}, actors={"num_actors": 2})
+    in_records = Config(  # type: ignore[call-arg]  # env_id may come in its part
+        env=Env(env_id="CartPole-v1"), sampling=Sampling(num_steps=64), ppo=PPO(gamma=0.9), actors=Actors(num_actors=2)
+    )
+    assert flat == in_dicts == in_records
+    assert flat.sampling == Sampling(num_steps=64)
+    assert flat.sampling.batch_size == flat.batch_size == 512
+    assert (flat.ppo.gamma, flat.gamma, flat.actors.num_actors) == (0.9, 0.9, 2)
+    assert flat.env.env_name == "CartPole-v1"
+
+
+def test_every_setting_belongs_to_one_part_and_every_part_holds_its_values() -> None:
+    names = [field.name for part in PARTS.values() for field in dataclasses.fields(part)]
+    assert len(names) == len(set(names)) == len(dataclasses.fields(Config))
+    c = config(num_steps=64, learner_threads=2, hidden_sizes=(3,), name="x")
+    for name, part in PARTS.items():
+        for field in dataclasses.fields(part):
+            assert getattr(getattr(c, name), field.name) == getattr(c, field.name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
+        ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
+        ({"sampling": {"num_step": 64}}, "num_step is not a known setting. Did you mean num_steps?"),
+        ({"actors": 8}, "actors=8: actors is a group of settings: actor_gpus, "),
+        ({"ppo": Sampling()}, "ppo=Sampling("),
+    ],
+)
+def test_parts_that_contradict_are_refused(settings: dict[str, Any], text: str) -> None:
+    assert refusal(**settings).startswith(text)
+
+
+def test_a_changed_copy_is_checked_and_has_changed_parts() -> None:
+    changed = dataclasses.replace(config(), num_steps=64, seed=4)
+    assert (changed.batch_size, changed.sampling.num_steps, changed.run.seed) == (512, 64, 4)
+    with pytest.raises(ConfigError, match="num_actors=9"):
+        dataclasses.replace(config(), num_actors=9)
+
+
+def test_a_configuration_shows_what_differs_from_the_defaults() -> None:
+    assert repr(config(num_actors=4)) == "Config(env_id='CartPole-v1', num_actors=4)"
+
+
+def test_a_configuration_and_its_parts_travel_without_pydantic() -> None:
+    """As pickles, to a process that must not load it."""
+    code = (
+        "import pickle, sys\n"
+        f"config, sampling = pickle.loads({pickle.dumps((config(num_steps=64), config(num_steps=64).sampling))!r})\n"
+        "assert config.sampling == sampling and config.batch_size == 512\n"
+        "assert not {'pydantic', 'yaml', 'torch', 'ray'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_presets_are_for_python_too() -> None:
+    tuned = Config.preset("CartPole-v1", num_actors=2, sampling={"num_steps": 64})
+    assert (tuned.gamma, tuned.num_actors, tuned.num_steps) == (0.98, 2, 64)
+    with pytest.raises(ConfigError, match=r"CartPol-v1 is not a known preset\. Did you mean CartPole-v1"):
+        Config.preset("CartPol-v1")
+
+
+# ------------------------------------------------------------------------------------------ resume
+
+BEFORE = {"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamma": 0.75, "total_timesteps": 10240}
+
+
+def changes(**settings: Any) -> tuple[str, ...]:
+    """What is noted when a run is resumed with other settings after half of its iterations."""
+    before = resolved(config(**BEFORE))
+    both = leave_out_ineffective(before, settings)
+    flat, in_groups = (changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before)))
+    assert flat == in_groups
+    return flat
+
+
+def test_settings_that_change_nothing_learnt_may_change_on_resume() -> None:
+    assert changes(num_actors=0, checkpoint_interval_s=1, keep_checkpoints=9, progress="off") == ()
+    free = {name for name in settings_by_name() if about(name).resume == "free"}
     learnt = {"seed", "num_samplers", "envs_per_sampler", "num_steps", "learner_threads", "dtype", "replay", "gamma"}
-    assert not FREE_ON_RESUME & learnt
+    assert not free & learnt
+
+
+def test_settings_that_change_rounding_may_change_on_resume_and_it_is_said() -> None:
+    [note] = changes(learner_threads=2)
+    assert note == "learner_threads=2 instead of 1: from here on, results differ in rounding or in their order"
+
+
+@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"seed": 2}, {"num_samplers": 9}, {"total_timesteps": 5120}])
+def test_settings_that_change_what_is_learnt_may_not(change: dict[str, Any]) -> None:
+    [(name, value)] = change.items()
+    with pytest.raises(ConfigError, match=f"^{name}={value}: c was made with {BEFORE.get(name, default_of(name))}, "):
+        changes(**change)
+
+
+def test_a_run_may_be_made_longer_and_what_the_learning_rate_does_is_said() -> None:
+    [note] = changes(total_timesteps=20480)
+    assert note == (
+        "total_timesteps=20480 instead of 10240: the learning rate goes from 0.000125 up to 0.000188, and falls to "
+        "zero at 20,480 steps instead of 10,240"
+    )
+    before = resolved(config(anneal_lr=False, total_timesteps=10240))
+    for total in (5120, 20480):  # without annealing the length changes nothing
+        assert changes_on_resume(before, config(anneal_lr=False, total_timesteps=total), Path("c"), 5) == ()
+
+
+def test_settings_of_actors_are_left_out_where_a_change_takes_the_actors_away() -> None:
+    before = resolved(config(**BEFORE))
+    assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
+    assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
+    with pytest.raises(ConfigError, match=r"cpus_per_actor=2.0 has no effect"):
+        config(**leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2}))  # one that is given is not
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -287,6 +438,8 @@ def test_what_is_free_on_resume_are_settings_that_change_nothing_learnt() -> Non
     ("name", "text"),
     [
         ("a.yaml", "env_id: CartPole-v1\ntotal-timesteps: 1e6\nhidden_sizes: [32, 32]\nversions: {dppo: 1}\n"),
+        ("b.yaml", "env: {env_id: CartPole-v1}\nrun: {total-timesteps: 1e6}\nnetwork:\n  hidden_sizes: [32, 32]\n"),
+        ("b.toml", 'run.total_timesteps = 1e6\n[env]\nenv_id = "CartPole-v1"\n[network]\nhidden_sizes = [32, 32]\n'),
         ("a.toml", 'env_id = "CartPole-v1"\ntotal-timesteps = 1e6\nhidden_sizes = [32, 32]\n[versions]\ndppo = 1\n'),
     ],
 )
@@ -316,3 +469,21 @@ def test_files_that_hold_no_settings_are_refused(tmp_path: Path, text: str | Non
     assert str(caught.value).startswith(f"config={path}: ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
+    c = config(num_actors=2, actor_resources={"licence": 1}, env_kwargs={"a": [1, {"b": None}]}, target_kl=0.5)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(grouped(resolved(c))), encoding="utf8")
+    read = make_config(read_settings(path))
+    assert read == dataclasses.replace(c, minibatch_size=256)  # what was derived is written down
+    assert yaml.safe_load(path.read_text(encoding="utf8"))["sampling"]["num_samplers"] == 8
+
+
+def test_a_value_that_is_not_json_is_written_so_that_a_person_knows_it() -> None:
+    written = resolved(config(env_id=Counting, env_kwargs={"scenario": Counting, "at": Path("x"), "n": (1, 2)}))
+    assert written["env_id"] == "testbeds:Counting"
+    assert written["env_kwargs"]["n"] == [1, 2]
+    assert written["env_kwargs"]["at"] == "x"
+    assert written["env_kwargs"]["scenario"] == {"!python": "<class 'testbeds.Counting'>"}
+    assert written == json.loads(json.dumps(written))

@@ -20,7 +20,7 @@ from dppo.config import make_config
 from dppo.errors import CheckpointError
 from dppo.records import checkpoint as checkpoints
 
-TINY = ["--preset", "none", "--num-steps", "16", "--total-timesteps", "64", "--progress", "plain"]
+TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
 
 # ------------------------------------------------------------------ refused before any process starts
 
@@ -34,8 +34,13 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "unknown flag with =": (["train", "CartPole-v1", "--gama=0.9"], ["--gama", "Did you mean --gamma?"]),
     "unknown flag of eval": (["eval", "run", "--episode", "3"], ["--episode", "Did you mean --episodes?"]),
-    "flag without value": (["train", "CartPole-v1", "--seed"], ["--seed"]),
-    "flags before the environment": (["train", "--seed", "3", "CartPole-v1"], ["CartPole-v1", "first"]),
+    "flag without value": (["train", "CartPole-v1", "--seed"], ["--seed", "expected one argument"]),
+    "flag of another library": (
+        ["train", "CartPole-v1", "--n_envs", "4"],
+        ["--n-envs", "Did you mean --num-samplers?"],
+    ),
+    "two environments": (["train", "--seed", "3", "CartPole-v1", "Acrobot-v1"], ["'Acrobot-v1'", "one ENV_ID"]),
+    "switch with a value": (["train", "CartPole-v1", "--anneal-lr", "no"], ["'no'", "take no value"]),
     "unknown environment": (
         ["train", "CartPol-v1"],
         ["env_id=CartPol-v1", "not a known environment id", "Did you mean CartPole-v1?"],
@@ -55,20 +60,23 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "module that exits": (["train", "exiting:Env-v0"], ["env_id=exiting:Env-v0", "SystemExit"]),
     "module without the name": (["train", "odd_worlds:Od"], ["env_id=odd_worlds:Od", "has no Od"]),
     "minibatch too large": (
-        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "32", "--minibatch-size", "300"],
-        ["minibatch_size=300 is larger than the batch of 32 steps", "Use at most 32, or raise num_steps"],
+        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "4", "--minibatch-size", "300"],
+        [
+            "minibatch_size=300 is larger than the batch of 32 steps (8 samplers x 1 env x 4 steps)",
+            "Use at most 32, or raise num_steps",
+        ],
     ),
     "batch of one": (
-        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "1"],
+        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "1", "--num-samplers", "1"],
         ["num_steps=1 makes a batch of 1 step", "Raise num_steps"],
     ),
     "minibatches of one": (
         ["train", "CartPole-v1", "--preset", "none", "--num-steps", "8", "--minibatch-size", "1"],
-        ["minibatch_size=1", "one row", "at least"],
+        ["minibatch_size=1", "one row", "at least", "or --no-norm-adv."],
     ),
     "more actors than samplers": (
         ["train", "CartPole-v1", "--preset", "none", "--num-actors", "4", "--num-samplers", "3"],
-        ["num_actors=4 is more than the 3 samplers", "Use at most 3"],
+        ["num_actors=4 is more than num_samplers=3", "Use --num-actors 3 or fewer, or --num-samplers 4"],
     ),
     "negative": (["train", "CartPole-v1", "--seed", "-1"], ["seed=-1", "greater than or equal to 0", "Use "]),
     "zero": (["train", "CartPole-v1", "--num-steps", "0"], ["num_steps=0", "greater than 0", "Use "]),
@@ -83,11 +91,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "not JSON": (["train", "CartPole-v1", "--env-kwargs", "{g: 1"], ["env_kwargs={g: 1", "JSON"]),
     "CPUs as a resource": (
         ["train", "CartPole-v1", "--num-actors", "2", "--actor-resources", '{"CPU": 2}'],
-        ["actor_resources", "CPU", "--cpus-per-actor"],
+        ["actor_resources", "CPU", "cpus_per_actor"],
     ),
     "no effect without actors": (
         ["train", "CartPole-v1", "--cpus-per-actor", "2"],
-        ["cpus_per_actor=2.0 has no effect", "num_actors=0", "--num-actors"],
+        ["cpus_per_actor=2.0 has no effect", "num_actors=0", "Use --num-actors 1 or more"],
     ),
     "no effect of an address": (["train", "CartPole-v1", "--address", "auto"], ["address=auto has no effect"]),
     "no effect of clipping": (
@@ -120,14 +128,17 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
     "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "holds no checkpoint"]),
-    "resume what was a function": (["train", "--resume", "from_python"], ["<lambda>", "function", "Python"]),
+    "resume what was a function": (
+        ["train", "--resume", "from_python"],
+        ["<lambda>", "only a Python program has", "dppo.train(config, resume="],
+    ),
     "resume with another discount": (
         ["train", "--resume", "run", "--gamma", "0.5"],
-        ["gamma=0.5", "0.99", "Leave it out, or start a new run"],
+        ["gamma=0.5", "0.99", "Leave it out, or start a new run from that checkpoint: --branch NEW_DIR"],
     ),
-    "resume with more steps, annealed": (
-        ["train", "--resume", "run", "--total-timesteps", "640"],
-        ["total_timesteps=640", "was made with 64"],
+    "resume with fewer steps, annealed": (
+        ["train", "--resume", "run", "--total-timesteps", "32"],
+        ["total_timesteps=32", "was made with 64"],
     ),
     "resume with other samplers": (["train", "--resume", "run", "--num-samplers", "2"], ["num_samplers=2"]),
     "resume with a file of settings": (
@@ -148,11 +159,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "damaged checkpoint": (
         ["train", "--resume", "damaged/checkpoints/iter_000004"],
-        ["damaged/checkpoints/iter_000004/model.safetensors", "SHA-256"],
+        ["damaged/checkpoints/iter_000004.safetensors", "SHA-256"],
     ),
     "damaged checkpoint to play with": (
         ["eval", "damaged/checkpoints/iter_000004"],
-        ["damaged/checkpoints/iter_000004/model.safetensors", "SHA-256"],
+        ["damaged/checkpoints/iter_000004.safetensors", "SHA-256"],
     ),
     "nothing but damage": (["train", "--resume", "ruined"], ["ruined", "none of its 1 checkpoints is good"]),
     "play what is no run": (["eval", "nowhere"], ["nowhere", "does not exist"]),
@@ -176,9 +187,8 @@ json.dump(answers, sys.stdout)
 """
 
 
-def damage(folder: Path) -> None:
+def damage(path: Path) -> None:
     """Change one byte of a checkpoint."""
-    path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
@@ -195,15 +205,21 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (desk / "list.yaml").write_text("- gamma\n- 0.9\n")
     (desk / "torn.yaml").write_text("gamma: [0.9\nseed: 1\n")
     (desk / "other.yaml").write_text("learning_rat: 0.1\n")
-    settings = {"num_steps": 16, "total_timesteps": 64, "checkpoint_interval_s": 0, "progress": "off"}
+    settings = {
+        "num_samplers": 1,
+        "num_steps": 16,
+        "total_timesteps": 64,
+        "checkpoint_interval_s": 0,
+        "progress": "off",
+    }
     dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": desk / "run", **settings}))
     dppo.train(make_config({"env_id": lambda: changeable(), "run_dir": desk / "from_python", **settings}))
     for name in ("damaged", "ruined", "bare"):
         shutil.copytree(desk / "run", desk / name)
-    damage(desk / "damaged" / "checkpoints" / "iter_000004")
-    for path in (desk / "ruined" / "checkpoints").glob("iter_00000[123]"):
-        shutil.rmtree(path)
-    damage(desk / "ruined" / "checkpoints" / "iter_000004")
+    damage(desk / "damaged" / "checkpoints" / "iter_000004.safetensors")
+    for path in (desk / "ruined" / "checkpoints").glob("iter_00000[0123].*"):
+        path.unlink()
+    damage(desk / "ruined" / "checkpoints" / "iter_000004.safetensors")
     shutil.rmtree(desk / "bare" / "checkpoints")
     return desk
 
@@ -264,8 +280,12 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
         (["Blackjack-v1"], ["it is a Tuple", "[0] is Discrete(32)"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear' is Discrete(5)"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "switches"}'], ["observation_space=MultiBinary(4)"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'], ["is an image", "--model", "FlattenObservation"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space=", "no elements"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'], ["action_space=MultiDiscrete([3 4])", "Discrete and"]),
+        (
+            ["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'],
+            ["action_space=MultiDiscrete([3 4])", "TransformAction"],
+        ),
         (["odd_worlds:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
     ],
 )
@@ -288,7 +308,7 @@ def test_a_space_that_cannot_be_learnt_on_is_told_once_by_many_actors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "Taxi-v4", "--num-actors", "3", *TINY]) == 2
+    assert main(["train", "Taxi-v4", *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
     said = capfd.readouterr().err
     assert said.startswith("dppo train: observation_space=Discrete(500)")
     assert len(said.splitlines()) <= 2
@@ -307,7 +327,7 @@ def test_after_the_mistake_is_mended_the_same_folder_will_do(
 @pytest.mark.parametrize(
     ("variable", "before", "after", "words"),
     [
-        ("ODD_OBS", "box", "wider", ["obs_shape", "(3,)|[3]", "(5,)|[5]"]),
+        ("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]),
         ("ODD_ACT", "two", "three", ["actions", "2", "3"]),
     ],
 )
@@ -315,7 +335,14 @@ def test_an_environment_that_has_become_another_is_not_resumed(
     variable: str, before: str, after: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(
-        {"env_id": changeable, "num_steps": 16, "total_timesteps": 64, "run_dir": tmp_path / "run", "progress": "off"}
+        {
+            "env_id": changeable,
+            "num_samplers": 1,
+            "num_steps": 16,
+            "total_timesteps": 64,
+            "run_dir": tmp_path / "run",
+            "progress": "off",
+        }
     )
     monkeypatch.setenv(variable, before)
     dppo.train(config)
@@ -344,9 +371,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
     said = capsys.readouterr().out
     assert "passed over a damaged checkpoint" in said
-    assert "iter_000004/model.safetensors" in said
+    assert "iter_000004.safetensors" in said
     assert "Going on from iter_000003" in said
-    mended, original = (checkpoints.load(at / "checkpoints" / "iter_000004") for at in (run_dir, desk / "run"))
+    mended, original = (
+        checkpoints.load(at / "checkpoints" / "iter_000004.safetensors") for at in (run_dir, desk / "run")
+    )
     for name, weights in original.arrays["model"].items():
         assert mended.arrays["model"][name].tobytes() == weights.tobytes()
 
@@ -354,14 +383,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(
 def test_playing_with_an_older_policy_than_the_newest_is_told(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(desk / "damaged"), "--episodes", "1"]) == 0
     told = capsys.readouterr()
-    assert "iter_000004/model.safetensors" in told.out + told.err
+    assert "iter_000004.safetensors" in told.out + told.err
     assert "policy after 48 steps" in told.out
 
 
 def test_without_a_standard_output_it_trains_all_the_same(tmp_path: Path) -> None:
     """As under some supervisors: `>&-`."""
     closed = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'dppo', *sys.argv[1:]])"
-    with Command(["train", "CartPole-v1", *TINY[:-2], "--run-dir", "run"], tmp_path, program=("-c", closed)) as command:
+    with Command(["train", "CartPole-v1", *TINY, "--run-dir", "run"], tmp_path, program=("-c", closed)) as command:
         assert command.wait(60) == 0
         assert command.err == ""
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
@@ -384,7 +413,7 @@ def test_an_exception_of_the_environment_is_shown_as_the_user_knows_it(
         request.getfixturevalue("ray_session")
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
-    argv = ["odd_worlds:Brittle", "--env-kwargs", json.dumps({"where": where}), *hosting, *TINY]
+    argv = ["odd_worlds:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
     argv[argv.index("--total-timesteps") + 1] = "1000"
     assert main(["train", *argv]) == 1
     said = capfd.readouterr().err
@@ -403,7 +432,7 @@ def test_an_exception_of_the_environment_is_shown_as_the_user_knows_it(
 def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
     """With a file of the user's own in the current folder, and a Ray of its own."""
     (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")
-    code, out, err = run(["train", "my_sim:make", "--num-actors", "2", *TINY], tmp_path)
+    code, out, err = run(["train", "my_sim:make", *TINY, "--num-actors", "2", "--num-samplers", "2"], tmp_path)
     assert code == 1
     assert err.startswith("dppo train: sampler 0 (my_sim:make), env 0: the environment's constructor raised ")
     assert err.count("Traceback") == 1

@@ -554,7 +554,8 @@ def test_a_launcher_killed_outright_leaves_a_lock_only_while_its_pip_writes(chec
 def run_test_command(script: Path, *arguments: str, cwd: Path, flags: tuple[str, ...] = ()) -> Outcome:
     code = "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['main'](sys.argv[2:]))"
     command = [sys.executable, *flags, "-c", code, str(script), *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    env = os.environ | {"PYTHONPATH": str(REPO / "src")}  # with -S nothing else is installed
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import dppo
-from dppo.commands.arguments import presets
 from dppo.commands.eval import evaluate
-from dppo.config import make_config
+from dppo.config import make_config, presets
 
 
 def trained(env_id: str, run_dir: Path, **changes: Any) -> tuple[dppo.Result, float]:

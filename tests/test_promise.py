@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorder import Notes, Recorder
 
 import dppo
-from dppo.cluster.trainers import LocalTrainer
+from dppo.cluster.collecting.collector import Collected
+from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
+from dppo.learner import PPOLearner
 
 ITERATIONS = 4
 CASES: dict[str, dict[str, Any]] = {
@@ -26,33 +29,8 @@ DELAYED = {"cartpole": "slow_worlds:delayed_cartpole", "continuous": "slow_world
 both = pytest.mark.parametrize("case", list(CASES))
 
 
-class Recorder:
-    """A progress display that keeps what it is told, and can act on an iteration."""
-
-    def __init__(self, at_iteration: int | None = None) -> None:
-        self.notes: list[str] = []
-        self.ending: list[str] = []
-        self._at_iteration = at_iteration
-
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        pass
-
-    def iteration(self, row: dict[str, float]) -> None:
-        if row["iteration"] == self._at_iteration:
-            os.kill(os.getpid(), signal.SIGINT)  # a person pressing Ctrl-C
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def finish(self, lines: list[str]) -> None:
-        self.ending = lines
-
-    def close(self) -> None:
-        pass
-
-
 def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
-    base = {"num_samplers": 8, "update_epochs": 2, "progress": "off", "run_dir": run_dir} | CASES[case] | changes
+    base = CASES[case] | {"num_samplers": 8, "update_epochs": 2, "progress": "off", "run_dir": run_dir} | changes
     return make_config(base | {"total_timesteps": 8 * base["num_steps"] * ITERATIONS})
 
 
@@ -134,11 +112,13 @@ def test_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
     killer.start()
     recorder = Recorder()
     config = settings(case, tmp_path / "run", num_actors=3, env_id=DELAYED[case], env_kwargs={"longest_s": 0.01})
-    result = dppo.train(config, progress=recorder)
+    with Notes() as notes:
+        result = dppo.train(config, observers=[recorder])
     killer.join()
     assert killed, "no actor was busy long enough to be killed"
     assert result.incidents == {"actor_lost": 1}
-    assert any("replaced" in note for note in recorder.notes)
+    assert any("replaced" in note for note in notes.texts)
+    assert [incident.kind for incident in recorder.incidents] == ["actor_lost"]
     assert any("actor_lost" in line for line in recorder.ending)
     assert result.weights_sha256 == in_process[case]
 
@@ -148,7 +128,7 @@ def test_an_actor_lost_after_open_episodes_were_recorded_is_rebuilt_by_replay(
 ) -> None:
     """The simulator itself kills its process, in an episode that began iterations ago."""
     crash = {"how": "kill", "at_step": 30, "at_episode": 3, "marker": str(tmp_path / "marker")}
-    config = settings("cartpole", tmp_path / "run", num_actors=2, env_id="dppo/CrashingCartPole-v0", env_kwargs=crash)
+    config = settings("cartpole", tmp_path / "run", num_actors=2, env_id="testbeds:crashing_cartpole", env_kwargs=crash)
     result = dppo.train(config)
     assert (tmp_path / "marker").exists()
     assert result.incidents == {"actor_lost": 1}
@@ -161,7 +141,7 @@ def test_a_run_stopped_and_resumed_is_the_run_that_was_not(
     case: str, num_actors: int, in_process: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stopped = dppo.train(settings(case, run, num_actors=num_actors), progress=Recorder(at_iteration=2))
+    stopped = dppo.train(settings(case, run, num_actors=num_actors), observers=[Recorder(interrupt_at=2)])
     assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", 2)
     assert stopped.weights_sha256 != in_process[case]
     resumed = dppo.train(settings(case, run, num_actors=num_actors), resume=run)
@@ -174,25 +154,26 @@ def test_a_run_may_be_resumed_with_another_number_of_actors(
     in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     run = tmp_path / "run"
-    dppo.train(settings("cartpole", run), progress=Recorder(at_iteration=1))
+    dppo.train(settings("cartpole", run), observers=[Recorder(interrupt_at=1)])
     assert dppo.train(settings("cartpole", run, num_actors=2), resume=run).weights_sha256 == in_process["cartpole"]
 
 
 def test_an_episode_that_cannot_be_replayed_is_given_up_and_told(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    drifting = {"env_id": "dppo/DriftingCartPole-v0"}
-    dppo.train(settings("cartpole", run, **drifting), progress=Recorder(at_iteration=2))
+    drifting = {"env_id": "testbeds:drifting_cartpole"}
+    dppo.train(settings("cartpole", run, **drifting), observers=[Recorder(interrupt_at=2)])
     recorder = Recorder()
-    resumed = dppo.train(settings("cartpole", run, **drifting), resume=run, progress=recorder)
+    with Notes() as notes:
+        resumed = dppo.train(settings("cartpole", run, **drifting), resume=run, observers=[recorder])
     assert 1 <= resumed.incidents["replay_mismatch"] <= 8
     assert resumed.metrics[-1]["incidents/replay_mismatch"] == resumed.incidents["replay_mismatch"]
-    assert any("does not follow from its seed" in note or "replay ended" in note for note in recorder.notes)
+    assert any("does not follow from its seed" in note or "replay ended" in note for note in notes.texts)
     assert any("replay_mismatch" in line for line in recorder.ending)
 
 
 def test_without_replay_open_episodes_are_given_up_and_told(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    dppo.train(settings("cartpole", run, replay=False), progress=Recorder(at_iteration=2))
+    dppo.train(settings("cartpole", run, replay=False), observers=[Recorder(interrupt_at=2)])
     resumed = dppo.train(settings("cartpole", run, replay=False), resume=run)
     assert resumed.incidents == {"episode_abandoned": 8}
 
@@ -224,15 +205,122 @@ def test_segments_lost_before_they_were_learnt_from_are_made_again(
     """In the first iteration, which no ledger tells of, and in the third, by hand: losing_nodes.py loses nodes."""
     update, to_come = LocalTrainer.update, [0, 2]
 
-    def update_or_lose(self: LocalTrainer, segments: Any, statistics: Any, iteration: int) -> dict[str, float]:
+    def update_or_lose(
+        self: LocalTrainer, segments: Any, policy: Any, reward_scale: float, iteration: int
+    ) -> dict[str, float]:
         if iteration in to_come:
             to_come.remove(iteration)
             raise SegmentsLost("lost on their way")
-        return update(self, segments, statistics, iteration)
+        return update(self, segments, policy, reward_scale, iteration)
 
     monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
-    recorder = Recorder()
-    result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors), progress=recorder)
+    with Notes() as notes:
+        recorder = Recorder()
+        result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors), observers=[recorder])
     assert result.weights_sha256 == in_process[case]
     assert result.incidents == {"segments_lost": 2}
-    assert "lost on their way; they are made again" in recorder.notes
+    assert [incident.kind for incident in recorder.incidents] == ["segments_lost"] * 2
+    assert "lost on their way; they are made again" in notes.texts
+
+
+# ------------------------------------------------------------------ overlap
+
+
+@pytest.fixture(scope="module")
+def overlapped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The weights of an uninterrupted run in this process with `overlap`, by case."""
+    folder = tmp_path_factory.mktemp("overlapped")
+    return {case: dppo.train(settings(case, folder / case, overlap=True)).weights_sha256 for case in CASES}
+
+
+@both
+def test_overlap_changes_what_is_learnt_and_the_seed_still_decides(
+    case: str, in_process: dict[str, str], overlapped: dict[str, str], tmp_path: Path
+) -> None:
+    again = dppo.train(settings(case, tmp_path / "again", overlap=True)).weights_sha256
+    assert again == overlapped[case] != in_process[case]
+
+
+def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(tmp_path: Path) -> None:
+    lags = []
+    update = PPOLearner._update
+
+    def watched(self: PPOLearner, collected: Collected, stop: Any) -> Any:
+        assert {report.policy_version for report in collected.reports} == {collected.policy.version}
+        lags.append(self.iteration - collected.policy.version)
+        return update(self, collected, stop)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PPOLearner, "_update", watched)
+        for overlap in (True, False):
+            dppo.train(settings("cartpole", tmp_path / str(overlap), overlap=overlap))
+    assert lags == [0, 1, 1, 1, 0, 0, 0, 0]
+
+
+@both
+@pytest.mark.parametrize("num_actors", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_overlap_any_number_of_actors_gives_the_same_weights(
+    case: str, num_actors: int, overlapped: dict[str, str], tmp_path: Path
+) -> None:
+    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=num_actors, env_id=DELAYED[case]))
+    assert result.weights_sha256 == overlapped[case]
+    assert result.incidents == {}
+
+
+@both
+def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
+    case: str, overlapped: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
+    killer.start()
+    slow = {"env_id": DELAYED[case], "env_kwargs": {"longest_s": 0.01}}
+    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=3, **slow))
+    killer.join()
+    assert killed, "no actor was busy long enough to be killed"
+    assert result.incidents == {"actor_lost": 1}
+    assert result.weights_sha256 == overlapped[case]
+
+
+@both
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(0, 0), pytest.param(0, 2, marks=pytest.mark.slow), (3, 3), pytest.param(2, 0, marks=pytest.mark.slow)],
+)
+def test_overlap_stopped_and_resumed_is_the_run_that_was_not(
+    case: str, before: int, after: int, overlapped: dict[str, str], tmp_path: Path, ray_session: None
+) -> None:
+    """The segments that were in flight are made again, with the weights that made them the first time."""
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(case, run, overlap=True, num_actors=before), observers=[Recorder(interrupt_at=2)])
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", 2)
+    resumed = dppo.train(settings(case, run, overlap=True, num_actors=after), resume=run)
+    assert resumed.iterations == ITERATIONS
+    assert resumed.incidents == {}
+    assert resumed.weights_sha256 == overlapped[case]
+
+
+@pytest.mark.parametrize("num_actors", [0, 3])
+@both
+def test_overlap_segments_lost_while_the_next_are_on_their_way_are_made_again(
+    case: str,
+    num_actors: int,
+    overlapped: dict[str, str],
+    tmp_path: Path,
+    ray_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update, to_come = LocalTrainer.update, [0, 2, 3]
+
+    def update_or_lose(
+        self: LocalTrainer, segments: Any, policy: Any, reward_scale: float | None, iteration: int
+    ) -> dict[str, float]:
+        if iteration in to_come:
+            to_come.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return update(self, segments, policy, reward_scale, iteration)
+
+    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=num_actors))
+    assert result.weights_sha256 == overlapped[case]
+    assert result.incidents == {"segments_lost": 3}

@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from commandline import run
 import dppo
 from dppo.__main__ import COMMANDS
 from dppo.commands import arguments, compare_plan
-from dppo.commands.eval import Flags
+from dppo.commands import eval as eval_command
 from dppo.config import make_config
+from dppo.ppo.segment import IncidentKind
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -42,7 +42,7 @@ def commands(page: Path) -> list[str]:
 
 def forget_the_last_checkpoint(folder: Path) -> None:
     """As if the run had been stopped before its last iteration."""
-    shutil.rmtree(max((folder / "runs" / "first" / "checkpoints").glob("iter_*")))
+    max((folder / "runs" / "first" / "checkpoints").glob("iter_*")).unlink()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ SMALL = {
         r"The same weights, bit for bit",
     ),
     "./dppo train mysim:make --num-actors 4 --env-kwargs '{\"gravity\": 9.81}'": Small(
-        "--num-actors 2 --total-timesteps 256", r"Done after 256 steps"
+        "--num-actors 2 --total-timesteps 1024", r"Done after 1,024 steps"
     ),
     "./dppo train CartPole-v1 --run-dir runs/first": Small(
         "--total-timesteps 1024 --checkpoint-interval-s 0", r"Done after 1,024 steps"
@@ -75,12 +75,15 @@ SMALL = {
         r"(?s)Going on from iter_000003 at step 768.*Done after 1,024 steps",
         before=forget_the_last_checkpoint,
     ),
+    "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
+        "--num-actors 0 --total-timesteps 512", r"(?s)Branching off .* at step 1,024.*Done after 512 steps"
+    ),
     "./dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
-    "./dppo train mysim:make --num-actors 64 --address auto": Small(
-        "--num-actors 2 --total-timesteps 256", r"Done after 256 steps"
+    "./dppo train mysim:make --num-actors 64 --num-samplers 64 --address auto": Small(
+        "--num-actors 2 --num-samplers 2 --total-timesteps 256", r"Done after 256 steps"
     ),
 }
-SNIPPET = {"num_actors=8": "num_actors=2", "total_timesteps=100_000": "total_timesteps=256"}
+SNIPPET = {"num_actors=8": "num_actors=2", "total_timesteps=100_000": "total_timesteps=1024"}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +121,11 @@ def test_the_commands_of_the_readme_work_one_after_the_other(shared_ray: dict[st
         assert re.search(small.says, out), f"{command}\n{out}"
         weights[command] = re.findall(r"Weights: sha256 (\w+)", out)
     assert (folder / "compared" / "compare.png").stat().st_size > 0
-    first, resumed = (weights[command] for command in weights if "runs/first" in command and "train" in command)
+    first, resumed = (
+        weights[command]
+        for command in weights
+        if "runs/first" in command and "train" in command and "branch" not in command
+    )
     assert first == resumed != []
 
 
@@ -138,8 +145,8 @@ def test_the_snippets_of_the_readme_work(shared_ray: dict[str, str], folder: Pat
 
 def test_the_caption_of_the_picture_is_that_of_its_command() -> None:
     command = next(command for command in commands(README) if "compare" in command)
-    options, rest = compare_plan.parse_options(shlex.split(command)[2:])
-    plan = compare_plan.make_plan(options, arguments.parse(rest, "dppo").settings, Path("unused"))
+    options, settings = compare_plan.parse(shlex.split(command)[2:])
+    plan = compare_plan.make_plan(options, settings, Path("unused"))
     assert README.read_text(encoding="utf8").count(compare_plan.caption(options, plan)) == 2
 
 
@@ -157,8 +164,7 @@ def test_commands_of_the_documents_are_understood(page: Path) -> None:
         if words[:1] == ["train"] and "--resume" not in words:
             make_config(arguments.parse(words[1:], "dppo train").settings)
         elif words[:1] == ["compare"]:
-            options, rest = compare_plan.parse_options(words[1:])
-            compare_plan.make_plan(options, arguments.parse(rest, "dppo compare").settings, Path("unused"))
+            compare_plan.make_plan(*compare_plan.parse(words[1:]), Path("unused"))
         elif words:
             assert words[0] in COMMANDS
 
@@ -229,9 +235,9 @@ def test_flags_that_are_mentioned_exist(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf8"), flags=re.MULTILINE | re.DOTALL)
     quoted = [text for text in re.findall(r"`([^`]+)`", prose) if not text.startswith(OF_OTHERS)]
     mentioned = {flag for text in quoted for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
-    options = (Flags.__dataclass_fields__, compare_plan.Options.__dataclass_fields__)
-    known = {*dppo.Config.model_fields, *arguments.EXTRA, *options[0], *options[1], "slow", "help"}
-    flags = {f"--{prefix}{name.replace('_', '-')}" for name in known for prefix in ("", "no-")}
+    flags = {"--slow", "--help"}
+    for parser in (compare_plan.make_parser({}), eval_command.make_parser()):
+        flags |= set(parser._option_string_actions)
     unknown = mentioned - flags - FLAGS_OF_OTHERS
     assert not unknown, f"{page.name} mentions {sorted(unknown)}"
 
@@ -248,7 +254,12 @@ def table_keys(page: Path, heading: str) -> set[str]:
 
 def test_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     config = dppo.Config(
-        env_id="dppo/PointMass-v0", num_steps=60, total_timesteps=120, progress="off", run_dir=tmp_path / "run"
+        env_id="testbeds:point_mass",
+        num_samplers=1,
+        num_steps=60,
+        total_timesteps=120,
+        progress="off",
+        run_dir=tmp_path / "run",
     )
     written = set(dppo.train(config).metrics[-1])
     documented = table_keys(ROOT / "docs" / "METRICS.md", "") - incident_kinds()
@@ -260,22 +271,4 @@ def incident_kinds() -> set[str]:
 
 
 def test_kinds_of_incidents_are_those_of_the_code() -> None:
-    found = set()
-    for path in (ROOT / "src" / "dppo").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
-            if isinstance(node, ast.Call):
-                named = [keyword.value for keyword in node.keywords if keyword.arg == "kind"]
-                first = node.args[:1] if ast.unparse(node.func).endswith("Incident") else []
-                found |= strings(*named, *first)
-            elif isinstance(node, ast.AugAssign) and "incidents[" in ast.unparse(node.target):
-                found |= strings(node.target)
-            elif isinstance(node, ast.arguments):
-                defaults = dict(zip(reversed(node.args), reversed(node.defaults), strict=False))
-                found |= strings(*(value for arg, value in defaults.items() if arg.arg == "kind"))
-    assert found == incident_kinds()
-
-
-def strings(*nodes: ast.AST) -> set[str]:
-    """All string constants within."""
-    inner = (node for one in nodes for node in ast.walk(one))
-    return {node.value for node in inner if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert {kind.value for kind in IncidentKind} == incident_kinds()

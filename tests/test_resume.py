@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -13,6 +14,9 @@ from commandline import Command
 
 import dppo
 from dppo.__main__ import main
+from dppo.errors import ConfigError
+from dppo.records import checkpoint as checkpoints
+from dppo.records.run_folder import settings_to_resume
 
 STEPS, ITERATIONS, SAMPLERS = 50, 6, 2
 BATCH = STEPS * SAMPLERS
@@ -39,7 +43,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
     """The rows of a run without the figures that are of time."""
-    timely = ("time/", "perf/", "charts/SPS")
+    timely = ("time/", "perf/", "charts/SPS", "replay/")  # what a call did, not what was learnt
     return [{key: value for key, value in row.items() if not key.startswith(timely)} for row in rows(run)]
 
 
@@ -69,7 +73,7 @@ def test_interrupted_at_some_moment_it_goes_on_as_if_it_had_not_been(
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
     (tmp_path / "slow").unlink()
-    assert main(["train", "--resume", str(run)]) == 0
+    assert main(["train", "--trust", "--resume", str(run)]) == 0
     said = capsys.readouterr().out
     assert f"Going on from iter_{finished:06d} at step {finished * BATCH}" in said
     assert weights(run) == weights(whole)
@@ -102,7 +106,7 @@ def test_interrupted_again_and_again_it_goes_on_by_the_command_that_it_names(who
 def test_from_an_older_checkpoint_the_rest_is_made_again(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert main(["train", "--resume", str(run / "checkpoints" / "iter_000002")]) == 0
+    assert main(["train", "--trust", "--resume", str(run / "checkpoints" / "iter_000002")]) == 0
     assert weights(run) == weights(whole)
     assert of_learning(run) == of_learning(whole)
 
@@ -110,7 +114,7 @@ def test_from_an_older_checkpoint_the_rest_is_made_again(whole: Path, tmp_path: 
 def test_a_finished_run_is_left_as_it_is(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert main(["train", "--resume", str(run)]) == 0
+    assert main(["train", "--trust", "--resume", str(run)]) == 0
     said = capsys.readouterr()
     assert "nan" not in said.out
     assert said.err == ""
@@ -124,7 +128,7 @@ def test_a_finished_run_is_left_as_it_is(whole: Path, tmp_path: Path, capsys: py
 def test_without_annealing_a_run_can_be_made_longer(tmp_path: Path, whole: Path) -> None:
     constant = ("--no-anneal-lr", "--total-timesteps")
     assert main(words(tmp_path, *constant, str(3 * BATCH))) == 0
-    assert main(["train", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]) == 0
+    assert main(["train", "--trust", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]) == 0
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "at once") != weights(whole)
     assert of_learning(tmp_path / "run") == of_learning(tmp_path / "at once")
@@ -134,13 +138,13 @@ def test_a_run_made_longer_can_be_resumed_without_saying_so_again(tmp_path: Path
     """Made longer, then interrupted: what counts is what the newest checkpoint was made with."""
     assert main(words(tmp_path, "--no-anneal-lr", "--total-timesteps", str(2 * BATCH))) == 0
     (tmp_path / "slow").touch()
-    longer = ["train", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]
+    longer = ["train", "--trust", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]
     with Command(longer, tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
         command.send(signal.SIGINT)
         assert command.wait(60) == 130
     (tmp_path / "slow").unlink()
-    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert main(["train", "--trust", "--resume", str(tmp_path / "run")]) == 0
     assert len(rows(tmp_path / "run")) == ITERATIONS
 
 
@@ -148,5 +152,87 @@ def test_what_changes_nothing_that_is_learnt_may_be_changed(whole: Path, tmp_pat
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     older = str(run / "checkpoints" / "iter_000003")
-    assert main(["train", "--resume", older, "--checkpoint-interval-s", "9", "--keep-checkpoints", "1"]) == 0
+    assert main(["train", "--trust", "--resume", older, "--checkpoint-interval-s", "9", "--keep-checkpoints", "1"]) == 0
     assert weights(run) == weights(whole)
+
+
+def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    same = words(tmp_path, "--resume", "auto", slow_after=2 * STEPS + 7)
+    with Command(same, tmp_path) as command:
+        command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
+        command.send(signal.SIGTERM)
+        assert command.wait(60) == 143
+    (tmp_path / "slow").unlink()
+    assert len(rows(tmp_path / "run")) == 2
+    for _ in range(2):  # the second time it is done already
+        assert main(same) == 0
+        assert weights(tmp_path / "run") == weights(whole)
+
+
+# ------------------------------------------------------------------ branches
+
+
+def first_weights(run: Path) -> bytes:
+    return weights(run / "checkpoints" / "iter_000000")
+
+
+def test_a_branch_goes_on_from_the_same_weights_with_another_learning_rate(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights, optimiser and normalisers are those of the source; counters and episodes begin anew."""
+    source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
+    flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
+    assert main(["train", "--trust", "--resume", str(source), "--branch", str(new), *flags]) == 0
+    said = capsys.readouterr().out
+    assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in said
+    assert "open episode" in said
+    begun, before = (
+        checkpoints.load(checkpoints.find(path).path) for path in (new / "checkpoints/iter_000000", source)
+    )
+    assert first_weights(new) == weights(source) != weights(new)
+    for part in ("optimizer", "normalizer"):
+        assert {name: array.tobytes() for name, array in begun.arrays[part].items()} == {
+            name: array.tobytes() for name, array in before.arrays[part].items()
+        }
+    assert begun.arrays["samplers"] == {}
+    assert (begun.state["global_step"], begun.state["episodes"], begun.state["recent"]) == (0, 0, [])
+    assert [row["charts/learning_rate"] for row in rows(new)] == [1e-3, 5e-4]
+    assert [row["global_step"] for row in rows(new)] == [BATCH, 2 * BATCH]
+    assert len(rows(whole)) == ITERATIONS  # untouched
+
+
+def test_a_branch_says_where_it_comes_from_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
+    config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "total_timesteps": BATCH}))
+    branched = dppo.train(config, resume=whole, branch=True)
+    assert first_weights(tmp_path / "new") == weights(whole)
+    longer = dataclasses.replace(config, total_timesteps=2 * BATCH)
+    assert dppo.train(longer, resume=tmp_path / "new").global_step == 2 * BATCH > branched.global_step
+    newest = checkpoints.find(whole).path
+    origin = {"checkpoint": str(newest), "global_step": TOTAL}
+    for checkpoint in (tmp_path / "new" / "checkpoints").glob("*.safetensors"):
+        assert checkpoints.load(checkpoint).state["branched_from"] == origin
+    assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
+
+
+def test_a_branch_keeps_the_shape_of_the_network_and_what_is_normalised(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    branch = ["train", "--trust", "--resume", str(whole), "--branch", str(tmp_path / "new")]
+    assert main([*branch, "--hidden-sizes", "32"]) == 2
+    assert "hidden_sizes=[32]: " in capsys.readouterr().err
+    config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "norm_obs": False}))
+    with pytest.raises(ConfigError, match=r"^norm_obs=False: .* was made with True"):
+        dppo.train(config, resume=whole, branch=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(tmp_path, "--branch", "new")) == 2
+    assert "branch=new: needs a run to begin with. Name it with --resume RUN." in capsys.readouterr().err
+    assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
+    assert "run_dir=other has no effect with --resume" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="branch=True: needs a run"):
+        dppo.train(dppo.Config(env_id="CartPole-v1"), branch=True)

@@ -1,11 +1,13 @@
-"""Ctrl-C, SIGTERM and SIGKILL, sent to a real `python -m dppo train`: what it leaves behind, and what it does not."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGKILL, sent to a real `python -m dppo train`: what it leaves behind."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from commandline import Command
 import dppo
 from dppo.__main__ import main
 from dppo.config import make_config
+from dppo.errors import ClusterError
+from dppo.signals import StopRequested, StopSignals
 
 STEPS, ITERATIONS, SAMPLERS = 200, 4, 2
 TOTAL = STEPS * ITERATIONS * SAMPLERS
@@ -52,7 +56,7 @@ def busy_command(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *m
 
 
 def checkpoints_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "run" / "checkpoints").glob("iter_*"))
+    return sorted(path.stem for path in (folder / "run" / "checkpoints").glob("iter_*"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 def goes_on_as_if_nothing_had_been(folder: Path, undisturbed: np.ndarray) -> bool:
     """Resume in this process, with the simulators quick again; whether the weights end up the same."""
     (folder / "slow").unlink()
-    assert main(["train", "--resume", str(folder / "run"), "--num-actors", "0"]) == 0
+    assert main(["train", "--trust", "--resume", str(folder / "run"), "--num-actors", "0"]) == 0
     weights = dppo.load_policy(folder / "run").weights
     return weights.tobytes() == undisturbed.tobytes()
 
@@ -84,7 +88,7 @@ def test_a_stop_saves_at_once_and_the_run_can_go_on(
         assert command.wait(SOON_S) == code
         command.leaves_nothing_within(20)
         assert f"Stopped by {signal.Signals(number).name}" in command.out
-        assert f"Go on with: dppo train --resume {tmp_path / 'run'}" in command.out
+        assert f"Go on with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
         assert "Traceback" not in command.out + command.err
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
     assert goes_on_as_if_nothing_had_been(tmp_path, undisturbed)
@@ -106,7 +110,7 @@ def test_a_second_signal_while_it_tidies_up_stops_it_at_once(
 ) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.send(number)
-        command.wait_until(lambda: checkpoints_in(tmp_path) or not command.running, SOON_S)
+        command.wait_until(lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S)
         command.send(number)
         assert command.wait(SOON_S) == code
         command.leaves_nothing_within(20, but=HELPERS_OF_RAY)
@@ -171,3 +175,78 @@ def test_after_sigkill_nothing_of_ray_is_left_either(tmp_path: Path) -> None:
         command.send(signal.SIGKILL)
         assert command.wait(SOON_S) == 137
         command.leaves_nothing_within(120)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_a_stop_while_ray_starts_ends_the_command(number: int, code: int, tmp_path: Path) -> None:
+    """Ray sets a handler of SIGTERM in the middle of its start, which would end the process with code 15."""
+    with Command(command_line(tmp_path, 2), tmp_path) as command:
+        command.wait_until(lambda: any("/raylet " in line for line in command.processes().values()), 60)
+        command.send(number)
+        assert command.wait(SOON_S) == code
+        command.leaves_nothing_within(20)
+        assert "Traceback" not in command.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--num-learners", "2")])
+def test_sigterm_to_all_processes_at_once_saves_too(
+    more: tuple[str, ...], tmp_path: Path, undisturbed: np.ndarray
+) -> None:
+    """As Slurm does it at a job's time limit: Ray's own processes go at the same moment."""
+    with busy_command(tmp_path, 2, SLOW_AFTER, *more) as command:
+        for pid in [command.pid, *command.processes()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        assert command.wait(SOON_S) == 143
+        assert "Stopped by SIGTERM" in command.out
+        assert "Traceback" not in command.out + command.err
+    assert checkpoints_in(tmp_path)[-1] == "iter_000002"
+    if not more:
+        assert goes_on_as_if_nothing_had_been(tmp_path, undisturbed)
+
+
+def test_a_closed_terminal_saves_and_ends_the_run(tmp_path: Path, undisturbed: np.ndarray) -> None:
+    with busy_command(tmp_path, 0) as command:
+        command.send(signal.SIGHUP)
+        assert command.wait(SOON_S) == 129
+        assert "Stopped by SIGHUP" in command.out
+    assert goes_on_as_if_nothing_had_been(tmp_path, undisturbed)
+
+
+def test_under_nohup_a_closed_terminal_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            stop.check()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_ctrl_c_in_a_notebook_leaves_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere it ends the process on the spot."""
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(StopRequested):
+            stop.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_check_that_was_added_is_made_with_each_other() -> None:
+    def lost() -> None:
+        raise ClusterError("gone")
+
+    with StopSignals() as stop:
+        stop.check()
+        stop.add_check(lost)
+        with pytest.raises(ClusterError, match="gone"):
+            stop.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(StopRequested):  # first: the user asked for it
+            stop.check()

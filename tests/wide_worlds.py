@@ -26,7 +26,7 @@ class Wide(gym.Env[Any, Any]):
         return self._observation(), float(action), self._steps == 50, False, {}
 
     def _observation(self) -> np.ndarray:
-        return np.full(self.observation_space.shape, self._steps, np.float32)
+        return np.full(self.observation_space.shape or (), self._steps, np.float32)
 
 
 def wide(size: int = 2**15) -> gym.Env[Any, Any]:

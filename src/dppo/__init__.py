@@ -6,17 +6,31 @@ result = train(Config(env_id="CartPole-v1", num_actors=8))
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Policy", "Result", "load_policy", "train"]
+__all__ = ["Config", "Observer", "Policy", "Result", "RunInfo", "Spaces", "load_policy", "train"]
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a run shows it or a user asks for it
 
 if TYPE_CHECKING:
     from dppo.config import Config
     from dppo.policy import Policy, load_policy
-    from dppo.runner import Result, train
+    from dppo.records.observer import Observer, RunInfo
+    from dppo.records.result import Result
+    from dppo.runner import train
+    from dppo.spaces import Spaces
 
-_HOMES = {"Config": "config", "Policy": "policy", "Result": "runner", "load_policy": "policy", "train": "runner"}
+_HOMES = {
+    "Config": "config",
+    "Observer": "records.observer",
+    "Policy": "policy",
+    "Result": "records.result",
+    "RunInfo": "records.observer",
+    "Spaces": "spaces",
+    "load_policy": "policy",
+    "train": "runner",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`dppo COMMAND ...`: finds the command and turns errors into words and exit codes."""
+"""`dppo COMMAND ...`: find the command, and turn errors into words and exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import import_module
 
-from dppo.errors import DppoError, unknown_name
+from dppo.errors import ConfigError, DppoError, unknown_name
 
 COMMANDS = {
     "train": "train a policy: dppo train CartPole-v1 --num-actors 8",
@@ -17,7 +17,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 failed, 2 wrong usage, 128 + n stopped by signal n."""
+    """Run one command; return its exit code: 0 done, 1 failed, 2 wrong usage, 128 + n stopped by signal n."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         code: int = import_module(f"dppo.commands.{args[0]}").main(args[1:])
         return code
     except DppoError as error:
-        print(f"dppo {args[0]}: {error}", file=sys.stderr)
+        print(f"dppo {args[0]}: {_as_typed(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"dppo {args[0]}: interrupted", file=sys.stderr)
@@ -43,6 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `dppo ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _as_typed(error: DppoError) -> str:
+    """Return the text of an error, which is about settings, with remedies that can be typed."""
+    if not isinstance(error, ConfigError):
+        return str(error)
+    from dppo.commands.settings_flags import in_flags
+
+    return in_flags(str(error))
 
 
 def _usage() -> str:

@@ -1,23 +1,29 @@
-"""Builds a sampler or a trainer from settings, in whatever process it is needed.
+"""Build a sampler or a trainer from settings, in whatever process it is needed.
 
-A `SamplerPlan` is all that an actor gets: plain data, so that an actor imports neither pydantic nor torch.
+Plans are plain data: parts of the settings, so that an actor imports neither pydantic nor torch.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dppo import streams
+from dppo.config.parts import PPO, Env, Learners, Network, Run, Sampling
 from dppo.envs.group import EnvGroup, user_traceback
-from dppo.envs.make import describe_spaces, make_env
+from dppo.envs.make import close_all, make_env
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.architecture import ModelSpec
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.module import ModuleSpec
+from dppo.ppo.network import NetworkSpec
+from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.sampler import PPOSampler
+from dppo.signals import INTERRUPTIONS
 from dppo.spaces import Spaces
 from dppo.streams import Stream
 
@@ -29,38 +35,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """What every sampler of a run is built from."""
+    """All that a sampler is built from."""
 
-    env_id: str | Callable[..., Any]
-    env_name: str
-    env_kwargs: dict[str, Any]
-    envs_per_sampler: int
-    num_steps: int
-    gamma: float
+    env: Env
+    sampling: Sampling
+    ppo: PPO
+    network: Network
     seed: int
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    dtype: str
-    norm_obs: bool
-    norm_reward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """All that a trainer, or each of its ranks, is built from; no environment, whose module it need not import."""
+
+    sampling: Sampling
+    ppo: PPO
+    network: Network
+    learners: Learners
+    run: Run
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Minibatches that an epoch is cut into."""
+        return self.ppo.minibatches_of(self.sampling.batch_size)
+
+    @property
+    def minibatch_rows(self) -> int:
+        """Rows of the largest minibatch."""
+        return math.ceil(self.sampling.batch_size / self.minibatches_per_epoch)
+
+    def learning_rate_at(self, iteration: int) -> float:
+        """Return Adam's step size in an iteration, 0, 1, ..."""
+        return self.ppo.learning_rate_after(iteration / self.run.iterations_of(self.sampling.batch_size))
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
-    """What actors need to know of `config`."""
-    return SamplerPlan(
-        env_id=config.env_id,
-        env_name=config.env_name,
-        env_kwargs=config.env_kwargs,
-        envs_per_sampler=config.envs_per_sampler,
-        num_steps=config.num_steps,
-        gamma=config.gamma,
-        seed=config.seed,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
-        dtype=config.dtype,
-        norm_obs=config.norm_obs,
-        norm_reward=config.norm_reward,
-    )
+    """Return the parts of `config` that samplers are built from."""
+    return SamplerPlan(config.env, config.sampling, config.ppo, config.network, config.seed)
+
+
+def trainer_plan(config: Config) -> TrainerPlan:
+    """Return the parts of `config` that trainers are built from."""
+    return TrainerPlan(config.sampling, config.ppo, config.network, config.learners, config.run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,77 +88,82 @@ class BuiltSampler:
     spaces: Spaces
 
 
-def build_sampler(plan: SamplerPlan, sampler_id: int) -> BuiltSampler:
+def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord | None = None) -> BuiltSampler:
     """Make the environments of a sampler, and the sampler.
 
+    Args:
+        progress: where its environments record what they are doing.
     Raises:
         EnvironmentFault: the environment's constructor raised.
-        ConfigError: its spaces cannot be learnt on.
+        ConfigError: its spaces cannot be learnt on, or the user's network cannot be used.
     """
-    owner = f"sampler {sampler_id} ({plan.env_name})"
+    owner = f"sampler {sampler_id} ({plan.env.env_name})"
+    progress = progress or ProgressRecord()
     envs: list[Any] = []
     try:
-        for _ in range(plan.envs_per_sampler):
-            envs.append(_make_env(plan, f"{owner}, env {len(envs)}"))
-        spaces = describe_spaces(envs[0])
+        for env in range(plan.sampling.envs_per_sampler):
+            progress.enter(place_of(Phase.MAKE, sampler_id, env))
+            envs.append(_make_env(plan, f"{owner}, env {env}"))
+        spaces = describe_spaces(envs[0], own_network=plan.network.model is not None)
         group = EnvGroup(
-            envs, spaces, episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id), owner=owner
+            envs,
+            spaces,
+            episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id),
+            owner=owner,
+            sampler_id=sampler_id,
+            progress=progress,
         )
     except BaseException:
-        for env in envs:
-            env.close()
+        close_all(envs)
         raise
     sampler = PPOSampler(
         sampler_id,
-        PPOAgent(model_spec(plan, spaces)),
+        PPOAgent(network_spec(plan.network, spaces)),
         group,
-        num_steps=plan.num_steps,
-        gamma=plan.gamma,
+        num_steps=plan.sampling.num_steps,
+        gamma=plan.ppo.gamma,
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
-        track_obs=plan.norm_obs,
-        track_returns=plan.norm_reward,
+        track_obs=plan.ppo.norm_obs,
+        track_returns=plan.ppo.norm_reward,
     )
     return BuiltSampler(sampler, group, spaces)
 
 
 def _make_env(plan: SamplerPlan, owner: str) -> Any:
     try:
-        return make_env(plan.env_id, plan.env_kwargs)
-    except DppoError:
+        return make_env(plan.env.env_id, plan.env.env_kwargs)
+    except (DppoError, *INTERRUPTIONS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         summary = "".join(traceback.format_exception_only(error)).strip()
         raise EnvironmentFault(
             f"{owner}: the environment's constructor raised {summary}", user_traceback(error)
         ) from None
 
 
-def model_spec(plan: SamplerPlan | Config, spaces: Spaces) -> ModelSpec:
-    """The model for these spaces."""
-    return ModelSpec.of(spaces, plan.hidden_sizes, plan.activation, plan.dtype)
+def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:
+    """Return the network for these spaces: the user's own, or the default."""
+    if network.model is None:
+        return MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
+    return ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
 
 
-def build_trainer(config: Config, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
-    """The trainer of a run, or one rank of several; imports torch."""
-    from dppo.ppo.trainer import PPOTrainer, TrainerOptions
+def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
+    """Build the trainer of a run, or one rank of several; imports torch."""
+    from dppo.ppo.model import PPOModel
+    from dppo.ppo.trainer import PPOTrainer
 
-    options = TrainerOptions(
-        update_epochs=config.update_epochs,
-        minibatches=config.minibatches_per_epoch,
-        micro_batch_size=config.micro_batch_size,
-        norm_adv=config.norm_adv,
-        clip_coef=config.clip_coef,
-        clip_vloss=config.clip_vloss,
-        ent_coef=config.ent_coef,
-        vf_coef=config.vf_coef,
-        max_grad_norm=config.max_grad_norm,
-        target_kl=config.target_kl,
+    model = PPOModel(
+        network_spec(plan.network, spaces),
+        streams.integer(plan.run.seed, Stream.WEIGHTS),
+        device=_device(plan.learners.device),
+        zeros_like=None if parallel is None else parallel.zeros_like,
     )
     return PPOTrainer(
-        model_spec(config, spaces),
-        streams.integer(config.seed, Stream.WEIGHTS),
-        options,
-        device=_device(config.device),
+        model,
+        plan.ppo,
+        minibatches=plan.minibatches_per_epoch,
+        micro_batch_size=plan.learners.micro_batch_size,
         parallel=parallel,
     )
 

@@ -24,6 +24,12 @@ class CheckpointError(DppoError):
     exit_code = 2
 
 
+class CheckpointNotWritten(CheckpointError):
+    """A checkpoint could not be written: the disk is full, for example. The earlier ones are untouched."""
+
+    exit_code = 1
+
+
 class EnvironmentFault(DppoError):
     """The user's environment raised, or returned something that is no observation or reward.
 
@@ -51,9 +57,9 @@ class TrainingDiverged(DppoError):
     """A loss or gradient is not finite. The weights are those from before the minibatch."""
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 env`, `1,024 envs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return `1 env`, `1,024 envs`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -1,132 +1,201 @@
-"""PPOLearner: the master. One iteration, to be read aloud."""
+"""PPOLearner: the master. Its `run` is the loop of the method."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections import Counter, deque
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.cluster.pool import ActorPool, Collected
-from dppo.cluster.recovery import ReplayLedger
-from dppo.ppo.normalizer import Statistics
-from dppo.ppo.segment import Episode, PolicySnapshot
+from dppo.cluster.collecting.collector import Collected, Collector
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.errors import SegmentsLost
+from dppo.ppo.normalizer import ObsScale, Statistics
+from dppo.ppo.segment import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
-    from dppo.cluster.trainers import Trainers
+    from dppo.cluster.learning.trainers import Trainers
 
 EPISODE_WINDOW = 100  # episodes that the mean return and length are taken over
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one iteration came to."""
+    """The result of one iteration."""
 
     number: int
     """1, 2, ..."""
     losses: dict[str, float]
     collected: Collected
+    """Without its segments."""
+    incidents: tuple[Incident, ...]
+    """Faults that were dealt with in it, of samplers, actors and learners."""
     update_s: float
     ended: float
-    """When, by `time.monotonic`: before the next segments were asked for, so that none began earlier."""
+    """The end of the update, by `time.monotonic`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Acting:
+    """The policy that makes a segment, and the statistics that belong to it."""
+
+    policy: PolicySnapshot
+    statistics: Statistics
 
 
 class PPOLearner:
     """Requests segments, trains on them, publishes the new weights.
 
-    Owns what is known between two iterations: how far the run is, the normalisers' statistics, and the ledger from
-    which any sampler can be rebuilt.
+    Owns what is known between two iterations: the progress of the run, the normalisers' statistics, and the ledger
+    from which any sampler can be rebuilt.
     """
 
-    def __init__(self, pool: ActorPool, trainers: Trainers, ledger: ReplayLedger, statistics: Statistics) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        collector: Collector,
+        trainers: Trainers,
+        ledger: ReplayLedger,
+        statistics: Statistics,
+        *,
+        overlap: bool = False,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """
+        Args:
+            overlap: request segments with the weights that are about to be updated, so that actors and learner work
+                at the same time; policy lag is then exactly one.
+        """
+        self._collector = collector
         self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
+        self._overlap = overlap
+        self._notify = notify
+        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from this iteration's on
+        self._asked = -1  # index of the segments requested last
         self.iteration = 0
         self.global_step = 0
         self.episodes = 0
         self.recent: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
         self.incidents: Counter[str] = Counter()
+        self._new_incidents: list[Incident] = []  # since the last iteration
 
-    def begin(self) -> None:
-        """Ask for the first segments."""
-        self._request()
+    # ------------------------------------------------------------------ the loop
 
-    def begin_again(self, lost: Collected) -> None:
-        """Ask once more for segments that were lost before they were learnt from: the same are made again."""
-        self.incidents["segments_lost"] += 1
-        self.incidents.update(incident.kind for incident in (*lost.incidents, *self._trainers.take_incidents()))
-        self._pool.renew()
-        self._request()
+    def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
+        """Train until `iterations` are done.
 
-    def collect(self, stop: StopSignals) -> Collected:
-        """Receive the segments that were asked for, unless `stop` comes first.
-
-        Waits for: every sampler. Fails when: an environment raises, or more actors are lost than may be. May be given
-        up at any moment: nothing has changed then.
+        Consumes: segments of policy version k (with `overlap`, k - 1). Produces: policy version k + 1. Waits for:
+        every sampler. Fails when: an environment raises, more actors are lost than may be, a loss is not finite, or
+        `stop` comes while it waits. It may be given up at any moment: what is known between two iterations then
+        belongs to the last one that was finished.
         """
-        return self._pool.receive(stop)
+        if self.iteration < iterations:
+            self._request(self.iteration, iterations)
+        while self.iteration < iterations:
+            collected = self._receive(stop)
+            if self._overlap:
+                self._request(collected.index + 1, iterations)
+            iteration = self._update(collected, stop)
+            if not self._overlap:
+                self._request(collected.index + 1, iterations)
+            yield iteration
 
-    def learn(self, collected: Collected, *, last: bool) -> Iteration:
-        """Train, publish, and ask for more unless this is the last iteration.
+    def _request(self, index: int, iterations: int) -> None:
+        """Ask for segment `index` under the current policy, unless the run ends before it.
 
-        Consumes: segments of policy version k. Produces: policy version k + 1. Fails when: a loss is not finite, or
-        the segments are lost on their way to learners elsewhere: then `begin_again`.
+        A segment that was in flight when its run was stopped is asked for under the policy that it had then.
         """
-        began = time.monotonic()
-        merged = self._statistics.merged([report.statistics for report in collected.reports])
-        # Rewards are scaled by all returns seen so far. Observations must be seen as they were when acted on.
-        statistics = Statistics(obs=self._statistics.obs, returns=merged.returns)
-        losses = self._trainers.update(collected.segments, statistics, self.iteration)
+        if index not in self._acting:
+            self._acting[index] = _Acting(self.snapshot(), self._statistics)
+        if index < iterations:
+            self._ask(index)
+
+    def _ask(self, index: int) -> None:
+        self._collector.request(self._acting[index].policy, index)
+        self._asked = index
+
+    def _receive(self, stop: StopSignals) -> Collected:
+        """Wait for the segments requested last, and record how to make the next ones."""
+        collected = self._collector.receive(stop)
+        for report in collected.reports:
+            self._ledger.record(report)
+        return collected
+
+    def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
+        """Train on these segments, and make them part of the run."""
+        while True:
+            began = time.monotonic()
+            merged = self._statistics.merged([report.statistics for report in collected.reports])
+            scale = merged.reward_scale()  # of all returns seen so far
+            try:
+                losses = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
+                break
+            except SegmentsLost as error:
+                collected = self._collect_again(collected, error, stop)
         update_s = time.monotonic() - began
-        self._record(collected, merged)
-        ended = time.monotonic()
-        if not last:
-            self._request()
-        return Iteration(self.iteration, losses, collected, update_s, ended)
+        self._commit(collected, merged)
+        incidents, self._new_incidents = tuple(self._new_incidents), []
+        return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
-    def _request(self) -> None:
-        self._pool.request(self.snapshot(), self.iteration)
+    def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
+        """Make the same segments once more, and ask again for those that were already on their way."""
+        self._notify(f"{error}; they are made again")
+        self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
+        in_flight = self._asked
+        self._collector.renew()
+        self._ask(lost.index)
+        collected = self._receive(stop)
+        if in_flight != lost.index:
+            self._ask(in_flight)
+        return collected
 
-    def _record(self, collected: Collected, statistics: Statistics) -> None:
+    def _commit(self, collected: Collected, statistics: Statistics) -> None:
         """Make these segments part of the run: everything in sampler order, whatever order they came in."""
         self._statistics = statistics
         for report in collected.reports:
-            self._ledger.record(report)
             self.global_step += report.steps
             self.episodes += len(report.episodes)
             self.recent.extend(report.episodes)
-            self.incidents.update(incident.kind for incident in report.incidents)
-        self.incidents.update(incident.kind for incident in (*collected.incidents, *self._trainers.take_incidents()))
+            for incident in report.incidents:
+                self._notify(incident.message)  # the others were reported when they happened
+            self._take(*report.incidents)
+        self._take(*collected.incidents, *self._trainers.take_incidents())
+        self._acting.pop(collected.index)
         self.iteration += 1
+
+    def _take(self, *incidents: Incident) -> None:
+        self._new_incidents += incidents
+        for incident in incidents:
+            self.count(incident)
+
+    def count(self, incident: Incident) -> None:
+        """Count an incident among those of the run."""
+        self.incidents[incident.kind.value] += 1
 
     # ------------------------------------------------------------------ what is known between two iterations
 
     def snapshot(self) -> PolicySnapshot:
-        """The current policy, as samplers get it: a copy."""
-        weights = self._trainers.weights()
-        if self._statistics.obs is None:
-            return PolicySnapshot(self.iteration, weights)
-        mean, std = self._statistics.obs.mean_and_std()
-        return PolicySnapshot(self.iteration, weights, mean, std)
+        """Return a copy of the current policy, as samplers get it."""
+        return _policy(self.iteration, self._trainers.weights(), self._statistics)
 
     def weights_sha256(self) -> str:
-        """A fingerprint of all weights: equal when every bit is."""
+        """Return a fingerprint of all weights: equal when every bit is."""
         return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()
 
     def state(self) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-        """All that the next iteration depends on: named arrays by part, and plain values."""
+        """Return all that the next iteration depends on: named arrays by part, and plain values."""
         spec = self._trainers.spec
         arrays = {
             "model": spec.unflatten(self._trainers.weights()),
             "optimizer": self._trainers.state(),
             "normalizer": self._statistics.arrays(),
-            "samplers": self._ledger.arrays(),
+            "samplers": self._ledger.arrays(self.iteration),
         }
         values = {
             "iteration": self.iteration,
@@ -135,15 +204,32 @@ class PPOLearner:
             "recent": [astuple(episode) for episode in self.recent],
             "incidents": dict(self.incidents),
         }
+        acting = self._acting.get(self.iteration)
+        if acting is not None and acting.policy.version != self.iteration:
+            arrays["in_flight"] = {"weights": acting.policy.weights} | acting.statistics.arrays()
+            values["version_in_flight"] = acting.policy.version
         return arrays, values
 
-    def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
-        """Go on from what `state` gave; samplers are rebuilt by their first request."""
+    def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
+        """Begin with what another run has learnt: weights, optimiser and the normalisers' statistics."""
         self._trainers.load(self._trainers.spec.flatten(arrays["model"]), arrays["optimizer"])
         self._statistics = self._statistics.loaded(arrays["normalizer"])
-        self._ledger.load(arrays["samplers"])
+
+    def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
+        """Continue from what `state` gave; samplers are rebuilt by their first request."""
+        self.adopt(arrays)
         self.iteration = values["iteration"]
+        self._ledger.load(arrays["samplers"], self.iteration)
         self.global_step = values["global_step"]
         self.episodes = values["episodes"]
         self.recent.extend(Episode(*episode) for episode in values["recent"])
         self.incidents.update(values["incidents"])
+        if "version_in_flight" in values:
+            weights, statistics = arrays["in_flight"]["weights"], self._statistics.loaded(arrays["in_flight"])
+            policy = _policy(values["version_in_flight"], weights, statistics)
+            self._acting[self.iteration] = _Acting(policy, statistics)
+
+
+def _policy(version: int, weights: np.ndarray, statistics: Statistics) -> PolicySnapshot:
+    """Return a policy as samplers get it."""
+    return PolicySnapshot(version, weights, None if statistics.obs is None else ObsScale.of(statistics.obs))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dppo import streams
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.architecture import ModelSpec
-from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.module import ModelClass, ModuleSpec
+from dppo.ppo.network import NetworkSpec
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.records.checkpoint import Checkpoint
+from dppo.spaces import BoxActions, DiscreteActions, Spaces, dtype_as_json, dtype_from_json
 from dppo.streams import Stream
 
 
@@ -40,7 +45,7 @@ class Policy:
             ValueError: `obs` has another shape than the environment's observations.
         """
         rows = np.asarray(obs)
-        shape = self.spaces.obs_shape
+        shape = self.spaces.obs.shape
         single = rows.shape == shape
         if not single and rows.shape[1:] != shape:
             raise ValueError(f"obs has shape {rows.shape}. Give {shape}, or (n, {', '.join(map(str, shape))}).")
@@ -65,30 +70,79 @@ class Policy:
         return clipped
 
 
-def load_policy(path: str | Path) -> Policy:
-    """The policy of a run's newest good checkpoint, or of the checkpoint at `path`. Runs no code from it.
+def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
+    """Return the policy of a run's newest good checkpoint, or of the checkpoint at `path`.
+
+    Loading runs no code from the folder, with one exception: for a network of your own the checkpoint holds the import
+    path of its class, and that module is imported. Load such a policy from folders that you trust, or give `model`.
+
+    Args:
+        model: the class of the run's own network, or its import path, in place of what the checkpoint names.
+    Raises:
+        CheckpointError: there is none, it is damaged, or its network cannot be made here.
+    """
+    return read(path).policy(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A checkpoint of a policy as it was read: nothing of it has run."""
+
+    path: Path
+    checkpoint: Checkpoint
+
+    @property
+    def model_name(self) -> str | None:
+        """The import path of the network that the checkpoint names; None for the default network."""
+        model = self.checkpoint.state.get("model")
+        name = model.get("model") if isinstance(model, dict) else None
+        return None if name is None else str(name)
+
+    def policy(self, model: ModelClass | None = None) -> Policy:
+        """Return the policy; imports what `model_name` names, or `model` in place of it.
+
+        Raises:
+            CheckpointError: it is not a policy, or its network cannot be made here.
+        """
+        state, arrays = self.checkpoint.state, self.checkpoint.arrays
+        try:
+            spaces, spec = model_from(state, model)
+            weights = spec.flatten(arrays["model"])
+            agent = PPOAgent(spec)
+            statistics = arrays["normalizer"]
+        except ConfigError as error:
+            raise CheckpointError(
+                f"{self.path}: its network cannot be made here: {error} If its module is elsewhere, add that to "
+                f"PYTHONPATH, or give the class: load_policy(path, model=Class)."
+            ) from None
+        except (KeyError, TypeError, ValueError) as error:
+            if self.model_name is not None and isinstance(error, ValueError):
+                raise CheckpointError(
+                    f"{self.path}: {self.model_name} is not the network that was trained: {error}. Use the class as it "
+                    f"was then."
+                ) from None
+            raise CheckpointError(
+                f"{self.path}: holds no policy of dppo ({error!r}). Give the folder of a run."
+            ) from None
+        obs_scale = None
+        if "obs.count" in statistics:
+            moments = Statistics(obs=Moments.empty(spaces.obs.shape)).loaded(statistics).obs
+            assert moments is not None
+            obs_scale = ObsScale.of(moments)
+        return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
+
+
+def read(path: str | Path) -> Read:
+    """Read a run's newest good checkpoint, or the checkpoint at `path`.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
     found = checkpoints.find(Path(path))
     for problem in found.damaged:
-        # A warning, for whoever calls this has no terminal of ours to be told on.
-        warnings.warn(f"passed over a newer checkpoint, which is damaged: {problem}", stacklevel=2)
-    checkpoint = checkpoints.load(found.path)
-    try:
-        spaces, spec = model_from(checkpoint.state)
-        weights = spec.flatten(checkpoint.arrays["model"])
-        arrays = checkpoint.arrays["normalizer"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{found.path}: holds no policy of dppo ({error!r}). Give the folder of a run.") from None
-    obs_mean = obs_std = None
-    if "obs.count" in arrays:
-        statistics = Statistics(obs=Moments.empty(spaces.obs_shape)).loaded(arrays)
-        assert statistics.obs is not None
-        obs_mean, obs_std = statistics.obs.mean_and_std()
-    snapshot = PolicySnapshot(checkpoint.state["iteration"], weights, obs_mean, obs_std)
-    return Policy(spaces, PPOAgent(spec), snapshot, checkpoint.state)
+        # A warning: whoever calls this has no terminal of ours.
+        warnings.warn(f"passed over a newer checkpoint, which is damaged: {problem}", stacklevel=3)
+    return Read(found.path, checkpoints.load(found.path))
 
 
 def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
@@ -99,27 +153,29 @@ def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
 # ------------------------------------------------------------------ spaces and model as JSON
 
 
-def model_state(spaces: Spaces, spec: ModelSpec) -> dict[str, Any]:
-    """What `model_from` needs, as JSON values."""
+def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
+    """Return what `model_from` needs, as JSON values."""
     actions = spaces.actions
     if isinstance(actions, DiscreteActions):
         described: dict[str, Any] = {"discrete": {"n": actions.n, "start": actions.start}}
     else:
         dtype = str(actions.low.dtype)
         described = {"box": {"low": actions.low.tolist(), "high": actions.high.tolist(), "dtype": dtype}}
+    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # a tuple as the list that is read back
     return {
-        "obs_shape": list(spaces.obs_shape),
-        "obs_dtype": spaces.obs_dtype,
+        "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,
         "actions": described,
-        "hidden_sizes": list(spec.hidden_sizes),
-        "activation": spec.activation,
-        "dtype": spec.dtype,
+        **network,
     }
 
 
-def model_from(state: dict[str, Any]) -> tuple[Spaces, ModelSpec]:
-    """Spaces and model of a checkpoint, from its state."""
+def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
+    """Return spaces and network of a checkpoint, from its state.
+
+    Args:
+        own: the class of the user's network, in place of the one that the state names.
+    """
     model = state["model"]
     actions: DiscreteActions | BoxActions
     if "discrete" in model["actions"]:
@@ -127,5 +183,7 @@ def model_from(state: dict[str, Any]) -> tuple[Spaces, ModelSpec]:
     else:
         box = model["actions"]["box"]
         actions = BoxActions(np.array(box["low"], box["dtype"]), np.array(box["high"], box["dtype"]))
-    spaces = Spaces(tuple(model["obs_shape"]), model["obs_dtype"], actions, model["deterministic"])
-    return spaces, ModelSpec.of(spaces, tuple(model["hidden_sizes"]), model["activation"], model["dtype"])
+    spaces = Spaces(dtype_from_json(model["obs"]), actions, model["deterministic"])
+    if "model" in model:
+        return spaces, ModuleSpec.of(spaces, own or model["model"], model["model_kwargs"], model["dtype"])
+    return spaces, MLPSpec.of(spaces, tuple(model["hidden_sizes"]), model["activation"], model["dtype"])

@@ -1,8 +1,14 @@
-"""What observations and actions look like, as plain data: environments say it, the model is built from it."""
+"""Observations and actions as plain data: read from an environment, used to build the network and the storage.
+
+One observation is one element of a NumPy dtype. For a Box it is the sub-array dtype `(dtype, shape)`, so that
+`np.empty((T + 1, E), spaces.obs)` is an array [T + 1, E, *shape]. For a Dict or a Tuple it is a structured dtype
+without padding, so that the same code stores, slices, concatenates and sends observations of any space.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +43,40 @@ class BoxActions:
 class Spaces:
     """Observation and action space of an environment."""
 
-    obs_shape: tuple[int, ...]
-    obs_dtype: str
-    """Of the environment, e.g. "float64"; floats travel as float32."""
+    obs: np.dtype[Any]
+    """One observation as it is stored and sent; floats of 64 bits are stored as float32. `obs.shape` is [*O]."""
     actions: DiscreteActions | BoxActions
     deterministic: bool = True
     """False where the environment's spec says `nondeterministic`: then a replay cannot be trusted."""
+
+
+def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
+    """Return views of the leaves of observations [...], each [..., *shape]; nested names are joined by dots.
+
+    Observations of a Box are one leaf, named "".
+    """
+    if obs.dtype.names is None:
+        return {name: obs}
+    return {
+        leaf: view
+        for part in obs.dtype.names
+        for leaf, view in leaves(obs[part], f"{name}.{part}" if name else part).items()
+    }
+
+
+def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Return the observation dtype as JSON values, nested as it is."""
+    if dtype.names is None:
+        return {"dtype": str(dtype.base), "shape": list(dtype.shape)}
+    return {"leaves": [[name, dtype_as_json(dtype[name])] for name in dtype.names]}
+
+
+def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
+    """Return the dtype from which `dtype_as_json` made `described`.
+
+    Raises:
+        KeyError, TypeError, ValueError: `described` is not such a description.
+    """
+    if "leaves" in described:
+        return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
+    return np.dtype((described["dtype"], tuple(described["shape"])))  # a shape of () gives the scalar dtype itself

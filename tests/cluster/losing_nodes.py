@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import ray
-from made_up import SPACES, settings, some_segments
+from made_up import POLICY, SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
 import dppo
-from dppo.cluster.ray_trainers import RayTrainers
+from dppo.assemble import trainer_plan
+from dppo.cluster.learning.ranks import RayTrainers
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
 from dppo.learner import PPOLearner
-from dppo.ppo.normalizer import Statistics
 
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 @ray.remote(num_cpus=0, resources={"store": 1}, max_retries=0)
@@ -44,16 +44,16 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     }
     base = whole | {"num_samplers": 4, "progress": "off", "num_learners": 2, "hidden_sizes": (8,)}
     elsewhere = {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
-    learn = PPOLearner.learn
+    update = PPOLearner._update
 
-    def learn_after_a_loss(self: PPOLearner, *args: Any, **options: Any) -> Any:
+    def update_after_a_loss(self: PPOLearner, *args: Any) -> Any:
         if self.iteration in (0, 2) and self.incidents["segments_lost"] == self.iteration // 2:
             nodes.append(cluster.add_node(**NODE | actors_node))
             cluster.remove_node(nodes.pop(0), allow_graceful=False)
-        return learn(self, *args, **options)
+        return update(self, *args)
 
     undisturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "undisturbed"}))
-    PPOLearner.learn = learn_after_a_loss  # type: ignore[method-assign]
+    PPOLearner._update = update_after_a_loss  # type: ignore[assignment, method-assign]
     disturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "disturbed"}))
     return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
 
@@ -68,28 +68,28 @@ def main() -> None:
     segments = some_segments()
     config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to keep the state in the driver
 
-    trainers = RayTrainers(config, SPACES, notes.append)
+    trainers = RayTrainers(trainer_plan(config), SPACES, notes.append)
     before = trainers.weights(), trainers.state()
     lost = large.remote()
     ray.wait([lost], fetch_local=False)
     cluster.remove_node(store, allow_graceful=False)
     try:
-        trainers.update([*segments[:3], lost], Statistics(), 3)
+        trainers.update([*segments[:3], lost], POLICY, 1.0, 3)
     except SegmentsLost as error:
         told["lost segments"] = str(error)
     told["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
     trainers.take_incidents()
 
     for iteration in (3, 4):
-        trainers.update(segments, Statistics(), iteration)
+        trainers.update(segments, POLICY, 1.0, iteration)
     expected = trainers.weights().tobytes()
     trainers.load(*before)
-    trainers.update(segments, Statistics(), 3)
+    trainers.update(segments, POLICY, 1.0, 3)
     first, _ = ray.get(trainers._ranks[0].whereabouts.remote())
     cluster.add_node(**NODE)
     cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
     time.sleep(5)  # processes of a node that dies like this live a little longer
-    trainers.update(segments, Statistics(), 4)
+    trainers.update(segments, POLICY, 1.0, 4)
     told["same weights"] = trainers.weights().tobytes() == expected
     told["incidents"] = [incident.kind for incident in trainers.take_incidents()]
     trainers.close()

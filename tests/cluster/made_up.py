@@ -8,11 +8,12 @@ import numpy as np
 
 import dppo
 from dppo.config import make_config
-from dppo.ppo.segment import Segment
+from dppo.ppo.segment import PolicySnapshot, Segment
 from dppo.spaces import DiscreteActions, Spaces
 
 SAMPLERS, STEPS, OBS = 4, 64, 6
-SPACES = Spaces((OBS,), "float32", DiscreteActions(3))
+SPACES = Spaces(np.dtype(("float32", (OBS,))), DiscreteActions(3))
+POLICY = PolicySnapshot(0, np.zeros(0, np.float32))  # learners need no more of the policy that acted than its scale
 
 
 def settings(**changes: Any) -> dppo.Config:

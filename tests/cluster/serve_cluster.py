@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 class Counter:

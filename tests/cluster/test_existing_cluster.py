@@ -151,7 +151,7 @@ def test_a_refused_connection_is_closed_again(cluster: UsersCluster, tmp_path: P
     script = (
         "import dppo, ray\n"
         "try:\n"
-        "    dppo.train(dppo.Config(env_id='CartPole-v1', num_actors=99, progress='off'))\n"
+        "    dppo.train(dppo.Config(env_id='CartPole-v1', num_actors=99, num_samplers=99, progress='off'))\n"
         "except ValueError as error:\n"
         "    print('num_actors=99' in str(error), ray.is_initialized())\n"
     )

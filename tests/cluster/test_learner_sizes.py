@@ -45,12 +45,12 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(
             match = re.search(r"Use (num_samplers|minibatch_size)=(\d+)(?: or (\d+))?", text)
             if match is None:  # of a batch that is now too small for its minibatch
                 assert "is larger than the batch" in text
-                settings_now["minibatch_size"] = int(re.search(r"Use at most (\d+)", text)[1])
+                settings_now["minibatch_size"] = int(re.findall(r"Use at most (\d+)", text)[0])
             else:
                 settings_now[match[1]] = int([number for number in match.groups()[1:] if number][pick])
             assert len(told) <= 3, told
         config = settings(**settings_now)
-        assert config.samplers % learners == 0
+        assert config.num_samplers % learners == 0
         assert config.batch_size // learners % config.minibatches_per_epoch == 0
 
 
@@ -65,20 +65,20 @@ def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None
     [
         (
             {"device": "cuda"},
-            "device=cuda: learners on Ray see the GPUs that they ask for, and ask for none. Give --learner-gpus 1, or "
-            "--device cpu.",
+            "device=cuda: learners on Ray see only the GPUs that they ask for, and ask for none. Use "
+            "learner_gpus=1, or device=cpu.",
         ),
         (
             {"learner_gpus": 1},
-            "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Give --device cuda.",
+            "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use device=cuda.",
         ),
         (
             {"learner_cpus": 2, "num_learners": 0},
-            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Give --num-learners.",
+            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Use num_learners=1 or more.",
         ),
         (
             {"num_actors": 0},
-            "num_learners=2 has no effect: num_actors=0 keeps everything in this process. Give --num-actors.",
+            "num_learners=2 has no effect: num_actors=0 keeps everything in this process. Use num_actors=1 or more.",
         ),
         (
             {"micro_batch_size": 32},

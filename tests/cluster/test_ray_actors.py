@@ -19,45 +19,16 @@ import gymnasium as gym
 import pytest
 from commandline import SOURCE, TESTS, actors_of_this_process, command_line, fresh_environment, run
 from odd_worlds import reporting_cartpole
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.config import make_config
-from dppo.errors import ClusterError
+from dppo.errors import ClusterError, EnvironmentFault
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
 # For a segment of some milliseconds, on a machine that may be busy; what hangs here hangs for an hour.
 PATIENCE_S = 8.0
-
-
-class Listener:
-    """A progress display that keeps what it is told, and does something after an iteration or a note."""
-
-    def __init__(
-        self,
-        after_iteration: Callable[[int], None] = lambda number: None,
-        after_note: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.lines: list[str] = []
-        self.notes: list[str] = []
-        self._after_iteration = after_iteration
-        self._after_note = after_note
-
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        self.lines += lines
-
-    def iteration(self, row: dict[str, float]) -> None:
-        self._after_iteration(int(row["iteration"]))
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        self._after_note(text)
-
-    def finish(self, lines: list[str]) -> None:
-        self.lines += lines
-
-    def close(self) -> None:
-        pass
 
 
 def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo.Config:
@@ -68,7 +39,7 @@ def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None =
     """CartPole that fails in its 30th step, or in its constructor: once if there is a marker, always otherwise."""
     failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
     failure |= {} if marker is None else {"marker": str(marker)}
-    return settings(run_dir, "dppo/CrashingCartPole-v0", env_kwargs=failure, **changes)
+    return settings(run_dir, "testbeds:crashing_cartpole", env_kwargs=failure, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +52,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
-    listener = Listener()
+    recorder = Recorder()
     config = crashing(tmp_path / "run", "hang", marker=tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S)
-    result = dppo.train(config, progress=listener)
+    with Notes() as notes:
+        result = dppo.train(config, observers=[recorder])
     assert (tmp_path / "marker").exists()
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_hung": 1}
-    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=8", listener.notes[0])
-    assert "raise --segment-timeout-s" in listener.notes[0]
-    assert "Dealt with: 1 x actor_hung" in listener.lines
+    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=8", notes.texts[0])
+    assert "raise --segment-timeout-s" in notes.texts[0]
+    assert "Dealt with: 1 x actor_hung" in recorder.ending
 
 
 @pytest.mark.slow
@@ -113,7 +85,7 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
 
     slow = {"longest_s": 0.02}
     config = settings(tmp_path / "run", "slow_worlds:delayed_cartpole", env_kwargs=slow, num_actors=3)
-    result = dppo.train(config, progress=Listener(end_all))
+    result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_lost": 3}
 
@@ -148,7 +120,8 @@ def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_th
             num_actors=2,
             segment_timeout_s=PATIENCE_S,
         )
-        result = dppo.train(config, progress=Listener(freeze, thaw_one))
+        with Notes(after=thaw_one):
+            result = dppo.train(config, observers=[Recorder(after_iteration=freeze)])
         assert len(frozen) == 2
         assert result.weights_sha256 == undisturbed
         assert result.incidents == {"actor_hung": 2}
@@ -158,22 +131,66 @@ def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_th
             os.kill(pid, signal.SIGCONT)
 
 
+# ------------------------------------------------------------------ long replays
+
+LONG = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34, "update_epochs": 1, "progress": "off"}
+DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 of them a replay takes more than three times as long
+
+
+def endless(folder: Path, num_actors: int) -> dppo.Config:
+    """Steps take their time once there is a file "slow" in `folder`."""
+    at_work = {"num_actors": num_actors} | ({"segment_timeout_s": DEADLINE_S} if num_actors else {})
+    kwargs = {"env_kwargs": {"slow": str(folder / "slow")}, "run_dir": folder / "run"}
+    return make_config({"env_id": "slow_worlds:Endless", **LONG, **at_work, **kwargs})
+
+
+@pytest.fixture(scope="module")
+def never_ending(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of the run whose episode never ends."""
+    return dppo.train(endless(tmp_path_factory.mktemp("endless"), 0)).weights_sha256
+
+
+def test_a_replay_that_takes_several_deadlines_is_left_alone(never_ending: str, tmp_path: Path) -> None:
+    def kill(iteration: int) -> None:
+        if iteration == 30:
+            for pid in actors_of_this_process():
+                os.kill(pid, signal.SIGKILL)
+
+    (tmp_path / "slow").touch()
+    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)])
+    assert result.weights_sha256 == never_ending
+    assert result.incidents == {"actor_lost": 1}
+    rows = result.metrics
+    assert [row["iteration"] for row in rows if row["replay/steps"]] in ([31], [32])
+    assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
+
+
+def test_a_resumed_run_whose_replay_takes_several_deadlines_goes_on(never_ending: str, tmp_path: Path) -> None:
+    stopped = dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)])
+    assert stopped.iterations == 30
+    (tmp_path / "slow").touch()
+    result = dppo.train(endless(tmp_path, 1), resume=tmp_path / "run")
+    assert result.weights_sha256 == never_ending
+    assert result.incidents == {}
+    assert result.metrics[0]["replay/steps"] == 30 * 60
+    assert result.metrics[0]["replay/s"] > 3 * DEADLINE_S
+
+
 # ------------------------------------------------------------------ lost again and again
 
 
 @pytest.mark.parametrize(("how", "where"), [("kill", "step"), ("exit", "constructor")])
 def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> None:
-    listener = Listener()
     config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
-    with pytest.raises(ClusterError) as stopped:
-        dppo.train(config, progress=listener)
+    with Notes() as notes, pytest.raises(ClusterError) as stopped:
+        dppo.train(config)
     said = str(stopped.value)
     assert re.search(r"actor 0 \(samplers 0, 1, 2, 3\) died", said)
     assert "replaced 2 times in a row" in said
     assert "max_actor_restarts=2" in said
     assert "--num-actors 0" in said
-    assert [note for note in listener.notes if "replaced" in note] == listener.notes
-    assert len(listener.notes) == 2
+    assert [note for note in notes.texts if "replaced" in note] == notes.texts
+    assert len(notes.texts) == 2
     wait_until(lambda: not actors_of_this_process())
 
 
@@ -194,9 +211,33 @@ def test_an_actor_lost_now_and_then_does_not_use_up_the_restarts(tmp_path: Path)
             os.kill(pid, signal.SIGKILL)
 
     config = settings(tmp_path / "run", num_actors=1, num_samplers=1, total_timesteps=10 * 40, max_actor_restarts=1)
-    result = dppo.train(config, progress=Listener(kill))
+    result = dppo.train(config, observers=[Recorder(after_iteration=kill)])
     assert result.iterations == 10
     assert result.incidents["actor_lost"] > 2
+
+
+# ------------------------------------------------------------------ interrupted from within
+
+
+def test_a_keyboard_interrupt_in_a_simulator_stops_the_run_in_good_order(undisturbed: str, tmp_path: Path) -> None:
+    result = dppo.train(crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2))
+    assert result.stopped_by == "SIGINT"
+    assert result.iterations < 4
+    assert result.checkpoint.stem == f"iter_{result.iterations:06}"
+    config = crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2)
+    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
+
+
+def test_a_keyboard_interrupt_in_a_constructor_ends_the_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
+
+
+def test_whatever_a_simulator_raises_is_its_fault_and_leaves_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"):
+        dppo.train(crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2))
+    config = crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2)
+    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
 # ------------------------------------------------------------------ where simulators live
@@ -278,7 +319,7 @@ def test_a_ray_that_was_there_stays_and_has_everything_back(tmp_path: Path) -> N
             self._number += number
             return self._number
 
-    remember = ray.remote(num_cpus=0)(Memory).remote(41)
+    remember: Any = ray.remote(num_cpus=0)(Memory).remote(41)
     before = ray.cluster_resources()
     dppo.train(settings(tmp_path / "run", num_actors=2))
     assert ray.is_initialized()
@@ -323,11 +364,16 @@ before = dict(os.environ)
 import dppo
 def handler(*_): pass
 signal.signal(signal.SIGTERM, handler)
-result = dppo.train(dppo.Config(env_id="CartPole-v1", num_actors=1, run_dir="run", **SIZES))
+meanwhile = {}
+class Look(dppo.Observer):
+    def on_iteration(self, row):
+        meanwhile.update(os.environ)
+config = dppo.Config(env_id="CartPole-v1", num_actors=1, run_dir="run", **SIZES)
+result = dppo.train(config, observers=[Look()])
 import ray
 changed = {name: os.environ.get(name) for name in before | dict(os.environ) if os.environ.get(name) != before.get(name)}
 print(json.dumps({"changed": changed, "weights": result.weights_sha256, "ray": ray.is_initialized(),
-                  "handler": signal.getsignal(signal.SIGTERM) is handler}))
+                  "handler": signal.getsignal(signal.SIGTERM) is handler, "meanwhile": meanwhile}))
 """
 
 
@@ -348,8 +394,9 @@ def test_a_ray_of_its_own_is_stopped_and_changes_only_variables_of_ray(undisturb
     assert told["handler"] is True
     assert all(name.startswith("RAY_") for name in told["changed"])
     assert "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in told["changed"]
-    assert told["changed"]["RAY_AUTH_MODE"] == "token"
-    assert not Path(told["changed"]["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert told["meanwhile"]["RAY_AUTH_MODE"] == "token"
+    assert not Path(told["meanwhile"]["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert not [name for name in told["changed"] if name.startswith("RAY_AUTH")]
 
 
 WITHOUT_DPPO = """

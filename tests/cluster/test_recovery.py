@@ -1,4 +1,4 @@
-"""What it takes to lose an actor and nothing else: the ledger and the budget."""
+"""Losing an actor and nothing else: the ledger and the budget."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from builders import assert_same_bytes
 
-from dppo.cluster.recovery import ReplayLedger, RestartBudget
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.faults import RestartBudget
 from dppo.ppo.segment import SamplerCarry, SegmentReport
 
 
-def report(sampler: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
-    """A report that says no more than the ledger has to know; every field of its carry tells it from others."""
+def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
+    """Return a report with what the ledger has to know; every field of its carry differs from that of others."""
     rows = len(episodes)
     carry = SamplerCarry(
         episodes=np.array(episodes, np.int64),
@@ -21,85 +22,118 @@ def report(sampler: int, episodes: list[int], actions: list[list[int]]) -> Segme
         checksums=np.arange(rows, dtype=np.uint32) + np.uint32(2**32 - 5),
     )
     pieces = tuple(np.array(piece, np.int64) for piece in actions)
-    return SegmentReport(sampler, 0, 0, rows, carry, pieces)
+    return SegmentReport(sampler, index, 0, rows, carry, pieces)
 
 
-def actions_of(ledger: ReplayLedger, sampler: int) -> list[list[int]]:
-    rebuild = ledger.rebuild(sampler)
+def actions_of(ledger: ReplayLedger, sampler: int, index: int) -> list[list[int]]:
+    rebuild = ledger.rebuild(sampler, index)
     assert rebuild is not None
     return [actions.tolist() for actions in rebuild.actions]
 
 
 def test_a_sampler_that_never_made_a_segment_is_begun_as_new() -> None:
     ledger = ReplayLedger(2, replay=True)
-    ledger.record(report(0, [0], [[1]]))
-    assert ledger.rebuild(1) is None
+    ledger.record(report(0, 0, [0], [[1]]))
+    assert ledger.rebuild(1, 0) is None
+    assert ledger.rebuild(0, 0) is None
 
 
 def test_actions_gather_while_an_episode_goes_on_and_begin_again_with_the_next() -> None:
     ledger = ReplayLedger(1, replay=True)
-    ledger.record(report(0, [0, 0], [[1, 2], [3, 4]]))
-    assert actions_of(ledger, 0) == [[1, 2], [3, 4]]
-    ledger.record(report(0, [0, 1], [[5, 6], [7]]))  # the second one ended, one step ago
-    assert actions_of(ledger, 0) == [[1, 2, 5, 6], [7]]
-    ledger.record(report(0, [3, 1], [[], [8, 9]]))  # the first one ended with the last row
-    assert actions_of(ledger, 0) == [[], [7, 8, 9]]
-    ledger.record(report(0, [3, 1], [[1, 1], [2, 2]]))
-    assert actions_of(ledger, 0) == [[1, 1], [7, 8, 9, 2, 2]]
+    ledger.record(report(0, 0, [0, 0], [[1, 2], [3, 4]]))
+    assert actions_of(ledger, 0, 1) == [[1, 2], [3, 4]]
+    ledger.record(report(0, 1, [0, 1], [[5, 6], [7]]))  # the second one ended, one step ago
+    assert actions_of(ledger, 0, 2) == [[1, 2, 5, 6], [7]]
+    ledger.record(report(0, 2, [3, 1], [[], [8, 9]]))  # the first one ended with the last row
+    assert actions_of(ledger, 0, 3) == [[], [7, 8, 9]]
+    ledger.record(report(0, 3, [3, 1], [[1, 1], [2, 2]]))
+    assert actions_of(ledger, 0, 4) == [[1, 1], [7, 8, 9, 2, 2]]
 
 
 def test_a_rebuild_has_the_last_carry() -> None:
-    ledger, last = ReplayLedger(1, replay=True), report(0, [4, 2], [[1], [1]])
-    ledger.record(report(0, [3, 2], [[1], [1]]))
+    ledger, last = ReplayLedger(1, replay=True), report(0, 1, [4, 2], [[1], [1]])
+    ledger.record(report(0, 0, [3, 2], [[1], [1]]))
     ledger.record(last)
-    rebuild = ledger.rebuild(0)
+    rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
     assert_same_bytes(rebuild.carry, last.carry)
 
 
+def test_the_last_two_segments_can_be_made_again_and_none_before_them() -> None:
+    """While one is learnt from, the next is on its way, and either may be lost."""
+    ledger = ReplayLedger(1, replay=True)
+    for index in range(4):
+        ledger.record(report(0, index, [0], [[index]]))
+    assert actions_of(ledger, 0, 4) == [[0, 1, 2, 3]]
+    assert actions_of(ledger, 0, 3) == [[0, 1, 2]]
+    with pytest.raises(AssertionError, match="segment 2 of sampler 0 can no longer be made again"):
+        ledger.rebuild(0, 2)
+
+
+def test_a_segment_made_again_takes_the_place_of_the_first() -> None:
+    ledger = ReplayLedger(1, replay=True)
+    for index in range(3):
+        ledger.record(report(0, index, [0], [[index]]))
+    ledger.record(report(0, 2, [7], [[9]]))  # its environment does not follow from its seed
+    assert actions_of(ledger, 0, 3) == [[9]]
+    assert actions_of(ledger, 0, 2) == [[0, 1]]
+    ledger.record(report(0, 3, [7], [[10]]))
+    assert actions_of(ledger, 0, 4) == [[9, 10]]
+
+
 def test_samplers_do_not_mix() -> None:
     ledger = ReplayLedger(3, replay=True)
-    ledger.record(report(2, [0], [[2]]))
-    ledger.record(report(0, [0], [[0]]))
-    ledger.record(report(2, [0], [[22]]))
-    assert actions_of(ledger, 0) == [[0]]
-    assert actions_of(ledger, 2) == [[2, 22]]
-    assert ledger.rebuild(1) is None
+    ledger.record(report(2, 0, [0], [[2]]))
+    ledger.record(report(0, 0, [0], [[0]]))
+    ledger.record(report(2, 1, [0], [[22]]))
+    assert actions_of(ledger, 0, 1) == [[0]]
+    assert actions_of(ledger, 2, 2) == [[2, 22]]
+    assert ledger.rebuild(1, 0) is None
 
 
 def test_without_replay_episodes_are_given_up_and_the_carry_is_kept() -> None:
-    ledger, last = ReplayLedger(1, replay=False), report(0, [4], [[1]])
+    ledger, last = ReplayLedger(1, replay=False), report(0, 0, [4], [[1]])
     ledger.record(last)
-    rebuild = ledger.rebuild(0)
+    rebuild = ledger.rebuild(0, 1)
     assert rebuild is not None
     assert rebuild.actions == ()
     assert_same_bytes(rebuild.carry, last.carry)
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_a_loaded_ledger_goes_on_as_the_one_that_was_saved(replay: bool) -> None:
-    ledger, loaded = ReplayLedger(3, replay=replay), ReplayLedger(3, replay=replay)
-    for one in (report(0, [0, 0], [[1, 2], [3]]), report(2, [1, 5], [[], [9]]), report(0, [0, 1], [[4], []])):
-        ledger.record(one)
-    arrays = ledger.arrays()
+@pytest.mark.parametrize("back", [0, 1], ids=["the next segment", "the one before it"])
+def test_a_loaded_ledger_goes_on_as_the_one_that_was_saved(replay: bool, back: int) -> None:
+    ledger, loaded = ReplayLedger(2, replay=replay), ReplayLedger(2, replay=replay)
+    made = [
+        (report(0, 0, [0, 0], [[1, 2], [3]]), report(1, 0, [1, 5], [[], [9]])),
+        (report(0, 1, [0, 1], [[4], []]), report(1, 1, [1, 5], [[7], [8]])),
+        (report(0, 2, [0, 2], [[5, 6], [7]]), report(1, 2, [2, 5], [[1], [1]])),
+        (report(0, 3, [0, 2], [[5], [8]]), report(1, 3, [2, 5], [[2], [2]])),
+    ]
+    for pair in made[:3]:
+        for one in pair:
+            ledger.record(one)
+    index = 3 - back
+    arrays = ledger.arrays(index)
     for array in arrays.values():
         array.flags.writeable = False  # as a checkpoint may give them
-    loaded.load(arrays)
-    for sampler in range(3):
-        assert_same_bytes(loaded.rebuild(sampler), ledger.rebuild(sampler))
-    for both in (ledger, loaded):
-        both.record(report(0, [0, 2], [[5, 6], [7]]))
-        both.record(report(1, [0, 0], [[1], [1]]))
-    for sampler in range(3):
-        assert_same_bytes(loaded.rebuild(sampler), ledger.rebuild(sampler))
-    assert sorted(loaded.arrays()) == sorted(ledger.arrays())
+    loaded.load(arrays, index)
+    for sampler in range(2):
+        assert_same_bytes(loaded.rebuild(sampler, index), ledger.rebuild(sampler, index))
+    for pair in made[index:]:
+        for both in (ledger, loaded):
+            for one in pair:
+                both.record(one)
+    for sampler in range(2):
+        assert_same_bytes(loaded.rebuild(sampler, 4), ledger.rebuild(sampler, 4))
+    assert sorted(loaded.arrays(4)) == sorted(ledger.arrays(4))
 
 
 def test_an_empty_ledger_saves_and_loads_as_nothing() -> None:
     ledger = ReplayLedger(2, replay=True)
-    assert ledger.arrays() == {}
-    ledger.load({})
-    assert ledger.rebuild(0) is None
+    assert ledger.arrays(0) == {}
+    ledger.load({}, 0)
+    assert ledger.rebuild(0, 0) is None
 
 
 # ------------------------------------------------------------------------------------------- budget

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from disturbance import Disturbance, in_the_middle_of_an_update, send
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.config import make_config
@@ -19,30 +20,6 @@ from dppo.records import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 ITERATIONS = 4
-
-
-class Recorder:
-    """A progress display that keeps what it is told, and can act on an iteration."""
-
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.notes: list[str] = []
-        self._stop_after = stop_after
-
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        pass
-
-    def iteration(self, row: dict[str, float]) -> None:
-        if row["iteration"] == self._stop_after:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def finish(self, lines: list[str]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def run_settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -62,11 +39,11 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> tuple[str, list[str]]:
     """The weights of an undisturbed run with two learners and one actor, and what was told."""
-    recorder = Recorder()
     run = tmp_path_factory.mktemp("with_two") / "run"
-    result = dppo.train(run_settings(run, num_actors=1, num_learners=2), progress=recorder)
+    with Notes() as notes:
+        result = dppo.train(run_settings(run, num_actors=1, num_learners=2))
     assert result.incidents == {}
-    return result.weights_sha256, recorder.notes
+    return result.weights_sha256, notes.texts
 
 
 def test_one_learner_gives_the_weights_of_none(in_process: str, tmp_path: Path) -> None:
@@ -110,12 +87,13 @@ def test_neither_the_order_of_arrival_nor_an_actor_killed_in_a_segment_shows(
 def test_a_learner_lost_in_the_middle_of_an_update_is_counted_and_does_not_show(
     number: int, with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
-    recorder = Recorder()
-    with in_the_middle_of_an_update(send(number)):
-        result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), progress=recorder)
+    with in_the_middle_of_an_update(send(number)), Notes() as notes:
+        recorder = Recorder()
+        result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), observers=[recorder])
     assert result.incidents == {"learners_rebuilt": 1}
+    assert [incident.kind for incident in recorder.incidents] == ["learners_rebuilt"]
     assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
-    assert any(note.startswith("learners are back after ") for note in recorder.notes)
+    assert any(note.startswith("learners are back after ") for note in notes.texts)
     assert result.weights_sha256 == with_two[0]
 
 
@@ -124,27 +102,27 @@ def test_a_run_with_two_learners_goes_on_with_two_exactly_and_with_none_as_well(
 ) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     two = {"num_actors": 1, "num_learners": 2}
-    stopped = dppo.train(run_settings(run, **two), progress=Recorder(stop_after=2))
+    stopped = dppo.train(run_settings(run, **two), observers=[Recorder(interrupt_at=2)])
     assert stopped.iterations == 2
     shutil.copytree(run, copy)
     assert dppo.train(run_settings(run, **two), resume=run).weights_sha256 == with_two[0]
-    recorder = Recorder()
-    resumed = dppo.train(run_settings(copy), resume=copy, progress=recorder)
+    with Notes() as notes:
+        resumed = dppo.train(run_settings(copy), resume=copy)
     assert resumed.iterations == ITERATIONS
     assert resumed.weights_sha256 != with_two[0]
     assert any(
-        re.match(r"num_learners=0 instead of 2: .*differ.* in rounding or order", note) for note in recorder.notes
+        re.match(r"num_learners=0 instead of 2: .*differ in rounding or in their order", note) for note in notes.texts
     )
 
 
 def test_a_run_without_learners_goes_on_with_two(tmp_path: Path, in_process: str) -> None:
     run = tmp_path / "run"
-    dppo.train(run_settings(run), progress=Recorder(stop_after=2))
+    dppo.train(run_settings(run), observers=[Recorder(interrupt_at=2)])
     before = checkpoints.load(checkpoints.find(run).path)
-    recorder = Recorder()
-    resumed = dppo.train(run_settings(run, num_actors=1, num_learners=2), resume=run, progress=recorder)
+    with Notes() as notes:
+        resumed = dppo.train(run_settings(run, num_actors=1, num_learners=2), resume=run)
     assert resumed.iterations == ITERATIONS
-    assert any(note.startswith("num_learners=2 instead of 0: ") for note in recorder.notes)
+    assert any(note.startswith("num_learners=2 instead of 0: ") for note in notes.texts)
     after = checkpoints.load(checkpoints.find(run).path)
     for stem, arrays in before.arrays.items():  # nothing in it tells how many learners there were
         found = {name: (array.shape, array.dtype) for name, array in after.arrays[stem].items()}
@@ -183,6 +161,6 @@ def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
     growth = {}
     for learners in (2, 0):
         config = run_settings(tmp_path / str(learners), num_learners=learners, **common)
-        growth[learners] = peak_growth_mb(lambda config=config: dppo.train(config))
+        growth[learners] = peak_growth_mb(partial(dppo.train, config))
     assert growth[2] < batch_mb, growth  # what this process imports meanwhile
     assert growth[0] > 2 * batch_mb, growth  # which shows that it can be seen

@@ -1,21 +1,42 @@
-"""What is decided before Ray starts: how many actors fit, how large the object store is. Nothing here starts Ray."""
+"""What is decided before Ray starts: which cluster, how many actors fit, how large the object store is."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from commandline import fresh_environment, run
 
-from dppo.cluster import session
-from dppo.cluster.session import MIB, SMALLEST_STORE, actors_that_fit, usable_cores
+from dppo.cluster import environment as surroundings
+from dppo.cluster import session, token
+from dppo.cluster.capacity import (
+    Demand,
+    actors_that_fit,
+    check_cluster,
+    check_gpus,
+    gpus_here,
+    has_autoscaler,
+    total_needs,
+    usable_cores,
+)
+from dppo.cluster.session import MIB, SMALLEST_STORE, RaySession, demand_of
+from dppo.config import Actors, Learners
+from dppo.errors import ConfigError
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
@@ -62,7 +83,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]
     """The size chosen and what the user is told, for a machine of so much shared memory and so full a disk."""
 
     def size(wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL) -> tuple[int, list[str]]:
-        isdir, told = os.path.isdir, []
+        isdir, told = os.path.isdir, list[str]()
 
         def disk_usage(path: str) -> Usage:
             return Usage(shm_free, 0, shm_free) if str(path) == "/dev/shm" else disk
@@ -133,13 +154,14 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, st
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(token, "_token", None)
     variables: dict[str, str] = os.environ  # type: ignore[assignment]
     return variables
 
 
 def test_what_the_user_has_set_for_ray_stays(environment: dict[str, str]) -> None:
     environment |= {"RAY_USAGE_STATS_ENABLED": "1", "RAY_AUTH_MODE": "disabled"}
-    session._set_environment(start_here=True)
+    surroundings.set_environment(start_here=True)
     assert environment["RAY_USAGE_STATS_ENABLED"] == "1"
     assert environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
     assert environment["RAY_AUTH_MODE"] == "disabled"
@@ -147,7 +169,7 @@ def test_what_the_user_has_set_for_ray_stays(environment: dict[str, str]) -> Non
 
 
 def test_a_ray_of_ours_has_a_token_that_nobody_else_can_read(environment: dict[str, str]) -> None:
-    session._set_environment(start_here=True)
+    surroundings.set_environment(start_here=True)
     assert environment["RAY_AUTH_MODE"] == "token"
     token = Path(environment["RAY_AUTH_TOKEN_PATH"])
     assert len(token.read_text(encoding="utf8")) >= 32
@@ -156,7 +178,7 @@ def test_a_ray_of_ours_has_a_token_that_nobody_else_can_read(environment: dict[s
 
 
 def test_a_cluster_that_runs_is_met_with_the_users_own_token(environment: dict[str, str]) -> None:
-    session._set_environment(start_here=False)
+    surroundings.set_environment(start_here=False)
     assert "RAY_AUTH_MODE" not in environment
 
 
@@ -164,5 +186,257 @@ def test_a_ray_that_was_imported_before_is_left_as_it_is(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    session._set_environment(start_here=True)
+    surroundings.set_environment(start_here=True)
     assert "RAY_AUTH_MODE" not in environment
+
+
+def test_another_cluster_is_not_met_with_the_private_token(environment: dict[str, str]) -> None:
+    surroundings.set_environment(start_here=True)
+    path = environment["RAY_AUTH_TOKEN_PATH"]
+    token.forget_private_token()
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(environment)
+    surroundings.set_environment(start_here=True)  # Ray remembers the token it read first
+    assert environment["RAY_AUTH_TOKEN_PATH"] == path
+    environment["RAY_AUTH_TOKEN_PATH"] = "/the/users/own"
+    token.forget_private_token()
+    assert environment["RAY_AUTH_MODE"] == "token"
+
+
+def test_token_folders_of_dead_runs_are_removed_and_no_others(environment: dict[str, str], tmp_path: Path) -> None:
+    dead, young = tmp_path / "dppo-token-dead", tmp_path / "dppo-token-young"
+    for folder in (dead, young):
+        folder.mkdir()
+        (folder / "ray_token").touch()
+    alive = subprocess.Popen(  # a run of another process: the folder is old, and locked
+        [
+            sys.executable,
+            "-c",
+            "import os, tempfile, time; from dppo.cluster import token; tempfile.tempdir = os.getcwd()\n"
+            "print(token._make_token(), flush=True); time.sleep(60)",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        env=fresh_environment(),
+    )
+    try:
+        assert alive.stdout is not None
+        locked = Path(alive.stdout.readline().decode().strip()).parent
+        for folder in (dead, locked):
+            os.utime(folder, (0, 0))
+        token.clear_abandoned()
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name])
+    finally:
+        alive.kill()
+        alive.communicate()
+
+
+def test_only_this_process_outlives_the_gcs_by_long() -> None:
+    """Ray's own processes are given `os.environ`, and shall keep to Ray's minute."""
+    name = b"RAY_gcs_rpc_server_reconnect_timeout_s"
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    with surroundings.long_reconnect():
+        assert getenv(name) == b"3600"
+        assert name.decode() not in os.environ
+    assert getenv(name) is None
+
+
+def test_ray_sets_no_handlers_of_signals_while_it_starts() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with surroundings.signal_handlers_kept():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGTERM, before) is before
+
+
+# ------------------------------------------------------------------------------- which cluster
+
+
+class ConnectedRay:
+    """What `RaySession` asks a Ray that is initialised: where its GCS is, and what its nodes have."""
+
+    def __init__(self, gcs_address: str = "10.0.0.7:6379", *nodes: dict[str, float]) -> None:
+        self.gcs_address = gcs_address
+        self._nodes = nodes
+
+    def get_runtime_context(self) -> ConnectedRay:
+        return self
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"Alive": True, "Resources": resources} for resources in self._nodes]
+
+    def available_resources(self) -> dict[str, float]:
+        return total_needs(*((1, node) for node in self._nodes))
+
+
+@pytest.mark.parametrize("address", [None, "auto", "10.0.0.7:6379"])
+def test_an_address_of_the_connected_cluster_is_accepted(address: str | None) -> None:
+    session._check_connected(ConnectedRay(), address, dashboard=False)
+
+
+@pytest.mark.parametrize("address", ["big-cluster.invalid:6379", "10.0.0.8:6379", "10.0.0.7:6380", "local"])
+def test_an_address_of_another_cluster_than_the_connected_one_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=rf"address={address}: .* at 10.0.0.7:6379 already"):
+        session._check_connected(ConnectedRay(), address, dashboard=False)
+
+
+def test_this_machine_has_several_names() -> None:
+    here = socket.gethostbyname(socket.gethostname())
+    session._check_connected(ConnectedRay(f"{here}:6379"), "localhost:6379", dashboard=False)
+    with pytest.raises(ConfigError):
+        session._check_connected(ConnectedRay("10.0.0.7:6379"), "localhost:6379", dashboard=False)
+
+
+def test_a_dashboard_of_a_ray_that_runs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dashboard=True has no effect.*10.0.0.7:6379"):
+        session._check_connected(ConnectedRay(), None, dashboard=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("http://127.0.0.1:8265", "the address of Ray's dashboard, which takes `ray job submit`"),
+        ("https://ray.example", "the address of Ray's dashboard"),
+        ("ray://head:10001", "the address of a Ray Client server, which is not supported"),
+        ("redis://head:6379", "not an address of a Ray cluster"),
+    ],
+)
+def test_addresses_of_other_services_are_refused(address: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError) as refused:
+        session._wanted_cluster(None)
+    assert str(refused.value).startswith(f"RAY_ADDRESS={address}: this is {kind}")
+    assert "host:port" in str(refused.value)
+    assert "unset RAY_ADDRESS" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"^address="):
+        session._wanted_cluster(address)
+
+
+def test_the_address_says_where_ray_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert session._wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
+    assert session._wanted_cluster("other:6379") == ("address", "other:6379")
+    assert session._wanted_cluster("local") == ("address", None)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert session._wanted_cluster(None) == ("RAY_ADDRESS", None)
+
+
+def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+
+    def session_of(**changes: Any) -> RaySession:
+        return RaySession(Actors(num_actors=1, **changes), Learners(), store_bytes=1, notify=lambda text: None)
+
+    joined = session_of(address=address)
+    joined.check()
+    joined.close()
+    assert ray.is_initialized()
+    with pytest.raises(ConfigError, match=rf"address=somewhere.invalid:1: .* at {address} already"):
+        session_of(address="somewhere.invalid:1")
+    with pytest.raises(ConfigError, match="dashboard=True has no effect"):
+        session_of(dashboard=True)
+
+
+# ---------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.parametrize(
+    ("actors", "each", "learners", "of_learner", "gpus", "refused"),
+    [
+        (8, 1.0, 0, 0.0, 8, None),
+        (8, 1.0, 0, 0.0, 1, "actor_gpus=1: 8 actors of 1 GPU each need 8 GPUs, this machine has 1"),
+        (1, 1.0, 0, 0.0, 0, "actor_gpus=1: 1 actor of 1 GPU each need 1 GPU, this machine has 0"),
+        (8, 0.25, 0, 0.0, 2, None),
+        (9, 0.25, 0, 0.0, 2, "actor_gpus=0.25: 9 actors of 0.25 GPU each need 3 GPUs, this machine has 2"),
+        (2, 0.6, 0, 0.0, 1, "need 2 GPUs"),  # two of them do not share one
+        (4, 0.0, 2, 1.0, 1, "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1"),
+        (2, 0.5, 1, 1.0, 2, None),
+        (2, 0.5, 1, 1.0, 1, "2 actors of 0.5 GPU each and 1 learner of 1 GPU each need 2 GPUs"),
+    ],
+)
+def test_more_gpus_than_this_machine_has_are_refused(
+    actors: int, each: float, learners: int, of_learner: float, gpus: int, refused: str | None
+) -> None:
+    demand = demand_of(
+        Actors(num_actors=actors, actor_gpus=each), Learners(num_learners=learners, learner_gpus=of_learner)
+    )
+    if refused is None:
+        check_gpus(demand, gpus)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_gpus(demand, gpus)
+    assert refused in str(error.value)
+    assert "--actor-gpus 0.25" in str(error.value)
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_here() == 0
+    demand = Demand(1, {"CPU": 1.0, "GPU": 1.0}, 0, {})
+    with pytest.raises(ConfigError, match=r"this machine has 0 \(CUDA_VISIBLE_DEVICES=\)"):
+        check_gpus(demand, gpus_here())
+
+
+def test_a_run_without_its_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--num-actors", "2", "--actor-gpus", "1", "--run-dir", "run"]
+    began = time.monotonic()
+    code, _, err = run(words, tmp_path, timeout_s=60, CUDA_VISIBLE_DEVICES="")
+    assert code == 2
+    assert "actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 0" in err
+    assert time.monotonic() - began < 45
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------- autoscalers
+
+
+def report(*types: str) -> bytes:
+    """What Ray's monitor writes down every few seconds."""
+    return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(types, 1), "pending_launches": {}}}).encode()
+
+
+@pytest.fixture
+def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes | None], None]:
+    def says(status: bytes | None) -> None:
+        monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", lambda key: status)
+
+    return says
+
+
+BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
+
+
+@pytest.mark.parametrize(
+    ("status", "there"),
+    [
+        (report(BY_HAND), False),
+        (report("headgroup"), True),
+        (report(BY_HAND, "cpu-workers"), True),
+        (b"no JSON", False),
+    ],
+)
+def test_an_autoscaler_shows_in_the_types_of_nodes(
+    status: bytes, there: bool, autoscaler: Callable[[bytes | None], None]
+) -> None:
+    autoscaler(status)
+    assert has_autoscaler(ConnectedRay()) is there
+
+
+def test_what_an_autoscaler_may_add_is_waited_for(autoscaler: Callable[[bytes | None], None]) -> None:
+    demand = Demand(8, {"CPU": 1.0}, 0, {})
+    ray, told = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
+    autoscaler(report(BY_HAND))
+    with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
+        check_cluster(ray, demand, told.append)
+    autoscaler(report("headgroup"))
+    check_cluster(ray, demand, told.append)
+    assert len(told) == 1
+    assert "hold 2. The cluster has an autoscaler" in told[0]
+
+
+def test_a_ray_that_is_started_here_has_no_autoscaler(ray_session: None) -> None:
+    import ray
+
+    assert not has_autoscaler(ray)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import yaml
 
 from dppo.commands import arguments
 from dppo.commands.arguments import Arguments
-from dppo.config import Config, make_config
+from dppo.commands.parser import ALIASES, MEANT
+from dppo.commands.settings_flags import EXTRA, FIRST, flag, in_flags
+from dppo.config import files, grouped, make_config, resolved
+from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, ConfigError, DppoError
-from dppo.run_folder import resolved
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "one.yaml").write_text("CartPole-v1: {gamma: 0.5, num_steps: 64, ent_coef: 0.0}\n", encoding="utf8")
     (folder / "two.yaml").write_text("Pendulum-v1: {gamma: 0.25}\n", encoding="utf8")
     (folder / "none.yaml").write_text("", encoding="utf8")
-    monkeypatch.setattr(arguments, "PRESETS", folder)
+    monkeypatch.setattr(files, "PRESETS", folder)
 
 
 def parse(line: str) -> Arguments:
@@ -117,19 +120,74 @@ def test_flags_become_settings(flags: str, expected: dict[str, Any]) -> None:
     assert {name: getattr(c, name) for name in expected} == expected
 
 
-def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
-    flags = set(arguments._flags_class().__dataclass_fields__)
-    assert flags == (set(Config.model_fields) - {"env_id"}) | set(arguments.EXTRA)
-
-
-def test_help_lists_every_setting_with_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The help that a line shows."""
     with pytest.raises(SystemExit) as stopped:
-        parse("--help")
+        parse(line)
     assert not stopped.value.code
-    shown = capsys.readouterr().out
-    for name in Config.model_fields:
-        if name != "env_id":
-            assert f"--{name.replace('_', '-')}" in shown, name
+    return capsys.readouterr().out
+
+
+def test_every_setting_is_a_flag_and_every_flag_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = set(re.findall(r"^  (--[a-z-]+)", shown("--help", capsys), re.MULTILINE))
+    assert flags == {flag(name) for name in (*settings_by_name(), *EXTRA, "trust")} - {"--env-id"}
+
+
+def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown("--help", capsys)
+    assert max(map(len, text.splitlines())) <= 80
+    groups = re.findall(r"^(\w[\w ]*):", text, re.MULTILINE)[1:]
+    assert groups == ["ENV_ID", "most used", "sampling", "ppo", "network", "actors", "learners", "run"]
+    flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert flags[: len(FIRST) + len(EXTRA)] == [flag(name) for name in (*FIRST, *EXTRA)]
+    for words in ("CartPole-v1", "module:Name-v0", "module:factory"):
+        assert words in text.partition("most used")[0]
+
+
+@pytest.mark.parametrize("line", ["CartPole-v1 --help", "-h CartPole-v1", "CartPole-v1 --nonsense --help"])
+def test_help_shows_the_defaults_that_apply(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def default(text: str, name: str) -> str:
+        entry = re.search(rf"^  {name} .*?(?=^  --|^$)", text, re.MULTILINE | re.DOTALL)
+        assert entry is not None
+        found = re.search(r"\(default: ([^)]*)\)", " ".join(entry[0].split()))
+        return found[1] if found else ""
+
+    text = shown(line, capsys)
+    tuned = "nonsense" not in line
+    assert default(text, "--gamma") == ("0.5" if tuned else "0.99")
+    assert default(text, "--num-steps") == ("64" if tuned else "128")
+    assert default(text, "--hidden-sizes") == "64 64"
+    assert ("tuned for CartPole-v1" in " ".join(text.split())) is tuned
+
+
+def test_names_of_other_libraries_lead_to_ours() -> None:
+    flags = {flag(name) for name in settings_by_name()} | {"--episodes"}
+    assert set(ALIASES) <= flags
+    assert not set(MEANT) & {flag(name) for name in settings_by_name()}, "a flag of ours is no alias"
+    for alias, ours in (
+        ("--lr", "--learning-rate"),
+        ("--n-envs", "--num-samplers"),
+        ("--num_envs", "--num-samplers"),
+        ("--entropy-coef", "--ent-coef"),
+        ("--num-workers", "--num-actors"),
+        ("--n_steps", "--num-steps"),
+        ("--clip-range", "--clip-coef"),
+    ):
+        name = alias.replace("_", "-")
+        assert f"{name} is not a known flag. Did you mean {ours}?" in refusal(f"CartPole-v1 {alias} 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("a=1: is wrong. Use norm_adv=False.", "a=1: is wrong. Use --no-norm-adv."),
+        ("gamma=2: too large. Use gamma=0.9, or x=3.", "gamma=2: too large. Use --gamma 0.9, or x=3."),
+        ("num_actors=9 is many. Use num_actors=8 or fewer.", "num_actors=9 is many. Use --num-actors 8 or fewer."),
+        ("one line\nseed=1: no. Use seed=2", "one line\nseed=1: no. Use --seed 2"),
+    ],
+)
+def test_remedies_can_be_typed(text: str, typed: str) -> None:
+    assert in_flags(text) == typed
 
 
 # ---------------------------------------------------------------------------------------- refusals
@@ -142,10 +200,9 @@ def test_help_lists_every_setting_with_its_words(capsys: pytest.CaptureFixture[s
         ("CartPole-v1 --learning_rat=3", "--learning-rat is not a known flag. Did you mean --learning-rate?"),
         ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
         ("CartPole-v1 --seed", "--seed"),
-        ("CartPole-v1 --activation gelu", "invalid choice 'gelu' for argument '--activation'"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
         ("CartPole-v1 --preset CartPole-v0", "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?"),
-        ("CartPole-v1 --preset zzz", "There are: CartPole-v1, Pendulum-v1."),
+        ("CartPole-v1 --preset zzz", "Available: CartPole-v1, Pendulum-v1."),
         ("CartPole-v1 --config /no/such/file.yaml", "config=/no/such/file.yaml: cannot be read as settings"),
         ("--seed 3", "which environment? For example: dppo train CartPole-v1"),
         ("", "which environment?"),
@@ -158,7 +215,6 @@ def test_what_cannot_be_understood_is_told_in_a_line_or_two(line: str, words: st
 @pytest.mark.parametrize(
     ("line", "stray"),
     [
-        ("--seed 3 CartPole-v1", "CartPole-v1"),
         ("CartPole-v1 --anneal-lr false", "false"),
         ("CartPole-v1 --seed 3 4", "4"),
         ("CartPole-v1 Pendulum-v1", "Pendulum-v1"),
@@ -167,11 +223,19 @@ def test_what_cannot_be_understood_is_told_in_a_line_or_two(line: str, words: st
 def test_a_stray_word_is_named_and_no_flag_is_blamed_for_it(line: str, stray: str) -> None:
     text = refusal(line)
     assert stray in text
-    for flag in ("--seed", "--anneal-lr"):
-        assert f"{flag} is not a known flag" not in text
+    for innocent in ("--seed", "--anneal-lr"):
+        assert f"{innocent} is not a known flag" not in text
 
 
-@pytest.mark.parametrize("flags", ["--gamma 2", "--num-steps many", "--num-steps 1.5", "--env-kwargs [1]"])
+@pytest.mark.parametrize("line", ["--seed 3 CartPole-v1", "CartPole-v1 --seed 3", "--seed=3 CartPole-v1 --preset none"])
+def test_the_environment_may_stand_anywhere_beside_the_flags(line: str) -> None:
+    assert parse(line).settings["env_id"] == "CartPole-v1"
+    assert parse(line).settings["seed"] == "3"
+
+
+@pytest.mark.parametrize(
+    "flags", ["--gamma 2", "--num-steps many", "--num-steps 1.5", "--env-kwargs [1]", "--activation gelu", "--seed -1"]
+)
 def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flags.split()[0][2:].replace('-', '_')}="):
         make_config(settings(f"Acrobot-v1 {flags}"))
@@ -180,13 +244,16 @@ def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
 # ---------------------------------------------------------------------------------------- resuming
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """The folder of a run that had two actors, with its settings in it."""
+@pytest.fixture(params=["flat", "in groups"])
+def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of a run that had two actors, with its settings in it, as they are or were written."""
     folder = tmp_path / "runs" / "one"
     (folder / "checkpoints" / "step").mkdir(parents=True)
-    config = make_config({"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamma": 0.75})
-    (folder / "config.yaml").write_text(yaml.safe_dump(resolved(config)), encoding="utf8")
+    config = make_config(
+        {"env_id": "CartPole-v1", "num_actors": 2, "num_samplers": 2, "cpus_per_actor": 0.5, "gamma": 0.75}
+    )
+    settings = resolved(config) if request.param == "flat" else grouped(resolved(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     return folder
 
 
@@ -201,12 +268,12 @@ def test_resume_takes_the_settings_of_the_run_and_no_preset(run_dir: Path, path:
 
 def test_flags_win_over_the_settings_of_the_run(run_dir: Path) -> None:
     c = make_config(parse(f"--resume {run_dir} --num-actors 1 --segment-timeout-s 7").settings)
-    assert (c.num_actors, c.samplers, c.segment_timeout_s) == (1, 2, 7)
+    assert (c.num_actors, c.num_samplers, c.segment_timeout_s) == (1, 2, 7)
 
 
 def test_a_run_with_actors_is_resumed_without_them(run_dir: Path) -> None:
     c = make_config(parse(f"--resume {run_dir} --num-actors 0").settings)
-    assert (c.num_actors, c.samplers, c.cpus_per_actor) == (0, 2, 1.0)
+    assert (c.num_actors, c.num_samplers, c.cpus_per_actor) == (0, 2, 1.0)
 
 
 @pytest.mark.parametrize("flags", ["--preset none", "--preset auto", "--config my.yaml"])
@@ -218,3 +285,11 @@ def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_d
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not the folder of a run"):
         parse(f"--resume {tmp_path}")
+
+
+def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> None:
+    """The same words every time, as in the script of a batch system: they start the run, and continue it."""
+    parsed = parse(f"CartPole-v1 --resume auto --run-dir {run_dir} --num-actors 1")
+    assert (parsed.resume, parsed.preset) == ("auto", "CartPole-v1")
+    assert parsed.settings["gamma"] == 0.5
+    assert refusal("CartPole-v1 --resume auto").startswith("resume=auto: needs the same folder each time.")

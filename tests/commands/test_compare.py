@@ -1,31 +1,66 @@
 """`dppo compare`: its words, its plan, and what it leaves behind."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from dppo.__main__ import main
-from dppo.commands.compare_plan import caption, make_plan, parse_options
+from dppo.commands.compare import make_table
+from dppo.commands.compare_plan import caption, make_plan, parse
+from dppo.config import Config
 from dppo.errors import ConfigError
+from dppo.records.comparison import Group, Run
 
-TINY = ["--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
+TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
 
 
 def plan_of(*words: str, **settings: object) -> list[tuple[int, int, int]]:
-    options, _ = parse_options(["E-v0", *words])
-    plan = make_plan(options, {"env_id": "E-v0", **settings}, Path("out"))
-    return [(config.num_actors, config.samplers, config.seed) for config in plan]
+    return [(config.num_actors, config.num_samplers, config.seed) for config in planned(*words, **settings)]
 
 
-def test_the_first_words_are_ours_and_the_rest_the_trainings() -> None:
-    options, rest = parse_options(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
+def planned(*words: str, **settings: object) -> list[Config]:
+    options, given = parse(["E-v0", *words])
+    return make_plan(options, given | settings, Path("out"))
+
+
+def test_some_flags_are_of_the_comparison_and_the_rest_of_the_training() -> None:
+    options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
     assert (options.actors, options.target, options.seeds, options.equal) == ((1, 8), 475.0, 3, "batch")
-    assert rest == ["E-v0", "--gamma", "0.9"]
+    assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
-def test_runs_take_turns_seed_by_seed_with_the_same_samplers() -> None:
-    assert plan_of("--seeds", "2") == [(1, 8, 1), (8, 8, 1), (1, 8, 2), (8, 8, 2)]
+def test_help_lists_both_in_80_columns_but_what_a_comparison_sets_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
+    assert not {"--num-actors", "--run-dir", "--resume"} & set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
+
+
+def test_one_number_of_actors_trains_several_seeds() -> None:
+    assert plan_of("--actors", "0", "--seeds", "5") == [(0, 8, seed) for seed in range(1, 6)]
+
+
+def test_settings_of_actors_apply_to_the_runs_that_have_some() -> None:
+    words = ["--actors", "0", "8", "--seeds", "1", "--segment-timeout-s", "60", "--cpus-per-actor", "0.5"]
+    in_process, on_actors = planned(*words)
+    assert (in_process.segment_timeout_s, in_process.cpus_per_actor) == (600, 1)
+    assert (on_actors.segment_timeout_s, on_actors.cpus_per_actor) == (60, 0.5)
+
+
+@pytest.mark.parametrize(("actors", "name"), [(["0"], "segment_timeout_s"), (["0", "8"], "num_learners")])
+def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(actors: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}=.* has no effect: num_actors=0"):
+        planned("--actors", *actors, f"--{name.replace('_', '-')}", "2")
+
+
+def test_runs_take_turns_seed_by_seed_and_back_again_with_the_same_samplers() -> None:
+    assert plan_of("--seeds", "2") == [(1, 8, 1), (8, 8, 1), (8, 8, 2), (1, 8, 2)]
+    actors = [number for number, _, _ in plan_of("--actors", "0", "2", "8", "--seeds", "3")]
+    assert actors == [0, 2, 8, 8, 2, 0, 0, 2, 8]
 
 
 def test_equal_batch_keeps_the_samplers_that_are_given() -> None:
@@ -41,9 +76,7 @@ def test_equal_segment_lets_the_samplers_grow() -> None:
 
 
 def test_each_run_has_a_folder_of_its_own() -> None:
-    options, _ = parse_options(["E-v0", "--seeds", "2"])
-    plan = make_plan(options, {"env_id": "E-v0"}, Path("out"))
-    assert len({config.run_dir for config in plan}) == 4
+    assert len({config.run_dir for config in planned("--seeds", "2")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -57,27 +90,27 @@ def test_each_run_has_a_folder_of_its_own() -> None:
     ],
 )
 def test_the_caption_says_what_is_equal(equal: str, words: str) -> None:
-    options, _ = parse_options(["E-v0", "--equal", equal])
+    options, _ = parse(["E-v0", "--equal", equal])
     assert caption(options, make_plan(options, {"env_id": "E-v0"}, Path("out"))) == words
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--actors", "8"], "actors=8: nothing to compare"),
-        (["--actors", "1", "1"], "actors=1 1: nothing to compare"),
+        (["--actors", "8", "--seeds", "1"], "actors=8: one run with one seed leaves nothing to compare"),
+        (["--actors", "1", "1"], "actors=1 1: a number is given twice"),
         (["--actors", "1", "-8"], "actors=1 -8: one is below zero"),
         (["--actors", "one"], "invalid int value: 'one'"),
-        (["--seeds", "0"], "seeds=0: comes to no run"),
+        (["--seeds", "0"], "seeds=0: must be at least 1"),
         (["--equal", "seeds"], "invalid choice: 'seeds'"),
         (["--num-actors", "8"], "--num-actors has no effect here: --actors says how many"),
         (["--run_dir=x"], "--run-dir has no effect here: --out says where"),
         (["--resume", "x"], "--resume has no effect here"),
         (["--equal", "segment", "--num-samplers", "8"], "--num-samplers has no effect with --equal segment"),
         (["--actor", "1", "8"], "--actor is not a known flag"),
-        (["--num-samplers", "4"], "num_actors=8 is more than the 4 samplers"),
+        (["--num-samplers", "4"], "num_actors=8 is more than num_samplers=4"),
         (["--minibatch-size", "9999"], "minibatch_size=9999 is larger than the batch of 1024 steps"),
-        (["--out", "."], "out=.: holds something already"),
+        (["--out", "."], "out=.: is not an empty folder"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -87,10 +120,25 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert words in capsys.readouterr().err
 
 
-def test_a_setting_that_only_one_number_of_actors_refuses_is_told_before_the_first_run() -> None:
-    options, _ = parse_options(["E-v0", "--actors", "8", "0"])
-    with pytest.raises(ConfigError, match="cpus_per_actor"):
-        make_plan(options, {"env_id": "E-v0", "cpus_per_actor": "2"}, Path("out"))
+def test_a_setting_that_only_one_number_of_actors_refuses_is_reported_before_the_first_run() -> None:
+    with pytest.raises(ConfigError, match="num_actors=8 is more than num_samplers=4"):
+        planned("--actors", "1", "8", num_samplers="4")
+
+
+@pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
+def test_an_efficiency_above_one_is_not_shown_as_a_result(iteration_s: float, shown: str) -> None:
+    row = {
+        "iteration": 2,
+        "perf/iteration_s": iteration_s,
+        "perf/collect_s": 0.6,
+        "perf/slowest_actor_s": 0.6,
+        "perf/transfer_s": 0.0,
+        "perf/update_s": 0.4,
+        "perf/env_step_ms": 1.0,
+    }
+    run = Run(Config(env_id="E-v0"), Path("r"), 2.0, 1.0, 1024, "sha", [row], {})
+    assert list(make_table([Group((run,))], None).columns[-1].cells) == [shown]
+    assert Group((run,)).as_json(Group((run,)), None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
 
 
 def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
@@ -98,10 +146,10 @@ def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
-    assert main(["compare", "dppo/PointMass-v0", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
+    assert main(["compare", "testbeds:point_mass", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
     said = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in said
-    assert "4 of 4: 2 actors, seed 2" in said
+    assert "4 of 4: in process, seed 2" in said
     assert "w + x =" in said
     assert (out / "compare.png").stat().st_size > 10_000
     everything = json.loads((out / "compare.json").read_text())
@@ -111,14 +159,25 @@ def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
     assert all(0 < group["cycle"]["efficiency"] <= 1 for group in everything["groups"])
     assert all(group["seeds_that_reached_target"] == 2 for group in everything["groups"])
     runs = everything["runs"]
-    assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1), (0, 2), (2, 2)]
+    assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1), (2, 2), (0, 2)]
     assert runs[0]["curve"]["episodic_return"] == runs[1]["curve"]["episodic_return"]
     assert Path(runs[3]["run_dir"], "metrics.jsonl").is_file()
 
 
+def test_several_seeds_are_compared_without_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", "testbeds:point_mass", "--actors", "0", "--out", str(out), *TINY]) == 0
+    assert "2 of 2: in process, seed 2" in capsys.readouterr().out
+    everything = json.loads((out / "compare.json").read_text())
+    assert [(run["num_actors"], run["seed"]) for run in everything["runs"]] == [(0, 1), (0, 2)]
+    assert [group["label"] for group in everything["groups"]] == ["in process"]
+    assert everything["same_weights"] is None
+    assert (out / "compare.png").is_file()
+
+
 def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
-    assert main(["compare", "dppo/DriftingCartPole-v0", *flags]) == 1
+    assert main(["compare", "testbeds:drifting_cartpole", *flags]) == 1
     said = capsys.readouterr().err
     assert "THE WEIGHTS DIFFER" in said
     assert "seed 1: 0 actors" in said

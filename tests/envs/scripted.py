@@ -9,6 +9,7 @@ import numpy as np
 from builders import group_of
 
 from dppo.envs.group import EnvGroup
+from dppo.ppo.segment import EnvLog, Incident, SamplerCarry
 
 
 class Scripted(gym.Env[Any, Any]):
@@ -50,20 +51,25 @@ class Scripted(gym.Env[Any, Any]):
 
 
 class Stepper:
-    """The arrays that a sampler would own, and the group that writes them."""
+    """The arrays and the log that a sampler would own, and the group that writes them."""
 
     def __init__(self, group: EnvGroup) -> None:
         rows = group.num_envs
         self.group = group
-        self.obs = np.full((rows, *group.obs_shape), 77, group.obs_dtype)
+        self.obs = np.full(rows, 77, group.obs)
         self.rewards = np.full(rows, 777.0)
         self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
 
+        self.log = EnvLog()
+
     def start(self) -> None:
-        self.group.start(self.obs)
+        self.group.start(self.obs, self.log)
+
+    def restore(self, carry: SamplerCarry, actions: tuple[np.ndarray, ...]) -> list[Incident]:
+        return self.group.restore(carry, actions, self.obs, self.log)
 
     def step(self, actions: Any) -> dict[int, np.ndarray]:
-        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated)
+        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated, self.log)
 
 
 def started(*envs: gym.Env[Any, Any]) -> Stepper:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -10,10 +15,10 @@ import pytest
 from builders import group_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, Stepper, started
+from testbeds import Counting, DriftingSimulator
 
 from dppo import streams
 from dppo.envs.group import EnvGroup
-from dppo.envs.testbeds import Counting, DriftingSimulator
 from dppo.ppo.segment import SamplerCarry
 from dppo.streams import Stream
 
@@ -55,24 +60,35 @@ def test_every_episode_begins_with_its_own_seed() -> None:
     assert len({seed for env in envs for seed in env.seeds}) == 7
 
 
-def test_episodes_are_told_in_the_order_of_their_ends_and_once() -> None:
+def test_episodes_are_logged_in_the_order_of_their_ends_and_once() -> None:
     stepper = started(Scripted(length=3, info={"is_success": np.True_}), Scripted(length=2, reward=5.0))
     for _ in range(4):
         stepper.step([0, 0])
-    told = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.group.take_episodes()]
-    assert told == [(1, 0, 6.0, 2, None), (0, 0, 3.0, 3, True), (1, 1, 6.0, 2, None)]
-    assert stepper.group.take_episodes() == ()
+    logged = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.log.episodes]
+    assert logged == [(1, 0, 6.0, 2, None), (0, 0, 3.0, 3, True), (1, 1, 6.0, 2, None)]
     opened = stepper.group.open_episodes()
     assert opened["episodes"].tolist() == [1, 2]
     assert opened["episode_lengths"].tolist() == [1, 0]
     assert opened["episode_returns"].tolist() == [1, 0]
 
 
-def test_time_in_environments_is_told_once() -> None:
-    stepper = started(Counting())
+def test_time_in_environments_is_added_to_the_log() -> None:
+    class Slow(Scripted):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.02)
+            return super().step(action)
+
+        def reset(self, **keywords: Any) -> Any:
+            time.sleep(0.02)
+            return super().reset(**keywords)
+
+    stepper = started(Slow())
+    assert stepper.log.seconds >= 0.02
     stepper.step([0])
-    assert stepper.group.take_time() > 0
-    assert stepper.group.take_time() == 0
+    assert stepper.log.seconds >= 0.04
+    again = Stepper(group_of([Slow()]))
+    again.restore(carried(stepper.group), (np.zeros(1, np.int64),))
+    assert again.log.seconds >= 0.04
 
 
 def test_an_environment_that_reuses_its_array_does_no_harm() -> None:
@@ -144,9 +160,9 @@ def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
     before, actions = played(CartPoleEnv(), Counting4(), steps=9)
     after = Stepper(group_of([CartPoleEnv(), Counting4()]))
     arrays = tuple(np.array(one, np.int64) for one in actions)
-    assert after.group.restore(carried(before.group), arrays, after.obs) == []
+    assert after.restore(carried(before.group), arrays) == []
     assert after.obs.tobytes() == before.obs.tobytes()
-    assert after.group.take_episodes() == ()
+    assert after.log.episodes == []
     for name, array in before.group.open_episodes().items():
         np.testing.assert_array_equal(after.group.open_episodes()[name], array)
     for stepper in (before, after):
@@ -173,7 +189,7 @@ class Counting4(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
     before, actions = played(DriftingSimulator(CartPoleEnv()), CartPoleEnv(), steps=5)
     after = Stepper(group_of([DriftingSimulator(CartPoleEnv()), CartPoleEnv()]))
-    incidents = after.group.restore(carried(before.group), tuple(map(np.array, actions)), after.obs)
+    incidents = after.restore(carried(before.group), tuple(map(np.array, actions)))
     assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [("replay_mismatch", 0, 5)]
     assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: gave up episode 0 after 5 steps")
     assert after.group.open_episodes()["episodes"].tolist() == [1, 0]
@@ -186,22 +202,22 @@ def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
 def test_a_replay_whose_rewards_differ_is_given_up() -> None:
     before, actions = played(Scripted(reward=5.0), steps=3)
     after = Stepper(group_of([Scripted(reward=6.0)]))
-    incidents = after.group.restore(carried(before.group), (np.array(actions[0]),), after.obs)
+    incidents = after.restore(carried(before.group), (np.array(actions[0]),))
     assert [one.kind for one in incidents] == ["replay_mismatch"]
 
 
 def test_a_replay_that_ends_early_is_given_up() -> None:
     before, actions = played(Counting(), steps=6)
     after = Stepper(group_of([Counting(truncate_after=3)]))
-    incidents = after.group.restore(carried(before.group), (np.array(actions[0]),), after.obs)
+    incidents = after.restore(carried(before.group), (np.array(actions[0]),))
     assert "its replay ended after 3 of 6 steps" in incidents[0].message
-    assert after.group.take_episodes() == ()
+    assert after.log.episodes == []
 
 
 def test_without_actions_every_episode_is_begun_afresh() -> None:
     before, _ = played(Counting(), Counting(), steps=4)
     after = Stepper(group_of([Counting(), Counting()]))
-    incidents = after.group.restore(carried(before.group), (), after.obs)
+    incidents = after.restore(carried(before.group), ())
     assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [
         ("episode_abandoned", 0, 4),
         ("episode_abandoned", 1, 4),
@@ -210,24 +226,79 @@ def test_without_actions_every_episode_is_begun_afresh() -> None:
     assert after.group.open_episodes()["episodes"].tolist() == [1, 1]
 
 
-def test_episodes_that_ended_before_a_restore_are_not_told_after_it() -> None:
-    """They belong to a segment that nobody will get."""
-    stepper, actions = played(Counting(truncate_after=3), steps=4)
-    carry = carried(stepper.group)
-    assert stepper.group.restore(carry, (np.array(actions[0]),), stepper.obs) == []
-    assert stepper.group.take_episodes() == ()
+class SharesItsBuffer(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose instances all answer in one array, as some simulators in C do."""
+
+    buffer = np.zeros(4, np.float32)
+
+    def __init__(self) -> None:
+        super().__init__(CartPoleEnv())
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        self.buffer[:] = obs
+        return self.buffer, info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = self.env.step(action)
+        self.buffer[:] = obs
+        return self.buffer, *rest
 
 
+def test_environments_that_share_a_buffer_are_replayed() -> None:
+    """The checksum is of what each returned, not of what a sibling wrote there afterwards."""
+    before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
+    own, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
+    checksums = before.group.open_episodes()["checksums"]
+    assert checksums.tolist() == own.group.open_episodes()["checksums"].tolist()
+    after = Stepper(group_of([SharesItsBuffer(), SharesItsBuffer()]))
+    assert after.restore(carried(before.group), tuple(map(np.array, actions))) == []
+    assert after.obs.tobytes() == before.obs.tobytes() == own.obs.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) -> None:
+    """Checkpoints hold it: it must stay what it was."""
+    stepper = started(Scripted(space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1))
+    stepper.step([0])
+    expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes()))
+    assert stepper.group.open_episodes()["checksums"].tolist() == [expected]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)
 def test_one_environment_that_fails_to_close_does_not_keep_the_others_open(
-    capsys: pytest.CaptureFixture[str],
+    error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = []
 
     class Closing(Scripted):
         def close(self) -> None:
             closed.append(self)
-            raise RuntimeError("stuck")
+            raise error
 
     started(Closing(), Closing()).group.close()
     assert len(closed) == 2
-    assert "stuck" in capsys.readouterr().err
+    assert f"{type(error).__name__}: {error}" in capsys.readouterr().err
+
+
+PROGRAM = """
+import sys
+import dppo
+from dppo.config import make_config
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+class Closing(CartPoleEnv):
+    def close(self):
+        print("closed")
+        sys.exit(4)
+
+config = {"env_id": Closing, "envs_per_sampler": 2, "num_samplers": 2, "num_steps": 8, "total_timesteps": 32}
+dppo.train(make_config({**config, "run_dir": sys.argv[1], "progress": "off"}))
+"""
+
+
+def test_an_environment_that_exits_when_it_is_closed_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.count("closed")) == (0, 4), done.stderr

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, started
+from testbeds import CrashingSimulator
 
 from dppo import streams
-from dppo.envs.testbeds import CrashingSimulator
 from dppo.errors import EnvironmentFault
 from dppo.streams import Stream
 
@@ -62,19 +62,27 @@ def test_sys_exit_in_a_step_is_a_fault_and_not_an_exit() -> None:
     assert "Leaving" in fault.remote_traceback or "sys.exit" in fault.remote_traceback
 
 
+class Elsewhere:
+    """As a tensor that lies on a GPU."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("it lies on a GPU")
+
+
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
         (np.array([0.0, np.nan], np.float32), "returned an observation that is nan at index 1."),
         (np.array([-np.inf, 0.0]), "returned an observation that is -inf at index 0."),
-        (np.zeros(3, np.float32), "returned an observation of shape (3,), its space says (2,)."),
-        (np.zeros((1, 2)), "returned an observation of shape (1, 2), its space says (2,)."),
-        (5.0, "returned an observation of shape (), its space says (2,)."),
-        (["a", "b"], "returned an observation of <U1, its space says float32."),
-        ([None, 1.0], "returned an observation of object, its space says float32."),
-        ({"obs": 1}, "returned an observation of shape (), its space says (2,)."),
-        ([[1.0], [1.0, 2.0]], "returned an observation that is no array"),
+        (np.zeros(3, np.float32), "returned an observation of shape (3,), its space has (2,)."),
+        (np.zeros((1, 2)), "returned an observation of shape (1, 2), its space has (2,)."),
+        (5.0, "returned an observation of shape (), its space has (2,)."),
+        (["a", "b"], "returned an observation of <U1, its space has float32."),
+        ([None, 1.0], "returned an observation of object, its space has float32."),
+        ({"obs": 1}, "returned an observation of shape (), its space has (2,)."),
+        ([[1.0], [1.0, 2.0]], "returned an observation that is not an array"),
         (np.array([0.0, 1e39]), "returned an observation that is 1e+39 at index 1"),
+        (Elsewhere(), "returned an observation that is not an array (it lies on a GPU)"),
     ],
     ids=str,
 )
@@ -90,7 +98,7 @@ def test_what_is_no_observation_is_refused_at_a_reset_too() -> None:
 def test_fractions_are_no_whole_numbers() -> None:
     space = gym.spaces.Box(0, 255, (2,), np.uint8)
     fault = fault_of(Scripted(obs=np.array([0.7, 0.2]), space=space))
-    assert fault.message == place("step", 2) + "returned an observation of float64, its space says uint8."
+    assert fault.message == place("step", 2) + "returned an observation of float64, its space has uint8."
 
 
 @pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
@@ -104,11 +112,12 @@ def test_what_can_be_stored_is_an_observation(accepted: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (None, "returned None as the reward, which is no number."),
-        ("much", "returned 'much' as the reward, which is no number."),
-        (np.zeros(2), "returned array([0., 0.]) as the reward, which is no number."),
+        (None, "returned None as the reward, which is not a number."),
+        ("much", "returned 'much' as the reward, which is not a number."),
+        (np.zeros(2), "returned array([0., 0.]) as the reward, which is not a number."),
         (np.nan, "returned nan as the reward."),
         (-np.inf, "returned -inf as the reward."),
+        (10**400, "returned a reward that is too large for a float."),
     ],
     ids=str,
 )
@@ -127,3 +136,25 @@ def test_an_answer_of_another_form_is_a_fault_with_a_place(answer: Any) -> None:
             return answer
 
     assert fault_of(Misshapen()).message.startswith(place("step", 1))
+
+
+def test_a_reset_that_returns_only_an_observation_is_that_of_an_old_environment() -> None:
+    class Old(Scripted):
+        def reset(self, **keywords: Any) -> Any:
+            return super().reset(**keywords)[0]
+
+    message = fault_of(Old()).message
+    assert message.startswith(
+        place("reset", 0) + "returned ndarray instead of (observation, info): an environment for "
+    )
+    assert "shimmy" in message
+
+
+def test_a_reset_that_takes_no_seed_is_that_of_an_old_environment() -> None:
+    class Older(Scripted):
+        def reset(self) -> Any:  # type: ignore[override]
+            return np.zeros(2)
+
+    message = fault_of(Older()).message
+    assert message.startswith(place("reset", 0) + "raised TypeError: ")
+    assert "Gym before 0.26. Let reset take a seed and return (observation, info)" in message

@@ -1,21 +1,22 @@
-"""Environments by name, by factory and by callable; and spaces that cannot be learnt on."""
+"""Environments by name, by factory and by callable, each with settings of its own."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from gymnasium import spaces
+from testbeds import Counting
 
 from dppo.assemble import build_sampler, sampler_plan
 from dppo.config import Config
-from dppo.envs.make import check_env_id, describe_spaces, make_env
-from dppo.envs.testbeds import Counting
+from dppo.envs.make import check_env_id, make_env
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.spaces import BoxActions, DiscreteActions
+from dppo.spaces import DiscreteActions
 
 MODULE = """
 import gymnasium
@@ -66,8 +67,9 @@ def refusal(env_id: Any) -> str:
 
 def test_ids_of_gymnasium_and_of_ours_are_made() -> None:
     assert make_env("CartPole-v1", {}).spec is not None
-    env = make_env("dppo/Counting-v0", {"truncate_after": 2, "num_actions": 7})
-    assert describe_spaces(env).actions == DiscreteActions(7)
+    env = make_env("dppo/SlowCartPole-v0", {"step_s": 0.0, "reset_s": 0.25})
+    assert env.spec is not None
+    assert env.spec.kwargs == {"step_s": 0.0, "reset_s": 0.25}
 
 
 @pytest.mark.usefixtures("worlds")
@@ -82,7 +84,7 @@ def test_ids_that_a_module_registers_are_made() -> None:
 def test_factories_of_a_module_get_their_arguments() -> None:
     check_env_id("users_worlds:factory")
     assert make_env("users_worlds:factory", {"length": 0.25}).get_wrapper_attr("length") == 0.25
-    assert isinstance(make_env("dppo.envs.testbeds:Counting", {"truncate_after": 3}), Counting)
+    assert isinstance(make_env("testbeds:Counting", {"truncate_after": 3}), Counting)
 
 
 def test_callables_get_their_arguments() -> None:
@@ -94,7 +96,7 @@ def test_callables_get_their_arguments() -> None:
     ("env_id", "words"),
     [
         ("CartPol-v1", ("env_id=CartPol-v1", "Did you mean CartPole-v1?")),
-        ("dppo/Countin-v0", ("env_id=dppo/Countin-v0", "Did you mean dppo/Counting-v0?")),
+        ("dppo/SlowCart-v0", ("env_id=dppo/SlowCart-v0", "Did you mean dppo/SlowCartPole-v0?")),
         ("CartPole-v77", ("env_id=CartPole-v77", "Did you mean CartPole-v")),
         ("Zzyzx/Qqqq-v0", ("env_id=Zzyzx/Qqqq-v0: Gymnasium does not know it", "write package:Zzyzx/Qqqq-v0")),
         ("no_such_module_at_all:Env-v0", ("importing no_such_module_at_all failed", "ModuleNotFoundError")),
@@ -113,7 +115,7 @@ def test_names_of_nothing_are_refused_in_a_line(env_id: str, words: tuple[str, .
 
 @pytest.mark.usefixtures("worlds")
 def test_what_gives_no_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match="env_id=users_worlds:forgets_to_return: gave None"):
+    with pytest.raises(ConfigError, match="env_id=users_worlds:forgets_to_return: made None, which is not"):
         make_env("users_worlds:forgets_to_return", {})
     with pytest.raises(ConfigError, match="env_id=5"):
         check_env_id(5)  # type: ignore[arg-type]
@@ -165,64 +167,117 @@ def test_environments_made_before_one_that_fails_are_closed() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
-# ------------------------------------------------------------------------------------------ spaces
+# ---------------------------------------------------------------------------------------- settings
 
 
-class Shaped(gym.Env[Any, Any]):
-    """Has spaces, and nothing else."""
+class Changing(Counting):
+    """Changes the settings that it was made with, as environments do that pop what they have read."""
 
-    def __init__(self, obs: Any = None, act: Any = None) -> None:
-        self.observation_space = obs or spaces.Box(-1, 1, (3,), np.float32)
-        self.action_space = act or spaces.Discrete(2)
-
-
-def test_spaces_become_plain_data() -> None:
-    found = describe_spaces(Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1)))
-    assert (found.obs_shape, found.obs_dtype, found.deterministic) == ((2, 3), "uint8", True)
-    assert found.actions == DiscreteActions(4, -1)
-    low, high = np.array([[-1.0], [-np.inf]], np.float64), np.array([[1.0], [np.inf]])
-    actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
-    assert isinstance(actions, BoxActions)
-    assert (actions.shape, actions.size, actions.low.dtype) == ((2, 1), 2, np.float64)
-    np.testing.assert_array_equal(actions.low, low)
-    np.testing.assert_array_equal(actions.high, high)
+    def __init__(self, settings: dict[str, Any], again: Any = None) -> None:
+        super().__init__(truncate_after=settings["limits"].pop("steps"))
+        settings["levels"].append(len(settings["levels"]))
+        self.levels, self.same = settings["levels"], again is settings["levels"]
 
 
-def test_a_spec_that_says_nondeterministic_is_believed() -> None:
-    env = make_env("CartPole-v1", {})
-    assert env.spec is not None
-    assert describe_spaces(env).deterministic
-    gym.register("worlds/Chance-v0", entry_point=Counting, nondeterministic=True)
-    try:
-        assert not describe_spaces(make_env("worlds/Chance-v0", {})).deterministic
-    finally:
-        del gym.registry["worlds/Chance-v0"]
+def test_an_environment_that_changes_its_settings_changes_no_others() -> None:
+    settings: dict[str, Any] = {"limits": {"steps": 3}, "levels": [0]}
+    config = Config(env_id=Changing, env_kwargs={"settings": settings}, envs_per_sampler=2)
+    for sampler_id in range(2):
+        built = build_sampler(sampler_plan(config), sampler_id)
+        assert [env.levels for env in built.envs._envs] == [[0, 1], [0, 1]]  # type: ignore[attr-defined]
+    assert config.env_kwargs == {"settings": {"limits": {"steps": 3}, "levels": [0]}}
+
+
+def test_one_object_in_two_settings_stays_one() -> None:
+    levels = [0]
+    env = make_env(Changing, {"settings": {"limits": {"steps": 3}, "levels": levels}, "again": levels})
+    assert env.same  # type: ignore[attr-defined]
+    assert levels == [0]
+
+
+def test_a_setting_that_cannot_be_copied_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env(Counting, {"num_actions": 3, "guard": threading.Lock()})
+    assert str(caught.value).startswith("env_kwargs: guard=<unlocked _thread.lock object at ")
+    assert "cannot be copied, and each environment gets its own copy (TypeError: " in str(caught.value)
+
+
+# ---------------------------------------------------------------- what is not a single environment
+
+
+class Parallel:
+    """As PettingZoo's: spaces are methods."""
+
+    possible_agents = ("one", "two")
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return spaces.Discrete(2)
+
+
+class Turns:
+    """As PettingZoo's after a reset: agents, and no spaces of its own."""
+
+    agents = ("one",)
+
+
+class Crowd(gym.Env[Any, Any]):
+    """A single environment that calls something else its agents."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+    agents = ("pedestrian",)
+
+
+def sb3_like() -> Any:
+    class Stacked:
+        num_envs = 4
+        observation_space = spaces.Box(-1, 1, (2,))
+        action_space = spaces.Discrete(2)
+
+    return Stacked()
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("factory", "words"),
     [
-        (Shaped(spaces.Discrete(5)), ("observation_space=Discrete(5)", "it is a Discrete", "FlattenObservation")),
         (
-            Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
-            ("observation_space=Dict(", "'arm' is Box(", "'text' is Text(", "FlattenObservation"),
+            Parallel,
+            ("made a PettingZoo environment (", "test_make.Parallel", "Wrap it as a gymnasium.Env of one agent"),
         ),
-        (Shaped(spaces.Tuple([spaces.Discrete(2)])), ("it is a Tuple ([0] is Discrete(2))",)),
-        (Shaped(spaces.Box(-1, 1, ())), ("has no elements",)),
-        (Shaped(spaces.Box(-1, 1, (3, 0))), ("has no elements",)),
-        (Shaped(act=spaces.MultiDiscrete([2, 3])), ("action_space=MultiDiscrete([2 3])", "it is a MultiDiscrete")),
-        (Shaped(act=spaces.Box(0, 9, (2,), np.int64)), ("it is a Box of int64 with shape (2,)",)),
-        (Shaped(act=spaces.Box(0, 9, ())), ("it is a Box of float32 with shape ()",)),
+        (Turns, ("made a PettingZoo environment (",)),
         (
-            Shaped(act=spaces.Dict(grip=spaces.Discrete(2))),
-            ("action_space=Dict(", "'grip' is Discrete(2)", "only Discrete and floating-point Box actions"),
+            lambda: gym.make_vec("CartPole-v1", 3, vectorization_mode="sync"),
+            ("made a vector environment (gymnasium.vector.", ") of 3. ", "envs_per_sampler=3"),
         ),
+        (lambda: gym.make_vec("CartPole-v1", 2), ("made a vector environment (", ") of 2. ", "envs_per_sampler=2")),
+        (sb3_like, ("made a vector environment (", ") of 4. ")),
+        (lambda: 5, ("made 5, which is not a Gymnasium environment",)),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["parallel", "turns", "sync vector", "own vector", "sb3", "a number"],
 )
-def test_spaces_that_cannot_be_learnt_on_name_the_part(env: gym.Env[Any, Any], words: tuple[str, ...]) -> None:
+def test_what_is_not_a_single_environment_is_recognised(factory: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        describe_spaces(env)
+        make_env(factory, {})
     for word in words:
         assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_that_has_agents_in_it_is_one() -> None:
+    assert make_env(Crowd, {}).observation_space == Crowd.observation_space
+
+
+def test_a_refused_environment_is_closed() -> None:
+    closed = []
+
+    class Vector(Crowd):
+        num_envs, single_observation_space = 2, Crowd.observation_space
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(ConfigError, match="made a vector environment"):
+        make_env(Vector, {})
+    assert len(closed) == 1

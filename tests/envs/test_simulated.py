@@ -1,42 +1,36 @@
-"""The simulated simulators: right in everything but what they are meant to get wrong."""
+"""SlowCartPole: CartPole in everything but time."""
 
-import json
 import math
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from test_testbeds import rollout
 
-import dppo.envs.simulated  # noqa: F401  registers the environments
-from dppo.envs.simulated import Latency
+from dppo.envs.make import make_env
+from dppo.envs.simulated import Latency, register
 
-SLOW, CRASHING, DRIFTING = "dppo/SlowCartPole-v0", "dppo/CrashingCartPole-v0", "dppo/DriftingCartPole-v0"
-
-
-def rollout(env: gymnasium.Env, seed: int, steps: int = 60) -> list[tuple]:
-    """What an env says to a fixed sequence of actions, reset with the same seed after each end."""
-    obs, _ = env.reset(seed=seed)
-    said: list[tuple] = [tuple(obs)]
-    for action in np.random.default_rng(7).integers(0, 2, steps):
-        obs, reward, terminated, truncated, _ = env.step(int(action))
-        said.append((*obs, reward, terminated, truncated))
-        if terminated or truncated:
-            said.append(tuple(env.reset(seed=seed)[0]))
-    return said
+SLOW = "dppo/SlowCartPole-v0"
+register()
 
 
 class SleptFor:
-    """Stands in for the `time` module: notes the sleeps instead of sleeping."""
+    """Stands in for the `time` module: notes the sleeps instead of sleeping; each look at a clock takes `tick`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick: float = 0.0) -> None:
         self.times: list[float] = []
-        self.perf_counter = lambda: 0.0
+        self.now = 0.0
+        self._tick = tick
+
+    def perf_counter(self) -> float:
+        self.now += self._tick
+        return self.now
+
+    thread_time = perf_counter
 
     def sleep(self, seconds: float) -> None:
         self.times.append(seconds)
@@ -54,13 +48,15 @@ def test_slow_cartpole_is_cartpole_in_everything_but_time(distribution: str) -> 
     assert slow.spec.max_episode_steps == 500
 
 
-def test_a_constant_step_takes_its_time_dynamics_included() -> None:
+def test_a_constant_step_takes_its_time_dynamics_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = SleptFor(tick=0.002)
+    monkeypatch.setattr("dppo.envs.simulated.time", slept)
     env = gymnasium.make(SLOW, step_s=0.01)
     env.reset(seed=0)
-    started = time.perf_counter()
+    slept.times.clear()
     for _ in range(8):
         env.step(0)
-    assert 0.08 <= time.perf_counter() - started < 0.12
+    assert slept.times == pytest.approx([0.008] * 8)
 
 
 def test_a_reset_takes_its_time() -> None:
@@ -70,13 +66,24 @@ def test_a_reset_takes_its_time() -> None:
     assert time.perf_counter() - started >= 0.03
 
 
-def test_burning_uses_that_much_cpu() -> None:
+def test_burning_uses_that_much_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SleptFor(tick=0.001)
+    monkeypatch.setattr("dppo.envs.simulated.time", clock)
+    env = gymnasium.make(SLOW, step_s=0.01, burn=True)
+    env.reset(seed=0)
+    started = clock.now
+    for _ in range(5):
+        env.step(0)
+    assert 0.05 <= clock.now - started < 0.06
+    assert clock.times == []
+
+
+def test_burning_is_counted_by_the_clock_of_the_thread() -> None:
     env = gymnasium.make(SLOW, step_s=0.01, burn=True)
     env.reset(seed=0)
     started = time.thread_time()
-    for _ in range(5):
-        env.step(0)
-    assert 0.05 <= time.thread_time() - started < 0.06
+    env.step(0)
+    assert time.thread_time() - started >= 0.01
 
 
 @pytest.mark.parametrize("distribution", ["lognormal", "spikes"])
@@ -131,7 +138,7 @@ def test_the_mean_is_step_s_under_every_law(latency: Latency, cv: float) -> None
         ({"burn": "yes"}, r"burn='yes'"),
     ],
 )
-def test_a_latency_that_cannot_be_is_refused(kwargs: dict, words: str) -> None:
+def test_a_latency_that_cannot_be_is_refused(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gymnasium.make(SLOW, **kwargs)
 
@@ -141,153 +148,14 @@ def test_an_unknown_argument_is_refused() -> None:
         gymnasium.make(SLOW, steps_s=0.01)
 
 
-# ---------------------------------------------------------------------------------------------- faulty
-
-
-def test_a_step_raises_at_the_chosen_place_only() -> None:
-    env = gymnasium.make(CRASHING, at_episode=1, at_step=3)
-    env.reset(seed=0)
-    for _ in range(5):
-        env.step(1)
-    env.reset(seed=0)
-    env.step(1)
-    env.step(1)
-    with pytest.raises(RuntimeError, match=r"failed in its step \(episode 1, step 3\)"):
-        env.step(1)
-
-
-def test_a_reset_raises_at_the_chosen_episode_only() -> None:
-    env = gymnasium.make(CRASHING, where="reset", at_episode=1)
-    env.reset(seed=0)
-    with pytest.raises(RuntimeError, match="failed in its reset"):
-        env.reset(seed=1)
-
-
-def test_a_constructor_raises() -> None:
-    with pytest.raises(RuntimeError, match=r"failed in its constructor$"):
-        gymnasium.make(CRASHING, where="constructor")
-
-
-def test_a_marker_lets_it_fail_once(tmp_path: Path) -> None:
-    kwargs = {"at_step": 1, "marker": str(tmp_path / "failed")}
-    first, second = gymnasium.make(CRASHING, **kwargs), gymnasium.make(CRASHING, **kwargs)
-    first.reset(seed=0)
-    with pytest.raises(RuntimeError):
-        first.step(0)
-    assert rollout(second, seed=0) == rollout(gymnasium.make("CartPole-v1"), seed=0)
-
-
-PROGRAM = """
-import sys, json, gymnasium, dppo.envs.simulated
-env = gymnasium.make("dppo/CrashingCartPole-v0", **json.loads(sys.argv[1]))
-env.reset(seed=0)
-env.step(0)
+def test_importing_the_module_registers_nothing_and_making_ours_registers_it_once() -> None:
+    program = """
+import gymnasium, dppo.envs.simulated, dppo.envs.make as make
+before = [name for name in gymnasium.registry if name.startswith("dppo/")]
+for _ in range(2):
+    make.make_env("dppo/SlowCartPole-v0", {"step_s": 0})
+print(before, [name for name in gymnasium.registry if name.startswith("dppo/")])
 """
-
-
-def start_in_own_process(**kwargs: Any) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(kwargs)])
-
-
-@pytest.mark.parametrize(
-    ("how", "where", "exitcode"),
-    [
-        ("exit", "step", 13),
-        ("exit", "constructor", 13),
-        ("kill", "step", -signal.SIGKILL),
-        ("kill", "reset", -signal.SIGKILL),
-    ],
-)
-def test_it_takes_its_process_along(how: str, where: str, exitcode: int) -> None:
-    assert start_in_own_process(how=how, where=where).wait(60) == exitcode
-
-
-@pytest.mark.parametrize("where", ["step", "reset", "constructor"])
-def test_it_hangs(where: str, tmp_path: Path) -> None:
-    marker = tmp_path / "hangs"
-    process = start_in_own_process(how="hang", where=where, marker=str(marker))
-    deadline = time.monotonic() + 60
-    while not marker.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.2)
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "words"),
-    [
-        ({"how": "melt"}, "how='melt': is not one of raise, exit, kill, hang"),
-        ({"where": "close"}, "where='close'"),
-        ({"at_step": 0}, "at_step=0"),
-        ({"at_episode": -1}, "at_episode=-1"),
-    ],
-)
-def test_a_failure_that_cannot_be_is_refused(kwargs: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        gymnasium.make(CRASHING, **kwargs)
-
-
-def test_a_drifting_simulator_does_not_replay() -> None:
-    env = gymnasium.make(DRIFTING)
-    first, second = rollout(env, seed=5), rollout(env, seed=5)
-    assert first[0] == second[0]
-    assert first[5] != second[5]
-    assert env.spec is not None
-    assert not env.spec.nondeterministic
-
-
-# ---------------------------------------------------------------------------------------------- small
-
-
-def test_point_mass_is_deterministic_bounded_and_ends_at_its_time_limit() -> None:
-    said = []
-    for _ in range(2):
-        env = gymnasium.make("dppo/PointMass-v0")
-        obs, _ = env.reset(seed=4)
-        env.action_space.seed(4)
-        total, truncated, steps = 0.0, False, 0
-        while not truncated:
-            obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
-            assert env.observation_space.contains(obs)
-            assert not terminated
-            assert info["is_success"] == (reward > -0.1)
-            total, steps = total + reward, steps + 1
-        said.append((tuple(obs), total))
-        assert steps == 50
-    assert said[0] == said[1]
-
-
-def test_point_mass_can_be_solved() -> None:
-    env = gymnasium.make("dppo/PointMass-v0")
-    obs, _ = env.reset(seed=4)
-    for _ in range(50):
-        position, velocity, goal = obs[:2], obs[2:4], obs[4:]
-        obs, _, _, _, info = env.step(np.clip(5 * (goal - position) - 2 * velocity, -1, 1))
-    assert info["is_success"]
-
-
-def test_counting_tells_its_step_and_rewards_the_action() -> None:
-    env = gymnasium.make("dppo/Counting-v0", num_actions=3, terminate_after=3, truncate_after=3)
-    assert env.reset(seed=0)[0] == 0
-    assert [env.step(action)[:4] for action in (2, 0, 1)] == [
-        (1, 2.0, False, False),
-        (2, 0.0, False, False),
-        (3, 1.0, True, True),
-    ]
-    assert env.reset(seed=0)[0] == 0
-
-
-def test_counting_goes_on_where_no_end_is_given() -> None:
-    env = gymnasium.make("dppo/Counting-v0")
-    env.reset(seed=0)
-    for step in range(1, 2000):
-        obs, _, terminated, truncated, _ = env.step(0)
-        assert (obs[0], terminated, truncated) == (step, False, False)
-
-
-@pytest.mark.parametrize("kwargs", [{"num_actions": 0}, {"terminate_after": 0}, {"truncate_after": 0}])
-def test_a_count_that_cannot_be_is_refused(kwargs: dict) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(kwargs))}=0"):
-        gymnasium.make("dppo/Counting-v0", **kwargs)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] ['dppo/SlowCartPole-v0']"
+    assert make_env(SLOW, {"step_s": 0}).spec is not None

@@ -8,18 +8,19 @@ import torch
 from builders import BOX, spec_of
 
 from dppo.ppo.adam import FlatAdam
-from dppo.ppo.model import FlatParameters, PPOModel
+from dppo.ppo.flat import FlatParameters
+from dppo.ppo.mlp_torch import MLP, initial_mlp
 
 
-def flat(dtype: str) -> tuple[PPOModel, FlatParameters]:
-    model = PPOModel(spec_of(BOX, dtype=dtype), seed=1)
+def flat(dtype: str) -> tuple[MLP, FlatParameters]:
+    model = initial_mlp(spec_of(BOX, dtype=dtype), seed=1)
     return model, FlatParameters(model.ordered_parameters())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-13), ("float32", 1e-6)])
 def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
     model, parameters = flat(dtype)
-    twin = PPOModel(model.spec, seed=1)
+    twin = initial_mlp(model.spec, seed=1)
     ours, theirs = FlatAdam(parameters), torch.optim.Adam(twin.parameters(), eps=1e-5)
     rng = np.random.default_rng(0)
     for step in range(60):

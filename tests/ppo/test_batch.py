@@ -1,4 +1,4 @@
-"""From segments to rows: order, normalisation, and what is left out."""
+"""From segments to rows: order, normalisation, rows that weigh nothing, sequences."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from dppo.ppo.advantages import generalized_advantages
 from dppo.ppo.batch import make_batch
-from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import Segment
 
 STEPS, ENVS = 3, 2
@@ -32,20 +33,21 @@ def numbered(sampler: int, dtype: str = "float64") -> Segment:
 
 
 def test_rows_go_by_step_then_sampler_then_environment() -> None:
-    batch = make_batch([numbered(0), numbered(1)], Statistics(), gamma=0.9, gae_lambda=0.8)
+    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8)
     names = [100 * s + 10 * t + e for t in range(STEPS) for s in range(2) for e in range(ENVS)]
     assert len(batch) == len(names)
     assert batch.actions.tolist() == names
     assert batch.logprobs.tolist() == [-name for name in names]
     assert batch.values.tolist() == [name + 0.5 for name in names]
+    assert isinstance(batch.obs, torch.Tensor)
     np.testing.assert_allclose(
-        batch.obs, [[name + 0.1, name + 0.2, name + 0.3, name + 0.4] for name in names], rtol=1e-6
+        batch.obs, [[[name + 0.1, name + 0.2], [name + 0.3, name + 0.4]] for name in names], rtol=1e-6
     )
 
 
 def test_advantages_are_those_of_each_segment_alone() -> None:
     segments = [numbered(0), numbered(1)]
-    batch = make_batch(segments, Statistics(), gamma=0.9, gae_lambda=0.8)
+    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
     alone = [
         generalized_advantages(
             one.rewards, one.values, one.next_values, one.terminated, one.truncated, gamma=0.9, gae_lambda=0.8
@@ -57,27 +59,76 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_statistics_scale_rewards_and_standardise_observations(dtype: str) -> None:
+def test_rewards_are_scaled_and_observations_standardised(dtype: str) -> None:
     segment = numbered(0, dtype)
     mean, std = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 3.0], [0.5, 1e3]])
-    statistics = Statistics(Moments(4.0, mean, std**2 * 4), Moments(2.0, np.float64(0), np.float64(32)))
-    batch = make_batch([segment], statistics, gamma=0.9, gae_lambda=0.8)
-    expected = np.clip((segment.obs.reshape(-1, 4) - mean.ravel()) / std.ravel(), -10, 10)
+    batch = make_batch([segment], ObsScale(mean, std), 4.0, gamma=0.9, gae_lambda=0.8)
+    expected = np.clip((segment.obs.reshape(-1, 2, 2) - mean) / std, -10, 10)
+    assert isinstance(batch.obs, torch.Tensor)
     np.testing.assert_allclose(batch.obs, expected, rtol=1e-4)
     assert float(batch.obs.max()) == 10
     scaled = dataclasses.replace(segment, rewards=np.clip(segment.rewards / 4, -10, 10))
-    plain = make_batch([scaled], Statistics(), gamma=0.9, gae_lambda=0.8)
+    plain = make_batch([scaled], None, None, gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(batch.advantages, plain.advantages, rtol=1e-5, atol=1e-5)
     assert {str(getattr(batch, name).numpy().dtype) for name in ("obs", "advantages", "returns", "values")} == {dtype}
 
 
-def test_rows_that_are_no_transitions_are_left_out() -> None:
-    segment = numbered(0)
+def test_rows_that_are_not_transitions_stay_and_weigh_nothing() -> None:
+    """Whatever an environment left in them: it may be no number at all."""
+    segment, plain = numbered(0), make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8)
     valid = segment.valid.copy()
     valid[1, 0] = valid[2, 1] = False
-    batch = make_batch([dataclasses.replace(segment, valid=valid)], Statistics(), gamma=0.9, gae_lambda=0.8)
-    assert batch.actions.tolist() == [0, 1, 11, 20]
-    assert {len(getattr(batch, field.name)) for field in dataclasses.fields(batch)} == {4}
+    changes: dict[str, np.ndarray] = {"valid": valid}
+    for name in ("obs", "logprobs", "values", "next_values", "rewards"):
+        changes[name] = getattr(segment, name).copy()
+        changes[name][~valid] = np.nan
+    changes["actions"] = np.where(valid, segment.actions, 10**9)
+    batch = make_batch([dataclasses.replace(segment, **changes)], None, None, gamma=0.9, gae_lambda=0.8)
+    kept = torch.tensor(valid.reshape(-1))
+    assert batch.weights is not None
+    np.testing.assert_array_equal(batch.weights, kept)
+    for name in ("obs", "actions", "logprobs", "values"):
+        np.testing.assert_array_equal(getattr(batch, name)[kept], getattr(plain, name)[kept])
+    for name in ("obs", "actions", "logprobs", "values", "advantages", "returns"):
+        assert not getattr(batch, name)[~kept].any(), name
+    one = generalized_advantages(
+        *(getattr(segment, name)[:1] for name in ("rewards", "values", "next_values", "terminated", "truncated")),
+        gamma=0.9,
+        gae_lambda=0.8,
+    )
+    assert batch.advantages[0] == one[0, 0]  # its successor is not a transition: the sum ends here
+    np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
+
+
+def test_all_rows_valid_weigh_none() -> None:
+    assert make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8).weights is None
+
+
+def test_sequences_are_successive_steps_of_one_environment() -> None:
+    segments = [numbered(0), numbered(1)]
+    valid = segments[1].valid.copy()
+    valid[2, 0] = False
+    segments[1] = dataclasses.replace(segments[1], valid=valid)
+    rows = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
+    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, length=STEPS)
+    assert (rows.length, rows.sequences, batch.length, batch.sequences, len(batch)) == (1, 12, 3, 4, 12)
+    names = [100 * s + 10 * t + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
+    names[names.index(120)] = 0
+    assert batch.actions.tolist() == names
+    places = [t * 4 + s * 2 + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
+    for name in ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(rows, name)[places], err_msg=name)
+
+
+def test_sequences_are_taken_and_split_whole() -> None:
+    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8, length=STEPS)
+    taken = batch.take(torch.tensor([2, 0, 3]))
+    assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
+    assert (taken.length, taken.sequences) == (3, 3)
+    first, second = taken.split([1, 2])
+    assert first.actions.tolist() == [100, 110, 120]
+    assert second.values.tolist() == [0.5, 10.5, 20.5, 101.5, 111.5, 121.5]
+    assert (second.length, second.sequences) == (3, 2)
 
 
 def test_segments_are_only_read() -> None:
@@ -85,9 +136,7 @@ def test_segments_are_only_read() -> None:
     segment = numbered(0)
     for field in dataclasses.fields(segment):
         getattr(segment, field.name).flags.writeable = False
-    statistics = Statistics(
-        Moments(4.0, np.zeros((2, 2)), np.ones((2, 2))), Moments(2.0, np.float64(0), np.float64(32))
-    )
-    batch = make_batch([segment], statistics, gamma=0.9, gae_lambda=0.8)
+    scale = ObsScale(np.zeros((2, 2)), np.ones((2, 2)))
+    batch = make_batch([segment], scale, 4.0, gamma=0.9, gae_lambda=0.8)
     batch.values.zero_()
     assert segment.values.min() == 0.5

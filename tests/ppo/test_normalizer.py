@@ -8,7 +8,7 @@ from builders import assert_same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.normalizer import Moments, Statistics, normalize
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 
 
 def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:
@@ -31,7 +31,7 @@ def test_merging_equals_one_stream(seed: int, sizes: list[int]) -> None:
 
 def test_hand_worked_numbers() -> None:
     merged = Moments.of(np.array([1.0, 3.0])).merge(Moments.of(np.array([5.0])))
-    assert (merged.count, merged.mean, merged.m2) == (3, 3, 8)
+    assert (merged.count, float(merged.mean), float(merged.m2)) == (3, 3, 8)
 
 
 def test_variance_survives_a_large_mean() -> None:
@@ -54,7 +54,7 @@ def test_one_sample_has_no_deviation_and_divides_by_no_zero() -> None:
     mean, std = Moments.of(np.array([[2.0, 3.0]])).mean_and_std()
     np.testing.assert_array_equal(mean, [2, 3])
     np.testing.assert_allclose(std, 1e-4)
-    np.testing.assert_array_equal(normalize(np.array([[2.0, 4.0]]), mean, std), [[0, 10]])
+    np.testing.assert_array_equal(ObsScale(mean, std).normalize(np.array([[2.0, 4.0]])), [[0, 10]])
 
 
 def test_samples_of_any_dtype_are_summed_in_float64_and_not_written() -> None:
@@ -93,7 +93,7 @@ def test_a_normaliser_that_is_off_stays_off() -> None:
     assert merged.returns is None
     assert merged.obs is not None
     assert merged.obs.count == 5
-    assert merged.reward_scale() == 1
+    assert merged.reward_scale() is None
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
@@ -120,5 +120,18 @@ def test_statistics_come_back_from_their_arrays(seen: int) -> None:
 
 def test_normalize_standardises_and_limits() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
-    found = normalize(obs, np.array([2.0, 5.0]), np.array([0.5, 1.0]))
+    found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs)
     np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])
+
+
+def test_the_scale_of_observations_cannot_be_written() -> None:
+    """Samplers and the trainer share it."""
+    scale = ObsScale.of(Moments.empty((3,)).merge(Moments.of(chunks(8, [5])[0])))
+    for array in (scale.mean, scale.std):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_no_samples_have_no_moments() -> None:
+    """A segment may hold no transition at all."""
+    assert_same_bytes(Moments.of(np.empty((0, 3))), Moments.empty((3,)))

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
 from torch import Tensor
 
-from dppo.cluster import shared_memory
-from dppo.cluster.group import FEW, Group
+from dppo.cluster.learning import shared_memory
+from dppo.cluster.learning.sums import FEW, Group
+from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.batch import Batch
+from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
-from dppo.ppo.trainer import PPOTrainer, TrainerOptions
+from dppo.ppo.trainer import PPOTrainer
 
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with up to 12 minibatches have one row of each
-PLAIN = TrainerOptions(
+PLAIN = PPO(
     update_epochs=3,
-    minibatches=4,
-    micro_batch_size=None,
     norm_adv=True,
     clip_coef=0.2,
     clip_vloss=False,
@@ -37,7 +37,28 @@ PLAIN = TrainerOptions(
     max_grad_norm=0.5,
     target_kl=None,
 )
-# What is not said is as in PLAIN. `activation`, `hidden_sizes` and `box` are the model's.
+SPLIT = ("minibatches", "micro_batch_size")
+NOT_OF_A_TRAINER = {  # used before and around an update
+    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),
+}
+
+
+def scattered(rows: int) -> np.ndarray:
+    """Rows that weigh nothing, anywhere; two of three."""
+    return np.random.default_rng(3).random(rows) < 0.35
+
+
+def last_quarter(rows: int) -> np.ndarray:
+    """A whole rank of four has no row that counts; the first of two has all of them."""
+    return np.arange(rows) < rows * 3 // 4
+
+
+def only_two(rows: int) -> np.ndarray:
+    """Most minibatches have no row that counts on any rank."""
+    return np.isin(np.arange(rows), (5, rows - 3))
+
+
+# What is not said is as in PLAIN. `activation`, `hidden_sizes` and `box` are the model's, `weighed` is the batch's.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "continuous actions": {"box": True},
@@ -57,6 +78,12 @@ CASES: dict[str, dict[str, Any]] = {
     "stops in the middle": {"target_kl": 0.1, "update_epochs": 6, "minibatches": 2},
     "stops in the middle, continuous": {"target_kl": 0.2, "update_epochs": 6, "minibatches": 1, "box": True},
     "small pieces": {"micro_batch_size": 2},
+    "rows that weigh nothing": {"weighed": scattered},
+    "rows that weigh nothing, in pieces": {"weighed": scattered, "micro_batch_size": 3, "box": True},
+    "rows that weigh nothing, as they are": {"weighed": scattered, "norm_adv": False, "clip_vloss": True},
+    "a rank without a row that counts": {"weighed": last_quarter, "box": True, "ent_coef": 0.1},
+    "stops in the middle, weighed": {"weighed": scattered, "target_kl": 0.1, "update_epochs": 6, "minibatches": 2},
+    "hardly a row": {"weighed": only_two, "minibatches": 12},
     "pieces that do not divide": {"micro_batch_size": 5, "minibatches": 1, "box": True},
     "all at once": {
         "box": True,
@@ -73,15 +100,26 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 STOP_IN_THE_MIDDLE = [name for name in CASES if name.startswith("stops")]
-OVER_GLOO = ["plain", "advantages as they are", "stops in the middle", "all at once"]
+OVER_GLOO = [
+    "plain",
+    "advantages as they are",
+    "stops in the middle",
+    "a rank without a row that counts",
+    "hardly a row",
+    "all at once",
+]
 cases = pytest.mark.parametrize("case", list(CASES))
 
 
 def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:
     changes = dict(case)
-    model = {name: changes.pop(name) for name in ("activation", "hidden_sizes") if name in changes}
-    spec = spec_of(BOX if changes.pop("box", False) else DISCRETE, dtype=dtype, **model)
-    trainer = PPOTrainer(spec, 1, dataclasses.replace(PLAIN, **changes), parallel=parallel)
+    layers = {name: changes.pop(name) for name in ("activation", "hidden_sizes") if name in changes}
+    spec = spec_of(BOX if changes.pop("box", False) else DISCRETE, dtype=dtype, **layers)
+    changes.pop("weighed", None)
+    split = {"minibatches": 4} | {name: changes.pop(name) for name in SPLIT if name in changes}
+    zeros_like = None if parallel is None else parallel.zeros_like
+    model = PPOModel(spec, 1, zeros_like=zeros_like)
+    trainer = PPOTrainer(model, dataclasses.replace(PLAIN, **changes), **split, parallel=parallel)
     trainer.load(random_weights(spec), trainer.state())
     return trainer
 
@@ -90,23 +128,29 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
     """Rows whose ratios lie on both sides of the clip; those of later ranks differ more and more from the first's."""
     trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
     spec = trainer.model.spec
-    obs = torch.from_numpy(rng.normal(size=(rows, spec.obs_size)).astype(dtype))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)).astype(dtype))
     chosen = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
     slope = np.linspace(0.5, 1.5, rows)
-    columns = (rng.normal(size=(4, rows)) * slope).astype(dtype)
-    drift, noise, advantages, errors = map(torch.from_numpy, columns)
-    with torch.no_grad():
-        head, values = trainer.model(obs)
-        logprobs = spec.distribution.evaluate(head, trainer.model.log_std, torch.from_numpy(chosen)).logprobs
+    drawn = (rng.normal(size=(4, rows)) * slope).astype(dtype)
+    drift, noise, advantages, errors = map(torch.from_numpy, drawn)
+    scored = trainer.model.forward(obs, torch.from_numpy(chosen))
+    logprobs, values = scored.policy.logprobs, scored.values
     advantages = advantages + 3 * torch.from_numpy(slope.astype(dtype))
-    return Batch(
-        obs, torch.from_numpy(chosen), logprobs + 0.3 * drift, values + 0.3 * noise, advantages, values + 2 * errors
-    )
+    columns: list[Any] = [obs, torch.from_numpy(chosen), logprobs + 0.3 * drift, values + 0.3 * noise, advantages]
+    columns.append(values + 2 * errors)
+    weights = case.get("weighed")
+    if weights is None:
+        return Batch(*columns)
+    valid = torch.from_numpy(weights(rows).astype(dtype))
+    columns = [column * valid.view(-1, *[1] * (column.dim() - 1)).to(column.dtype) for column in columns]
+    return dataclasses.replace(Batch(*columns), weights=valid)
 
 
 def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
     """What one rank does, and what it comes to."""
     share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
+    if share.weights is not None and share.weights.all():
+        share = dataclasses.replace(share, weights=None)  # as from segments without an invalid row
     trainer = trainer_of(case, parallel, dtype)
     figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank))
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
@@ -115,7 +159,7 @@ def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float6
 def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """One trainer with all rows, whose minibatches are those of all ranks together."""
     trainer = trainer_of(case)
-    order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.options.minibatches)
+    order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches)
     figures = trainer.update(batch_for(case), LEARNING_RATE, order)
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
@@ -150,7 +194,8 @@ def test_ranks_that_share_the_rows_are_one_trainer_with_all(case: str, size: int
 
 def test_every_option_is_varied() -> None:
     varied = {name for case in CASES.values() for name in case}
-    assert {field.name for field in dataclasses.fields(TrainerOptions)} | {"activation", "box"} <= varied
+    of_ppo = {field.name for field in dataclasses.fields(PPO)} - NOT_OF_A_TRAINER
+    assert {*of_ppo, *SPLIT, "activation", "box", "weighed"} <= varied
 
 
 def test_the_cases_do_what_they_are_named_after() -> None:
@@ -171,6 +216,7 @@ def test_the_cases_do_what_they_are_named_after() -> None:
         {
             "box": st.booleans(),
             "activation": st.sampled_from(["tanh", "relu"]),
+            "weighed": st.sampled_from([None, scattered, last_quarter, only_two]),
             "update_epochs": st.integers(1, 3),
             "minibatches": st.sampled_from([1, 2, 3, 4, 6, 12]),
             "micro_batch_size": st.sampled_from([None, 1, 2, 3, 5]),
@@ -325,7 +371,7 @@ def test_advantages_are_standardised_over_all_ranks() -> None:
         share = batch.split([ROWS // 2] * 2)[parallel.rank]
         share = dataclasses.replace(share, advantages=torch.full_like(share.advantages, 7.0 + parallel.rank))
         trainer = trainer_of({}, parallel)
-        return [one.advantages for one in trainer._minibatches(share, np.random.default_rng(parallel.rank))]
+        return [one.advantages for one, _ in trainer._minibatches(share, np.random.default_rng(parallel.rank))]
 
     low, high = Meeting(2).all_do(standardised)
     for minibatch in (torch.cat(pair) for pair in zip(low, high, strict=True)):

@@ -13,12 +13,12 @@ import pytest
 from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
+from testbeds import Counting, DriftingSimulator, PointMass
 
 from dppo import streams
-from dppo.cluster.recovery import ReplayLedger
-from dppo.envs.testbeds import Counting, DriftingSimulator, PointMass
-from dppo.ppo.normalizer import Moments
-from dppo.ppo.sampler import PPOSampler
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.ppo.normalizer import Moments, ObsScale
+from dppo.ppo.sampler import PPOSampler, collect_together
 from dppo.ppo.segment import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.streams import Stream
 
@@ -27,7 +27,7 @@ MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
 
 def collect_counting(
     *, num_steps: int, segments: int = 1, ends: Sequence[dict[str, int]] = ({},)
-) -> list[tuple[Segment, SegmentReport]]:
+) -> list[tuple[SegmentReport, Segment]]:
     """Segments of environments that count, under a uniform policy with the values 100 + 10 * obs."""
     sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
     return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]
@@ -42,7 +42,7 @@ def column(array: np.ndarray, env: int = 0) -> list[Any]:
 
 
 def test_rows_are_aligned_within_an_episode() -> None:
-    segment, report = collect_counting(num_steps=5)[0]
+    report, segment = collect_counting(num_steps=5)[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
     assert column(segment.values) == [100, 110, 120, 130, 140]
     assert column(segment.next_values) == [110, 120, 130, 140, 150]  # the last: of the state after the segment
@@ -55,7 +55,7 @@ def test_rows_are_aligned_within_an_episode() -> None:
 
 
 def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
-    for index, (segment, _) in enumerate(collect_counting(num_steps=40, segments=2, ends=({}, {}, {}))):
+    for index, (_, segment) in enumerate(collect_counting(num_steps=40, segments=2, ends=({}, {}, {}))):
         noise = streams.generator(1, Stream.ACTIONS, 0, index).gumbel(size=(40, 3, 4))
         np.testing.assert_array_equal(segment.actions, noise.argmax(axis=-1))
         assert len(np.unique(segment.actions)) == 4
@@ -63,13 +63,13 @@ def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
 
 def test_the_next_segment_goes_on_where_the_last_one_stopped() -> None:
     collected = collect_counting(num_steps=4, segments=3)
-    assert [column(segment.obs[..., 0]) for segment, _ in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [report.policy_version for _, report in collected] == [0, 1, 2]
-    assert [report.index for _, report in collected] == [0, 1, 2]
+    assert [column(segment.obs[..., 0]) for _, segment in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [report.policy_version for report, _ in collected] == [0, 1, 2]
+    assert [report.index for report, _ in collected] == [0, 1, 2]
 
 
 def test_truncation_bootstraps_from_the_final_observation() -> None:
-    segment, _ = collect_counting(num_steps=7, ends=[{"truncate_after": 3}])[0]
+    _, segment = collect_counting(num_steps=7, ends=[{"truncate_after": 3}])[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.truncated) == [False, False, True, False, False, True, False]
     assert not segment.terminated.any()
@@ -77,7 +77,7 @@ def test_truncation_bootstraps_from_the_final_observation() -> None:
 
 
 def test_termination_begins_a_new_episode_in_the_same_step() -> None:
-    segment, _ = collect_counting(num_steps=7, ends=[{"terminate_after": 3}])[0]
+    _, segment = collect_counting(num_steps=7, ends=[{"terminate_after": 3}])[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.terminated) == [False, False, True, False, False, True, False]
     assert not segment.truncated.any()
@@ -88,14 +88,14 @@ def test_termination_begins_a_new_episode_in_the_same_step() -> None:
 
 
 def test_both_flags_in_one_step_are_kept() -> None:
-    segment, report = collect_counting(num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}])[0]
+    report, segment = collect_counting(num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}])[0]
     assert column(segment.terminated) == column(segment.truncated) == [False, True, False, True]
     assert [episode.length for episode in report.episodes] == [2, 2]
 
 
 @pytest.mark.parametrize("end", ["terminate_after", "truncate_after"])
 def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
-    (first, report), (second, after) = collect_counting(num_steps=3, segments=2, ends=[{end: 3}])
+    (report, first), (after, second) = collect_counting(num_steps=3, segments=2, ends=[{end: 3}])
     flags = first.terminated if end == "terminate_after" else first.truncated
     assert column(flags) == [False, False, True]
     if end == "truncate_after":
@@ -111,7 +111,7 @@ def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
 
 
 def test_episodes_of_one_step() -> None:
-    segment, report = collect_counting(num_steps=3, ends=[{"truncate_after": 1}])[0]
+    report, segment = collect_counting(num_steps=3, ends=[{"truncate_after": 1}])[0]
     assert column(segment.obs[..., 0]) == [0, 0, 0]
     assert column(segment.next_values) == [110, 110, 110]
     assert [episode.episode_return for episode in report.episodes] == column(segment.rewards)
@@ -119,7 +119,7 @@ def test_episodes_of_one_step() -> None:
 
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
-    segment, report = collect_counting(num_steps=5, ends=ends)[0]
+    report, segment = collect_counting(num_steps=5, ends=ends)[0]
     counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
     assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
@@ -138,17 +138,17 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
 
 def test_episodes_that_span_segments_are_told_once_with_all_their_rewards() -> None:
     collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}])
-    rewards = [reward for segment, _ in collected for reward in column(segment.rewards)]
-    told = [episode for _, report in collected for episode in report.episodes]
+    rewards = [reward for _, segment in collected for reward in column(segment.rewards)]
+    told = [episode for report, _ in collected for episode in report.episodes]
     assert told == [Episode(0, 0, sum(rewards[:6]), 6, None), Episode(0, 1, sum(rewards[6:]), 6, None)]
-    assert [len(report.episodes) for _, report in collected] == [0, 1, 1]
-    assert collected[0][1].carry.episode_returns.tolist() == [sum(rewards[:4])]
+    assert [len(report.episodes) for report, _ in collected] == [0, 1, 1]
+    assert collected[0][0].carry.episode_returns.tolist() == [sum(rewards[:4])]
 
 
 @pytest.mark.parametrize("end", [{"truncate_after": 6}, {"terminate_after": 3}, {}], ids=str)
 def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(end: dict[str, int]) -> None:
     running, steps = 0.0, 0
-    for segment, report in collect_counting(num_steps=4, segments=3, ends=[end]):
+    for report, segment in collect_counting(num_steps=4, segments=3, ends=[end]):
         samples = []
         for reward in column(segment.rewards):
             running, steps = 0.9 * running + reward, steps + 1
@@ -164,21 +164,21 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
 
 
 def test_discounted_returns_of_all_environments_are_samples() -> None:
-    alone = [collect_counting(num_steps=5, ends=ends)[0][1].statistics.returns for ends in ([{}], [{}, {}, {}])]
+    no_ends: list[list[dict[str, int]]] = [[{}], [{}, {}, {}]]
+    alone = [collect_counting(num_steps=5, ends=ends)[0][0].statistics.returns for ends in no_ends]
     assert [one.count for one in alone if one is not None] == [5, 15]
 
 
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
-    segment, report = collect_counting(num_steps=6, ends=[{"truncate_after": 4}, {}])[0]
+    report, segment = collect_counting(num_steps=6, ends=[{"truncate_after": 4}, {}])[0]
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
 
 
 def test_nothing_is_reported_for_normalisers_that_are_off() -> None:
     sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
-    _, report = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
+    report, _ = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
     assert report.statistics.obs is None
     assert report.statistics.returns is None
-    assert report.timings.env_s > 0
 
 
 # ---------------------------------------------------------------------------- ownership and replay
@@ -196,10 +196,10 @@ def test_a_segment_is_not_written_after_it_was_handed_out() -> None:
     sampler, spec = sampler_of(limited(PointMass, 7)(), num_steps=10)
     first = sampler.collect(SegmentRequest(0, 0), snapshots(spec)[0])
     kept = copy.deepcopy(first)
-    second, _ = sampler.collect(SegmentRequest(0, 1), snapshots(spec)[1])
+    _, second = sampler.collect(SegmentRequest(0, 1), snapshots(spec)[1])
     assert_same_bytes(first, kept)
     for field in dataclasses.fields(Segment):
-        assert not np.shares_memory(getattr(first[0], field.name), getattr(second, field.name)), field.name
+        assert not np.shares_memory(getattr(first[1], field.name), getattr(second, field.name)), field.name
 
 
 ENVS: dict[str, MakeEnvs] = {
@@ -216,16 +216,16 @@ def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: st
     sampler, spec = sampler_of(ENVS[envs](), num_steps=20)
     ledger, policies = ReplayLedger(1, replay=True), snapshots(spec)
     for index in range(2):
-        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[1])
+        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[0])
     expected = sampler.collect(SegmentRequest(0, 2), policies[2])
     going_on = sampler.collect(SegmentRequest(0, 3), policies[3])
     rebuilt: PPOSampler = sampler
     if where == "in a new sampler":
         rebuilt, _ = sampler_of(ENVS[envs](), num_steps=20)
-    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0)), policies[2])
-    assert_same_bytes(found, expected, but=["timings"])
-    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["timings"])
-    assert found[1].incidents == ()
+    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
+    assert_same_bytes(found, expected, but=["env_s"])
+    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
+    assert found[0].incidents == ()
 
 
 def test_equal_samplers_make_equal_segments_and_others_do_not() -> None:
@@ -233,10 +233,10 @@ def test_equal_samplers_make_equal_segments_and_others_do_not() -> None:
     for sampler_id in (0, 0, 1):
         sampler, spec = sampler_of(limited(PointMass, 9)(), num_steps=12, sampler_id=sampler_id)
         made.append(sampler.collect(SegmentRequest(sampler_id, 0), snapshots(spec)[0]))
-    assert_same_bytes(made[0], made[1], but=["timings"])
-    assert not np.array_equal(made[0][0].obs[0], made[2][0].obs[0])
-    assert not np.array_equal(made[0][0].actions, made[2][0].actions)
-    assert not np.array_equal(made[0][0].obs[0, 0], made[0][0].obs[0, 1])  # nor do two envs of one sampler
+    assert_same_bytes(made[0], made[1], but=["env_s"])
+    assert not np.array_equal(made[0][1].obs[0], made[2][1].obs[0])
+    assert not np.array_equal(made[0][1].actions, made[2][1].actions)
+    assert not np.array_equal(made[0][1].obs[0, 0], made[0][1].obs[0, 1])  # nor do two envs of one sampler
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -246,11 +246,11 @@ def test_what_cannot_be_replayed_is_begun_afresh_and_told(replay: bool) -> None:
 
     sampler, spec = sampler_of(envs(), num_steps=5)
     ledger = ReplayLedger(1, replay=replay)
-    _, report = sampler.collect(SegmentRequest(0, 0), telling_free(spec))
+    report, _ = sampler.collect(SegmentRequest(0, 0), telling_free(spec))
     assert report.carry.episodes.tolist() == [0, 0]
     ledger.record(report)
     rebuilt, _ = sampler_of(envs(), num_steps=5)
-    segment, after = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0)), telling_free(spec))
+    after, segment = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), telling_free(spec))
     kind = "replay_mismatch" if replay else "episode_abandoned"
     lost = [0] if replay else [0, 1]
     assert [(one.kind, one.env, one.lost_steps) for one in after.incidents] == [(kind, env, 5) for env in lost]
@@ -260,10 +260,49 @@ def test_what_cannot_be_replayed_is_begun_afresh_and_told(replay: bool) -> None:
     fresh = sum(0.9 ** (4 - t) * segment.rewards[t, 0] for t in range(5))
     assert after.carry.discounted_returns[0] == pytest.approx(fresh)
     ledger.record(after)
-    rebuild = ledger.rebuild(0)
+    rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
     assert [len(actions) for actions in rebuild.actions] == ([] if not replay else [5, 10])
 
 
 def telling_free(spec: Any) -> PolicySnapshot:
     return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
+
+
+# ------------------------------------------------------------------------------- several at a time
+
+
+def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
+    made = [sampler_of(ENVS[envs](), num_steps=20, sampler_id=s, hidden_sizes=(16, 8)) for s in range(samplers)]
+    return [sampler for sampler, _ in made], made[0][1]
+
+
+@pytest.mark.parametrize("envs", ENVS)
+@pytest.mark.parametrize("samplers", [2, 5])
+def test_samplers_that_collect_together_make_the_bytes_that_each_makes_alone(envs: str, samplers: int) -> None:
+    together, spec = a_lot(envs, samplers)
+    alone, _ = a_lot(envs, samplers)
+    for policy in snapshots(spec):
+        scale = ObsScale.of(Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))))
+        policy = dataclasses.replace(policy, obs_scale=scale if policy.version % 2 else None)
+        requests = [SegmentRequest(s, policy.version) for s in range(samplers)]
+        found = collect_together(together, requests, policy)
+        for sampler, request, one in zip(alone, requests, found, strict=True):
+            assert_same_bytes(one, sampler.collect(request, policy), but=["env_s"])
+            assert one[1].obs.flags.c_contiguous
+
+
+def test_some_may_be_rebuilt_while_others_go_on() -> None:
+    (first, second), spec = a_lot("box", 2)
+    (lost, going_on), _ = a_lot("box", 2)
+    ledger, policies = ReplayLedger(2, replay=True), snapshots(spec)
+    requests = [SegmentRequest(s, 0) for s in range(2)]
+    for report, _ in collect_together([first, second], requests, policies[0]):
+        ledger.record(report)
+    collect_together([lost, going_on], requests, policies[0])
+    expected = [first.collect(SegmentRequest(0, 1), policies[1]), second.collect(SegmentRequest(1, 1), policies[1])]
+    (again, _), _ = a_lot("box", 2)
+    requests = [SegmentRequest(0, 1, ledger.rebuild(0, 1)), SegmentRequest(1, 1)]
+    found = collect_together([again, going_on], requests, policies[1])
+    assert_same_bytes(found[0], expected[0], but=["env_s"])
+    assert_same_bytes(found[1], expected[1], but=["env_s"])

@@ -13,17 +13,18 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
+from dppo.config import PPO
 from dppo.errors import TrainingDiverged
+from dppo.ppo import distributions as ppo
 from dppo.ppo.batch import Batch
+from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
-from dppo.ppo.trainer import PPOTrainer, TrainerOptions
+from dppo.ppo.trainer import PPOTrainer
 from dppo.spaces import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
-PLAIN = TrainerOptions(
+PLAIN = PPO(
     update_epochs=3,
-    minibatches=4,
-    micro_batch_size=None,
     norm_adv=True,
     clip_coef=0.2,
     clip_vloss=False,
@@ -32,30 +33,30 @@ PLAIN = TrainerOptions(
     max_grad_norm=0.5,
     target_kl=None,
 )
+SPLIT = ("minibatches", "micro_batch_size")
 
 
 def make_trainer(actions: DiscreteActions | BoxActions = DISCRETE, **options: Any) -> PPOTrainer:
-    trainer = PPOTrainer(spec_of(actions), 1, dataclasses.replace(PLAIN, **options))
+    split = {"minibatches": 4} | {name: options.pop(name) for name in SPLIT if name in options}
+    trainer = PPOTrainer(PPOModel(spec_of(actions), 1), dataclasses.replace(PLAIN, **options), **split)
     trainer.load(random_weights(trainer.model.spec), trainer.state())
     return trainer
 
 
 def evaluate(trainer: PPOTrainer, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, mean entropy and values under the present weights."""
-    with torch.no_grad():
-        head, values = trainer.model(obs)
-        policy = trainer.model.spec.distribution.evaluate(head, trainer.model.log_std, actions)
-    return policy.logprobs, policy.entropy, values
+    scored = trainer.model.forward(obs, actions)
+    return scored.policy.logprobs.clone(), scored.policy.entropies.mean(), scored.values.clone()
 
 
 def random_batch(trainer: PPOTrainer, rows: int = 50, seed: int = 0) -> Batch:
     """Rows whose ratios lie on both sides of the clip."""
     rng, spec = np.random.default_rng(seed), trainer.model.spec
-    if isinstance(spec.actions, DiscreteActions):
-        actions = torch.from_numpy(rng.integers(0, spec.actions.n, rows))
+    if isinstance(spec.distribution, ppo.Categorical):
+        actions = torch.from_numpy(rng.integers(0, spec.distribution.n, rows))
     else:
-        actions = torch.from_numpy(rng.normal(size=(rows, spec.actions.size)))
-    obs = torch.from_numpy(rng.normal(size=(rows, spec.obs_size)))
+        actions = torch.from_numpy(rng.normal(size=(rows, *spec.distribution.action_shape)))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)))
     logprobs, _, values = evaluate(trainer, obs, actions)
     drift, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
     return Batch(obs, actions, logprobs + 0.3 * drift, values + 0.3 * noise, advantages, values + 2 * advantages)
@@ -63,15 +64,23 @@ def random_batch(trainer: PPOTrainer, rows: int = 50, seed: int = 0) -> Batch:
 
 # ------------------------------------------------------------------------------------ the slow twin
 
+COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
+
 
 def slow_update(
-    model: PPOModel, batch: Batch, learning_rate: float, order: np.random.Generator, options: TrainerOptions
+    model: MLP, batch: Batch, learning_rate: float, order: np.random.Generator, options: PPO, minibatches: int
 ) -> None:
-    """One PPO update as the paper and CleanRL write it: autograd, torch's own clipping, distributions and Adam."""
+    """One PPO update as the paper and CleanRL write it: autograd, torch's own clipping, distributions and Adam.
+
+    Rows that weigh nothing are left out.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, eps=1e-5)
     for _ in range(options.update_epochs):
-        for rows in np.array_split(order.permutation(len(batch)), options.minibatches):
-            mb = {field.name: getattr(batch, field.name)[rows] for field in dataclasses.fields(batch)}
+        for rows in np.array_split(order.permutation(len(batch)), minibatches):
+            rows = rows if batch.weights is None else rows[batch.weights[rows].numpy() > 0]
+            if not len(rows):
+                continue
+            mb = {name: getattr(batch, name)[rows] for name in COLUMNS}
             head, value = model.policy(mb["obs"]), model.value(mb["obs"])[:, 0]
             policy: Any = Categorical(logits=head)
             if model.log_std is not None:
@@ -79,7 +88,7 @@ def slow_update(
             logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
             ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
             if options.norm_adv:
-                adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+                adv = (adv - adv.mean()) / ((adv.std() if len(adv) > 1 else 0) + 1e-8)
             pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
             error = (value - mb["returns"]) ** 2
             if options.clip_vloss:
@@ -116,17 +125,130 @@ def slow_update(
 )
 def test_update_equals_its_slow_twin(actions: DiscreteActions | BoxActions, options: dict[str, Any]) -> None:
     trainer = make_trainer(actions, **options)
-    batch, spec = random_batch(trainer), trainer.model.spec
-    twin = PPOModel(spec, seed=0)
+    moved = assert_equals_twin(trainer, random_batch(trainer))
+    assert moved.min() > 0
+    assert np.median(moved) > 1e-3  # by far more than the tolerance
+
+
+def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> np.ndarray:
+    """Update both in the same way; return how far each weight has moved."""
+    spec = trainer.model.spec
+    twin = MLP(spec_of(DISCRETE if isinstance(spec.distribution, ppo.Categorical) else BOX)).double()
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(trainer.weights()).items()})
-    slow_update(twin, batch, 3e-3, np.random.default_rng(5), trainer.options)
+    slow_update(twin, batch, 3e-3, np.random.default_rng(5), trainer.ppo, trainer.minibatches)
     before = trainer.weights()
     trainer.update(batch, 3e-3, np.random.default_rng(5))
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
-    moved = np.abs(trainer.weights() - before)
-    assert moved.min() > 0
-    assert np.median(moved) > 1e-3  # by far more than the tolerance
+    moved: np.ndarray = np.abs(trainer.weights() - before)
+    return moved
+
+
+# --------------------------------------------------------------------------- rows that weigh nothing
+
+
+def weighing(batch: Batch, weights: Tensor) -> Batch:
+    """The batch as `make_batch` would give it: zeros where rows weigh nothing."""
+    zeroed = {name: getattr(batch, name).clone() for name in COLUMNS}
+    for column in zeroed.values():
+        column[weights == 0] = 0
+    return dataclasses.replace(batch, weights=weights, **zeroed)
+
+
+def some_weights(rows: int, share: float) -> Tensor:
+    return torch.from_numpy((np.random.default_rng(8).random(rows) < share).astype(np.float64))
+
+
+WEIGHED = [
+    {},
+    {"clip_vloss": True, "norm_adv": False},
+    {"micro_batch_size": 3, "minibatches": 3},
+    {"target_kl": 1e-4},
+    {"ent_coef": 0.3, "vf_coef": 2.0, "minibatches": 1},
+]
+
+
+@ACTIONS
+@pytest.mark.parametrize("options", WEIGHED, ids=str)
+@pytest.mark.parametrize("share", [0.95, 0.5, 0.1])
+def test_rows_that_weigh_nothing_are_as_if_left_out(
+    actions: DiscreteActions | BoxActions, options: dict[str, Any], share: float
+) -> None:
+    """Also where whole minibatches are empty, or have one row."""
+    trainer = make_trainer(actions, **options)
+    moved = assert_equals_twin(trainer, weighing(random_batch(trainer), some_weights(50, share)))
+    assert moved.max() > 1e-3
+
+
+@pytest.mark.parametrize("options", WEIGHED, ids=str)
+def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> None:
+    """Of one minibatch, which is the same with the other rows left out."""
+    options = {**options, "minibatches": 1, "update_epochs": 2}
+    full, left = make_trainer(**options), make_trainer(**options)
+    weights = some_weights(50, 0.6)
+    batch = weighing(random_batch(full), weights)
+    rows = torch.from_numpy(np.random.default_rng(5).permutation(50))
+    rows = rows[weights[rows] > 0]
+    kept = Batch(*(getattr(batch, name)[rows] for name in COLUMNS))
+    found = full.update(batch, 3e-3, np.random.default_rng(5))
+    expected = left.update(kept, 3e-3, np.random.default_rng(5))
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_all_ones_weigh_as_none() -> None:
+    one, other = make_trainer(), make_trainer()
+    batch = random_batch(one)
+    figures = one.update(batch, 3e-3, np.random.default_rng(5))
+    ones = dataclasses.replace(batch, weights=torch.ones(50, dtype=torch.float64))
+    assert other.update(ones, 3e-3, np.random.default_rng(5)) == pytest.approx(figures, rel=1e-10)
+    np.testing.assert_allclose(other.weights(), one.weights(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
+    trainer = make_trainer(target_kl=0.1)
+    trainer.update(random_batch(trainer), 1e-2, np.random.default_rng(0))  # Adam has momentum now
+    before, state = trainer.weights(), trainer.state()
+    batch = weighing(random_batch(trainer), torch.zeros(50, dtype=torch.float64))
+    figures = trainer.update(batch, 1e-2, np.random.default_rng(1))
+    np.testing.assert_array_equal(trainer.weights(), before)
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(array, state[name])
+    assert figures.pop("minibatches") == 0
+    assert all(math.isnan(value) for value in figures.values())
+
+
+# --------------------------------------------------------------------------------------- sequences
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 10, "norm_adv": False}, {"minibatches": 7}], ids=str)
+@pytest.mark.parametrize("length", [2, 5])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_sequences_stay_whole_and_learn_as_their_rows(options: dict[str, Any], length: int, share: float) -> None:
+    """Without memory, an update on sequences is one on rows, in the order of the sequences."""
+
+    class Rows:
+        """The order of rows that an order of sequences comes to."""
+
+        def __init__(self) -> None:
+            self._order = np.random.default_rng(5)
+
+        def permutation(self, rows: int) -> np.ndarray:
+            sequences = self._order.permutation(rows // length)
+            whole: np.ndarray = (sequences[:, None] * length + np.arange(length)).reshape(-1)
+            return whole
+
+    by_rows, by_sequences = make_trainer(**options), make_trainer(**options)
+    batch = random_batch(by_rows, rows=length * 16 * by_rows.minibatches)
+    if share < 1:
+        batch = weighing(batch, some_weights(len(batch), share))
+    order: Any = Rows()
+    expected = by_rows.update(batch, 3e-3, order)
+    sequences = dataclasses.replace(batch, length=length)
+    minibatches = [one for one, _ in by_sequences._minibatches(sequences, np.random.default_rng(0))]
+    assert {one.length for one in minibatches} == {length}
+    assert {one.sequences for one in minibatches} == {16}
+    assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)) == pytest.approx(expected, rel=1e-10)
+    np.testing.assert_allclose(by_sequences.weights(), by_rows.weights(), rtol=1e-9, atol=1e-12)
 
 
 # -------------------------------------------------------------------------------------- minibatches
@@ -138,7 +260,7 @@ def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) 
     column = torch.arange(rows, dtype=torch.float64)
     batch = Batch(torch.stack([column] * 4, dim=1), column.long(), column + 100, column + 200, column, column + 300)
     order = np.random.default_rng(0)
-    epochs = [list(trainer._minibatches(batch, order)) for _ in range(2)]
+    epochs = [[one for one, _ in trainer._minibatches(batch, order)] for _ in range(2)]
     for epoch in epochs:
         sizes = [len(minibatch) for minibatch in epoch]
         assert len(sizes) == min(rows, minibatches)
@@ -149,6 +271,7 @@ def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) 
             expected = torch.stack([one.advantages, one.advantages + 100, one.advantages + 200, one.advantages + 300])
             found = torch.stack([one.actions.double(), one.logprobs, one.values, one.returns])
             assert torch.equal(found, expected)
+            assert isinstance(one.obs, Tensor)
             assert torch.equal(one.obs, one.advantages[:, None].expand(-1, 4))
     if rows > 7:
         first, second = (torch.cat([one.advantages for one in epoch]) for epoch in epochs)
@@ -159,7 +282,10 @@ def test_minibatches_are_those_of_array_split() -> None:
     trainer = make_trainer(minibatches=4)
     batch = random_batch(trainer, rows=43)
     expected = np.array_split(np.random.default_rng(3).permutation(43), 4)
-    for one, rows in zip(trainer._minibatches(batch, np.random.default_rng(3)), expected, strict=True):
+    for (one, count), rows in zip(trainer._minibatches(batch, np.random.default_rng(3)), expected, strict=True):
+        assert count == len(one)
+        assert isinstance(one.obs, Tensor)
+        assert isinstance(batch.obs, Tensor)
         assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
 
 
@@ -167,11 +293,11 @@ def test_advantages_are_standardised_within_each_minibatch() -> None:
     trainer = make_trainer(minibatches=3)
     batch = random_batch(trainer, rows=20)
     shifted = dataclasses.replace(batch, advantages=batch.advantages * 100 + 1000)
-    for one in trainer._minibatches(shifted, np.random.default_rng(0)):
+    for one, _ in trainer._minibatches(shifted, np.random.default_rng(0)):
         assert one.advantages.mean().item() == pytest.approx(0, abs=1e-9)
         assert np.std(one.advantages.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)  # unbiased, as CleanRL's
     flat = dataclasses.replace(batch, advantages=torch.full((20,), 3.0, dtype=torch.float64))
-    for one in trainer._minibatches(flat, np.random.default_rng(0)):
+    for one, _ in trainer._minibatches(flat, np.random.default_rng(0)):
         assert not one.advantages.any()
 
 
@@ -187,6 +313,7 @@ def test_target_kl_ends_the_epochs_and_not_an_epoch(target_kl: float | None, exp
 def test_figures_are_means_over_the_minibatches() -> None:
     trainer = make_trainer(update_epochs=1, minibatches=1, norm_adv=False)
     batch = random_batch(trainer)
+    assert isinstance(batch.obs, Tensor)
     logprobs, entropy, values = evaluate(trainer, batch.obs, batch.actions)
     log_ratio = (logprobs - batch.logprobs).numpy()
     found = trainer.update(batch, 1e-3, np.random.default_rng(0))
@@ -246,7 +373,7 @@ def test_learning_rate_is_that_of_the_call() -> None:
 def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, poison: float) -> None:
     trainer = make_trainer(update_epochs=1, minibatches=1)
     batch = random_batch(trainer)
-    poisoned: Tensor = getattr(batch, column).clone()
+    poisoned: Any = getattr(batch, column).clone()
     poisoned[3] = -poison if column == "logprobs" else poison
     before = trainer.weights()
     with pytest.raises(
@@ -262,14 +389,13 @@ def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, po
 
 def test_a_later_minibatch_that_is_not_finite_keeps_what_was_learnt_before() -> None:
     order, rows = np.random.default_rng(0).permutation(50), 13  # 50 in 4 parts: 13, 13, 12, 12
-    trainer, clean = make_trainer(update_epochs=1), make_trainer(update_epochs=1)
+    trainer, clean = make_trainer(update_epochs=1), make_trainer(update_epochs=1, minibatches=1)
     batch = random_batch(trainer)
     returns = batch.returns.clone()
     returns[order[rows]] = math.nan  # the first row of the second minibatch
     with pytest.raises(TrainingDiverged, match="SGD step 1 "):
         trainer.update(dataclasses.replace(batch, returns=returns), 1e-3, np.random.default_rng(0))
-    first = batch.rows(torch.from_numpy(order[:rows]))
-    clean.options = dataclasses.replace(clean.options, minibatches=1)
+    first = batch.take(torch.from_numpy(order[:rows]))
     clean.update(first, 1e-3, np.random.default_rng(1))
     np.testing.assert_allclose(trainer.weights(), clean.weights(), rtol=1e-12)
 
@@ -281,7 +407,7 @@ def test_a_resumed_trainer_goes_on_bit_for_bit() -> None:
     straight, before = make_trainer(BOX), make_trainer(BOX)
     batches = [random_batch(straight, seed=seed) for seed in range(2)]
     before.update(batches[0], 1e-3, np.random.default_rng(0))
-    after = PPOTrainer(spec_of(BOX), 77, PLAIN)
+    after = PPOTrainer(PPOModel(spec_of(BOX), 77), PLAIN, minibatches=4)
     state = before.state()
     after.load(before.weights(), state)
     before.update(batches[1], 1e-3, np.random.default_rng(9))  # must not reach into what was saved

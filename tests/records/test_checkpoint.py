@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 import pickle
 import shutil
 import socket
 import stat
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +19,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.records import checkpoint as checkpoints
 from dppo.records import sealed
 from dppo.records.checkpoint import Checkpoint, find, load, save
+from dppo.records.disk import Disk
 
 OLD, NEW = "old", "new"
 
 
 @pytest.fixture(autouse=True)
 def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk; that we would have is what `Disk` below watches."""
+    """Do not wait for the disk; that we would have is what `FaultyDisk` below watches."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -88,12 +91,27 @@ def test_state_and_several_files_come_back(tmp_path: Path) -> None:
     assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {"x": math.nan}), keep=1, score=None)).state["x"])
 
 
-def test_the_layout_is_plain_files(tmp_path: Path) -> None:
+def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
     path = save(tmp_path, 123, small(NEW), keep=1, score=None)
-    assert path == tmp_path / "iter_000123"
-    assert names(path) == ["manifest.json", "model.safetensors", "samplers.safetensors", "state.json"]
-    assert json.loads((path / "state.json").read_text()) == {"text": NEW}
-    assert json.loads((path / "manifest.json").read_text())["format"] == sealed.FORMAT
+    assert path == tmp_path / "iter_000123.safetensors"
+    assert names(tmp_path) == ["iter_000123.safetensors"]
+    with safe_open(path, "np") as file:
+        assert list(file.keys()) == ["model/weights"]
+        np.testing.assert_array_equal(file.get_tensor("model/weights"), np.arange(3.0))
+        metadata = file.metadata()
+    assert json.loads(metadata["state"]) == {"text": NEW}
+    assert metadata["format"] == str(checkpoints.FORMAT)
+    assert load(path).arrays["samplers"] == {}, "a part without arrays is a part"
+
+
+def test_a_text_that_looks_like_a_seal_does_no_harm(tmp_path: Path) -> None:
+    text = f'"header_sha256":"{sealed.UNSEALED}" "arrays_sha256":"{sealed.UNSEALED}"'
+    arrays = {"model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}}
+    back = load(save(tmp_path, 1, Checkpoint(arrays, {"text": text}), keep=1, score=None))
+    assert back.state == {"text": text}
+    assert back.arrays["model"].keys() == arrays["model"].keys()
 
 
 # ---------------------------------------------------------------------- rotation, best, resaving
@@ -102,22 +120,27 @@ def test_the_layout_is_plain_files(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
         save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
-    assert names(tmp_path) == ["best.json", "iter_000004", "iter_000007", "iter_000008"]
+    assert names(tmp_path) == [
+        "best.json",
+        "iter_000004.safetensors",
+        "iter_000007.safetensors",
+        "iter_000008.safetensors",
+    ]
     best = json.loads((tmp_path / "best.json").read_text())
-    assert best == {"checkpoint": "iter_000004", "iteration": 4, "score": 9.0}, "a tie goes to the newer"
-    assert find(tmp_path).path.name == "iter_000008"
+    assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}, "a tie goes to the newer"
+    assert find(tmp_path).path.name == "iter_000008.safetensors"
 
 
 def test_without_scores_there_is_no_best(tmp_path: Path) -> None:
     for iteration in range(3):
         save(tmp_path, iteration, small(NEW), keep=1, score=math.nan)
-    assert names(tmp_path) == ["iter_000002"]
+    assert names(tmp_path) == ["iter_000002.safetensors"]
 
 
 def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5, small(OLD), keep=3, score=8.0)
     save(tmp_path, 5, small(NEW), keep=3, score=2.0)
-    assert names(tmp_path) == ["best.json", "iter_000005"]
+    assert names(tmp_path) == ["best.json", "iter_000005.safetensors"]
     assert text_of(find(tmp_path).path) == NEW
     assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one that scored 8 is gone"
 
@@ -126,15 +149,15 @@ def test_a_run_resumed_further_back_goes_on_from_its_own_checkpoints(tmp_path: P
     for iteration in (10, 20, 30):
         save(tmp_path, iteration, small("first try"), keep=3, score=None)
     save(tmp_path, 15, small("resumed at 10"), keep=3, score=None)
-    assert find(tmp_path).path.name == "iter_000015"
-    assert names(tmp_path) == ["iter_000015", "iter_000020", "iter_000030"]
+    assert find(tmp_path).path.name == "iter_000015.safetensors"
+    assert names(tmp_path) == ["iter_000015.safetensors", "iter_000020.safetensors", "iter_000030.safetensors"]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_deleted_by_rotation(tmp_path: Path) -> None:
     broken = save(tmp_path, 1, small(OLD), keep=1, score=None)
-    (broken / "manifest.json").write_text("{")
+    broken.write_text("{")
     save(tmp_path, 2, small(NEW), keep=1, score=None)
-    assert names(tmp_path) == ["iter_000001", "iter_000002"]
+    assert names(tmp_path) == ["iter_000001.safetensors", "iter_000002.safetensors"]
 
 
 def test_leftovers_of_dead_writers_are_cleared_and_those_of_the_living_are_not(tmp_path: Path) -> None:
@@ -142,11 +165,10 @@ def test_leftovers_of_dead_writers_are_cleared_and_those_of_the_living_are_not(t
     dead, mine, alive = (f".tmp-iter_000001-{host}-{pid}" for pid in (2**22 + 1, os.getpid(), os.getppid()))
     elsewhere, long_ago = ".tmp-iter_000001-another-host-7", ".tmp-iter_000001-another-host-8"
     for name in (dead, mine, alive, elsewhere, long_ago):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+        (tmp_path / name).write_bytes(b"half")
     os.utime(tmp_path / long_ago, (0, 0))
     save(tmp_path, 1, small(NEW), keep=1, score=None)
-    assert names(tmp_path) == sorted([alive, elsewhere, "iter_000001"])
+    assert names(tmp_path) == sorted([alive, elsewhere, "iter_000001.safetensors"])
 
 
 # ---------------------------------------------------------------------- faults while writing
@@ -156,27 +178,28 @@ class Killed(BaseException):
     """SIGKILL or a power cut: nothing of ours runs any more."""
 
 
-class Disk:
+class FaultyDisk(Disk):
     """The real disk, until operation `fail_at`; what is not flushed may be lost in a power cut."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, graveyard: Path, fault: BaseException) -> None:
-        self.operations, self.fail_at, self.fault, self.lasting = 0, -1, fault, False
+    def __init__(self, graveyard: Path, fail_at: int, fault: BaseException, *, lasting: bool) -> None:
+        self.operations, self.fail_at, self.fault, self.lasting = 0, fail_at, fault, lasting
         self.unflushed: set[Path] = set()  # files whose bytes may be lost
         self.unlisted: set[Path] = set()  # new files that their folder may not know of
         self.undo: list[tuple[Path, Callable[[], None]]] = []
         self.graveyard = graveyard
-        for name in ("write", "sync", "rename", "remove"):
-            monkeypatch.setattr(sealed, f"_{name}", getattr(self, name))
+
+    @property
+    def failed(self) -> bool:
+        return self.operations >= self.fail_at
 
     def _operation(self) -> bool:
         """Whether this one fails."""
         self.operations += 1
-        return self.operations == self.fail_at or (self.lasting and 0 < self.fail_at < self.operations)
+        return self.operations == self.fail_at or (self.lasting and self.operations > self.fail_at)
 
-    def write(self, path: Path, data: bytes) -> None:
-        fails = self._operation()
-        with open(path, "xb") as file:
-            file.write(data[: len(data) // 2] if fails else data)
+    def write(self, path: Path, *parts: bytes | memoryview) -> None:
+        fails, data = self._operation(), b"".join(parts)
+        super().write(path, data[: len(data) // 2] if fails else data)
         self.unflushed.add(path)
         self.unlisted.add(path)
         if fails:
@@ -193,8 +216,8 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         if self._operation():
             raise self.fault
-        before = target.read_bytes() if target.is_file() else None
-        os.replace(source, target)
+        before = target.read_bytes() if target.exists() else None
+        super().rename(source, target)
         self._moved(source, target)
 
         def back() -> None:
@@ -207,16 +230,12 @@ class Disk:
 
     def _moved(self, source: Path, target: Path) -> None:
         for files in (self.unflushed, self.unlisted):
-            inside = {path for path in files if path.is_relative_to(source)}
-            files -= inside
-            files |= {target / path.relative_to(source) for path in inside}
+            if source in files:
+                files.remove(source)
+                files.add(target)
 
     def remove(self, path: Path) -> None:
         if self._operation():
-            if path.is_dir():
-                manifest, grave = path / "manifest.json", self.graveyard / "manifest"
-                os.replace(manifest, grave)
-                self.undo.append((path, lambda: os.replace(grave, manifest)))
             raise self.fault
         grave = self.graveyard / str(self.operations)
         os.replace(path, grave)
@@ -251,25 +270,22 @@ def before_later(folder: Path) -> None:
 
 def faulty_saves(
     tmp_path: Path, prepare: Callable[[Path], None], fault: BaseException, lasting: bool
-) -> list[tuple[Path, Disk, BaseException | None]]:
+) -> list[tuple[Path, FaultyDisk, BaseException | None]]:
     """Save a new checkpoint once for each operation that can fail, and once without a fault."""
-    attempts: list[tuple[Path, Disk, BaseException | None]] = []
-    raised: BaseException | None = fault
-    while raised is not None:
+    attempts: list[tuple[Path, FaultyDisk, BaseException | None]] = []
+    while not attempts or attempts[-1][1].failed:
         root = tmp_path / str(len(attempts) + 1)
         folder, graveyard = root / "checkpoints", root / "graveyard"
         graveyard.mkdir(parents=True)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            disk = Disk(monkeypatch, graveyard, fault)
-            prepare(folder)
-            disk.operations, disk.fail_at, disk.lasting = 0, len(attempts) + 1, lasting
-            disk.undo.clear()
-            try:
-                save(folder, 2, small(NEW), keep=1, score=None if prepare is before_later else 2.0)
-                raised = None
-            except (CheckpointError, Killed) as error:
-                raised = error
+        prepare(folder)
+        disk = FaultyDisk(graveyard, len(attempts) + 1, fault, lasting=lasting)
+        raised: BaseException | None = None
+        try:
+            save(folder, 2, small(NEW), keep=1, score=None if prepare is before_later else 2.0, disk=disk)
+        except (CheckpointError, Killed) as error:
+            raised = error
         attempts.append((folder, disk, raised))
+    assert attempts[-1][2] is None
     return attempts
 
 
@@ -288,8 +304,8 @@ def assert_old_or_new(folder: Path, had_old: bool) -> str | None:
 def assert_usable_again(folder: Path) -> None:
     """The next save clears up and takes over."""
     save(folder, 3, small("next"), keep=1, score=3.0)
-    assert names(folder) == ["best.json", "iter_000003"]
-    assert find(folder).path.name == "iter_000003"
+    assert names(folder) == ["best.json", "iter_000003.safetensors"]
+    assert find(folder).path.name == "iter_000003.safetensors"
 
 
 @pytest.mark.parametrize("lose_names", [False, True])
@@ -300,7 +316,7 @@ def test_a_kill_or_power_cut_at_any_moment_leaves_the_old_or_the_new_one(
     had_old = prepare is not before_nothing
     seen = []
     attempts = faulty_saves(tmp_path, prepare, Killed(), lasting=True)
-    assert len(attempts) > 10
+    assert len(attempts) >= 6
     for folder, disk, raised in attempts:
         disk.power_cut(lose_names=lose_names)
         seen.append(assert_old_or_new(folder, had_old))
@@ -318,31 +334,76 @@ def test_a_full_disk_leaves_the_old_or_the_new_one_and_says_so(
 ) -> None:
     had_old = prepare is not before_nothing
     fault = OSError(errno.ENOSPC, "No space left on device")
+    written = []
     for folder, _, raised in faulty_saves(tmp_path, prepare, fault, lasting):
         text = assert_old_or_new(folder, had_old) if folder.exists() else None
-        if raised is not None:
+        written.append(raised is None)
+        if raised is None:
+            assert text == NEW
+        else:
+            assert isinstance(raised, CheckpointNotWritten)
             assert "No space left on device." in str(raised)
             assert "Free some space there." in str(raised)
-            written = "written, but older checkpoints could not be tidied up" in str(raised)
-            assert not written or text == NEW
-            if not written and not lasting:
-                assert not list(folder.glob(".tmp-*")), "the temporary folder is removed"
+            if not lasting:
+                assert not list(folder.glob(".tmp-*")), "the temporary file is removed"
         assert_usable_again(folder)
+    assert written == sorted(written), "once it is written, no fault of tidying up is one of saving"
 
 
 def test_a_full_disk_does_not_change_the_last_good_one_by_one_byte(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(OLD), keep=1, score=None)
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    before = path.read_bytes()
 
-        def full(path: Path, data: bytes) -> None:
+    class Full(Disk):
+        def write(self, path: Path, *parts: bytes | memoryview) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(sealed, "_write", full)
-        with pytest.raises(CheckpointError, match=r"iter_000002: the checkpoint could not be written"):
-            save(tmp_path, 2, small(NEW), keep=1, score=None)
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-    assert names(tmp_path) == ["iter_000001"]
+    with pytest.raises(CheckpointNotWritten, match=r"iter_000002\.safetensors: the checkpoint could not be written"):
+        save(tmp_path, 2, small(NEW), keep=1, score=None, disk=Full())
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["iter_000001.safetensors"]
+
+
+class Stubborn(Disk):
+    """Does not delete the files of these names: they belong to somebody else, say."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def remove(self, path: Path) -> None:
+        if path.name.startswith(self.names):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        super().remove(path)
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_checkpointing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Stubborn("iter_000001", ".tmp-")
+    (tmp_path / ".tmp-x-another-host-8").write_bytes(b"half")
+    os.utime(tmp_path / ".tmp-x-another-host-8", (0, 0))
+    for iteration in range(1, 6):
+        save(tmp_path, iteration, small(str(iteration)), keep=2, score=None, disk=disk)
+        assert text_of(find(tmp_path).path) == str(iteration)
+    assert names(tmp_path) == [
+        ".tmp-x-another-host-8",
+        "iter_000001.safetensors",
+        "iter_000004.safetensors",
+        "iter_000005.safetensors",
+    ]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, "each once, not with each checkpoint"
+    assert "iter_000001.safetensors: could not be tidied up: Permission denied." in told[1]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_real_file_that_cannot_be_deleted_ends_no_checkpointing(tmp_path: Path) -> None:
+    """A folder in the place of a temporary file, with something in it that no unlink removes."""
+    (tmp_path / "best.json").mkdir()
+    (tmp_path / "best.json" / "x").write_text("")
+    for iteration in (1, 2, 3):
+        save(tmp_path, iteration, small(str(iteration)), keep=1, score=1.0)
+    assert text_of(find(tmp_path).path) == "3"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_for_the_user(tmp_path: Path) -> None:
@@ -363,41 +424,63 @@ def test_a_network_disk_that_cannot_flush_folders_will_do(tmp_path: Path, monkey
 # ---------------------------------------------------------------------- damage
 
 
-def test_any_flipped_bit_in_any_file_is_found(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
     rng = np.random.default_rng(1)
-    for file in sorted(path.iterdir()):
-        good = file.read_bytes()
-        for position in range(len(good)):
-            bad = bytearray(good)
-            bad[position] ^= 1 << int(rng.integers(8))
-            file.write_bytes(bad)
-            with pytest.raises(CheckpointError):
-                load(path)
-        file.write_bytes(good)
+    good = path.read_bytes()
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointError):
+            load(path)
+    path.write_bytes(good)
     assert text_of(path) == NEW
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "samplers.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["truncated", "longer", "empty", "missing", "link", "folder"])
-def test_damage_to_a_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_file_cut_off_anywhere_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
+    good = path.read_bytes()
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        with pytest.raises(CheckpointError, match="expected"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "longer", "empty", "zeros", "missing", "link", "folder", "pipe", "long header"]
+)
+def test_damage_is_named(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
-    file, data = path / name, (path / name).read_bytes()
-    file.unlink()
+    data = path.read_bytes()
+    path.unlink()
     if damage == "link":
         (tmp_path / "elsewhere").write_bytes(data)
-        file.symlink_to(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
     elif damage == "folder":
-        file.mkdir()
+        path.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(path)  # reading it would wait for ever
     elif damage != "missing":
-        file.write_bytes({"truncated": data[:-1], "longer": data + b"\n", "empty": b""}[damage])
+        path.write_bytes(
+            {
+                "truncated": data[:-1],
+                "longer": data + b"\n",
+                "empty": b"",
+                "zeros": bytes(len(data)),
+                "long header": struct.pack("<Q", 2**62) + data[8:],
+            }[damage]
+        )
     with pytest.raises(CheckpointError) as caught:
         load(path)
     first, second = str(caught.value).splitlines()
-    assert str(file) in first
+    assert str(path) in first
     assert "expected" in first
     assert "found" in first
     assert "newest good one" in second
+    if damage != "missing":  # nor does anything else of ours stumble over it
+        newer = save(tmp_path / "a", 2, small(NEW), keep=1, score=None)
+        assert find(tmp_path / "a").path == newer
 
 
 class Bomb:
@@ -406,59 +489,79 @@ class Bomb:
 
 
 @pytest.mark.parametrize(("make", "kind"), [("pickle", "a pickle"), ("torch", "a zip archive")])
-def test_a_pickle_sealed_as_ours_is_refused_and_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, kind: str
-) -> None:
+def test_a_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
-    payload = tmp_path / "payload"
+    path = tmp_path / "iter_000001.safetensors"
     if make == "torch":
-        with zipfile.ZipFile(payload, "w") as archive:
+        with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))
     else:
-        payload.write_bytes(pickle.dumps(Bomb()))
-    for name in ("model.safetensors", "state.json"):
-        files = {"state.json": b"{}", name: payload.read_bytes()}
-        sealed.write_folder(tmp_path / "iter_000001", files, iteration=1, serial=0, score=None)
-        with pytest.raises(CheckpointError, match=f"found {kind}"):
-            load(tmp_path / "iter_000001")
+        path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError, match=f"found {kind}"):
+        load(path)
     assert not (tmp_path / "exploded").exists()
 
 
+def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata: str) -> Path:
+    """Write a file sealed as ours."""
+    whole = {"format": str(checkpoints.FORMAT), "iteration": "1", "serial": "0", "score": "null"}
+    whole |= {"parts": '["model"]', "state": "{}"}
+    path.write_bytes(b"".join(sealed.seal(arrays or {}, whole | metadata)))
+    return path
+
+
 @pytest.mark.parametrize(
-    "content",
+    "metadata",
     [
-        {"files": ["model.safetensors"]},
-        {"files": {"state.json": 3}},
-        {"iteration": None},
-        {"score": "high"},
-        [],
+        {"state": "3"},
+        {"state": "\u0080\u0004K\u0001."},
+        {"state": "[" * 100_000},
+        {"parts": "7"},
+        {"parts": "{"},
+        {"format": "abc"},
+        {"format": "0"},
     ],
 )
-def test_a_manifest_made_up_by_someone_is_refused(tmp_path: Path, content: object) -> None:
-    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
-    if isinstance(content, dict):
-        content = {**json.loads((path / "manifest.json").read_text()), **content}
-    (path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="expected a"):
+def test_a_file_made_up_by_someone_is_refused_however_well_sealed(tmp_path: Path, metadata: dict[str, str]) -> None:
+    assert load(made_up(tmp_path / "good.safetensors")).state == {}
+    path = made_up(tmp_path / "iter_000001.safetensors", None, **metadata)
+    with pytest.raises(CheckpointError, match="expected"):
         load(path)
 
 
-def test_a_file_outside_the_folder_is_not_read_however_well_sealed(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
-    manifest = sealed.read_manifest(path)
-    for name in ("../secret.json", "/etc/passwd", "sub/state.json", "state.pickle"):
-        forged = dataclasses.replace(manifest, files={**manifest.files, name: (1, "0")})
-        (path / "manifest.json").write_bytes(forged.encode())
-        with pytest.raises(CheckpointError, match=r"manifest\.json: expected"):
-            load(path)
+@pytest.mark.parametrize("metadata", [{"iteration": "x"}, {"serial": ""}, {"score": '"high"'}, {"score": "{"}])
+def test_made_up_figures_do_not_disturb_those_of_others(tmp_path: Path, metadata: dict[str, str]) -> None:
+    made_up(tmp_path / "iter_000009.safetensors", None, **metadata)
+    save(tmp_path, 2, small(NEW), keep=1, score=1.0)
+    assert text_of(find(tmp_path).path) == NEW
+    assert (tmp_path / "iter_000009.safetensors").exists()
 
 
-def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "FORMAT", sealed.FORMAT + 1)
-    path = save(tmp_path, 1, small(NEW), keep=1, score=None)
-    monkeypatch.undo()
+def test_an_array_of_no_part_is_refused(tmp_path: Path) -> None:
+    path = made_up(tmp_path / "iter_000001.safetensors", {"../secret": np.zeros(1)})
+    with pytest.raises(CheckpointError, match="another safetensors file"):
+        load(path)
+
+
+def test_a_safetensors_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"model/weights": np.zeros(3)}, tmp_path / "iter_000001.safetensors")
+    with pytest.raises(CheckpointError, match="expected a checkpoint"):
+        load(tmp_path / "iter_000001.safetensors")
+
+
+def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path) -> None:
+    path = made_up(tmp_path / "iter_000001.safetensors", format=str(checkpoints.FORMAT + 1))
     with pytest.raises(CheckpointError, match="Use a newer dppo"):
         load(path)
+
+
+def test_folders_of_a_former_format_are_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "iter_000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="format 1"):
+        find(tmp_path)
 
 
 # ---------------------------------------------------------------------- finding
@@ -466,53 +569,62 @@ def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path, monkeypatch: pytes
 
 def test_run_folder_checkpoints_folder_and_checkpoint_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
-    for given in (tmp_path, tmp_path / "checkpoints", path):
+    for given in (tmp_path, tmp_path / "checkpoints", path, path.with_suffix("")):
         assert find(given).path == path
-    monkeypatch.chdir(path)
-    assert find(Path(".")).path == Path(".")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    assert find(Path(".")).path == Path(path.name)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
-def test_a_damaged_newest_is_passed_over_and_reported(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("place", [0, 20, -1])
+def test_a_damaged_newest_is_passed_over_and_reported(tmp_path: Path, place: int) -> None:
     for iteration in (1, 2, 3):
         save(tmp_path / "checkpoints", iteration, small(str(iteration)), keep=3, score=None)
-    newest = tmp_path / "checkpoints" / "iter_000003"
-    (newest / name).write_bytes(b"x")
+    newest = tmp_path / "checkpoints" / "iter_000003.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[place] ^= 1
+    newest.write_bytes(data)
     found = find(tmp_path)
     assert text_of(found.path) == "2"
     assert len(found.damaged) == 1
-    assert str(newest / name) in found.damaged[0]
+    assert str(newest) in found.damaged[0]
     assert "\n" not in found.damaged[0]
-    with pytest.raises(CheckpointError, match=name):
+    with pytest.raises(CheckpointError, match=newest.name):
         find(newest)
 
 
 def test_an_older_damaged_one_is_not_worth_a_word(tmp_path: Path) -> None:
     for iteration in (1, 2):
         save(tmp_path, iteration, small(NEW), keep=2, score=None)
-    (tmp_path / "iter_000001" / "manifest.json").write_bytes(b"x")
+    (tmp_path / "iter_000001.safetensors").write_bytes(b"x")
     assert find(tmp_path).damaged == ()
 
 
 def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
     for iteration in (1, 2):
         save(tmp_path, iteration, small(NEW), keep=2, score=None)
-        (tmp_path / f"iter_00000{iteration}" / "state.json").unlink()
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"none of its 2 checkpoints is good\. The newest: .*02"):
         find(tmp_path)
 
 
-def test_what_is_no_run_is_told_apart(tmp_path: Path) -> None:
+def test_an_older_one_of_several_is_known_as_such(tmp_path: Path) -> None:
+    older, newer = (save(tmp_path, iteration, small(NEW), keep=2, score=None) for iteration in (1, 2))
+    assert (find(older).newest, find(newer).newest, find(tmp_path).newest) == (False, True, True)
+
+
+def test_each_mistake_has_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "iter_000001").mkdir()
+    (tmp_path / "iter_000001.safetensors").touch()
     for name, message in {
         "nowhere": "does not exist",
-        "file": "is a file",
+        "file": "is not a checkpoint",
         "empty": "holds no checkpoint",
         "run": "holds no checkpoint",
-        "iter_000001": "manifest.json: expected a file, found nothing",
+        "iter_000001": "expected a checkpoint, found an empty file",
+        "iter_000002.safetensors": "expected a file, found nothing",
     }.items():
         with pytest.raises(CheckpointError, match=message) as caught:
             find(tmp_path / name)
@@ -521,5 +633,5 @@ def test_what_is_no_run_is_told_apart(tmp_path: Path) -> None:
 
 def test_a_copied_checkpoint_needs_no_run(tmp_path: Path) -> None:
     path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
-    shutil.copytree(path, tmp_path / "my favourite")
-    assert text_of(find(tmp_path / "my favourite").path) == NEW
+    shutil.copy(path, tmp_path / "my favourite.safetensors")
+    assert text_of(find(tmp_path / "my favourite.safetensors").path) == NEW

@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorder import Notes
 
 from dppo.errors import DppoError
-from dppo.records import metrics
-from dppo.records.metrics import MetricsWriter, read_metrics
+from dppo.records.disk import Disk
+from dppo.records.metrics import read_metrics
+from dppo.records.metrics_writer import MetricsWriter
+from dppo.records.tensorboard import TensorBoard
 
 
 def row(iteration: int, **more: float) -> dict[str, float]:
@@ -28,12 +31,16 @@ def row(iteration: int, **more: float) -> dict[str, float]:
 
 
 def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None) -> list[str]:
-    notes: list[str] = []
-    writer = MetricsWriter(folder, resume, note=notes.append)
-    for one in rows:
-        writer.write(one)
-    writer.close()
-    return notes
+    """Write rows as a run does, to both files; return what was logged."""
+    with Notes() as notes:
+        writer = MetricsWriter(folder, resume)
+        board = TensorBoard(folder, writer.last_step + 1)
+        for one in rows:
+            writer.on_iteration(one)
+            board.on_iteration(one)
+        writer.on_end(None, None)
+        board.on_end(None, None)
+    return notes.texts
 
 
 def events(folder: Path) -> list[Any]:
@@ -94,11 +101,11 @@ def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
 def test_each_row_is_in_the_file_at_once(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, None)
     for iteration in (1, 2):
-        writer.write(row(iteration))
+        writer.on_iteration(row(iteration))
         assert len(read_metrics(tmp_path)) == iteration
-    assert writer.history() == [row(1), row(2)]
-    writer.close()
-    writer.close()
+    assert read_metrics(tmp_path) == [row(1), row(2)]
+    writer.on_end(None, None)
+    writer.on_end(None, None)
 
 
 def test_a_row_costs_training_next_to_nothing(tmp_path: Path) -> None:
@@ -107,21 +114,21 @@ def test_a_row_costs_training_next_to_nothing(tmp_path: Path) -> None:
     times = []
     for _ in range(300):
         began = time.perf_counter()
-        writer.write(full)
+        writer.on_iteration(full)
         times.append(time.perf_counter() - began)
-    writer.close()
+    writer.on_end(None, None)
     assert np.median(times) < 3e-4
 
 
 def test_every_row_before_a_kill_is_there_and_a_torn_one_is_not(tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path
-        from dppo.records.metrics import MetricsWriter
+        from dppo.records.metrics_writer import MetricsWriter
         writer = MetricsWriter(Path({str(tmp_path)!r}), None)
         iteration = 0
         while True:
             iteration += 1
-            writer.write({{"iteration": iteration, "global_step": iteration, "charts/x": 1 / iteration}})
+            writer.on_iteration({{"iteration": iteration, "global_step": iteration, "charts/x": 1 / iteration}})
             print(iteration, flush=True)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
@@ -138,7 +145,7 @@ def test_every_row_before_a_kill_is_there_and_a_torn_one_is_not(tmp_path: Path) 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": "1"}', ""])
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n")
-    with pytest.raises(DppoError, match=r"metrics\.jsonl:2: is no row"):
+    with pytest.raises(DppoError, match=r"metrics\.jsonl:2: is not a row"):
         read_metrics(tmp_path)
 
 
@@ -182,7 +189,7 @@ def test_resuming_without_rows_to_keep_begins_a_file(tmp_path: Path, resume: int
 def test_a_damaged_line_does_not_keep_a_run_from_resuming(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + "\n")
     (note,) = write(tmp_path, [row(3)], resume=2)
-    assert "1 lines" in note
+    assert "skipped 1 malformed line" in note
     assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
 
 
@@ -192,16 +199,16 @@ def test_a_last_row_without_its_line_end_is_not_glued_to_the_next(tmp_path: Path
     assert read_metrics(tmp_path) == [row(1), row(3)]
 
 
-def test_a_kill_while_cutting_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_cutting_loses_nothing(tmp_path: Path) -> None:
     write(tmp_path, [row(i) for i in range(1, 6)])
 
-    def full(path: Path, data: bytes) -> None:
-        path.write_bytes(data[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(Disk):
+        def write(self, path: Path, *parts: bytes | memoryview) -> None:
+            path.write_bytes(b"".join(parts)[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(metrics.sealed, "_write", full)
     with pytest.raises(DppoError, match="Free some space"):
-        MetricsWriter(tmp_path, 3)
+        MetricsWriter(tmp_path, 3, disk=Full())
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -209,10 +216,11 @@ def test_a_kill_while_cutting_loses_nothing(tmp_path: Path, monkeypatch: pytest.
 # ---------------------------------------------------------------------- a full disk
 
 
-def test_a_full_disk_is_told_once_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    writer = MetricsWriter(tmp_path, None, note=notes.append)
-    writer.write(row(1))
+def test_a_full_disk_is_told_once_and_no_row_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = MetricsWriter(tmp_path, None)
+    writer.on_iteration(row(1))
     real, room = os.write, 7
 
     def write_little(handle: int, data: bytes) -> int:
@@ -224,29 +232,30 @@ def test_a_full_disk_is_told_once_and_no_row_is_lost(tmp_path: Path, monkeypatch
         return written
 
     monkeypatch.setattr(os, "write", write_little)
-    writer.write(row(2))
-    writer.write(row(3))
-    assert [one["iteration"] for one in writer.history()] == [1]
+    writer.on_iteration(row(2))
+    writer.on_iteration(row(3))
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == [1]
     room = 10**6
-    writer.write(row(4))
-    writer.close()
+    writer.on_iteration(row(4))
+    writer.on_end(None, None)
     assert [one["iteration"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
-    assert len(notes) == 1
-    assert "No space left on device. Free some space there. Training goes on." in notes[0]
+    assert len(caplog.messages) == 1
+    assert "No space left on device. Free some space there. Training goes on." in caplog.messages[0]
 
 
-def test_rows_that_were_never_written_are_counted_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    writer = MetricsWriter(tmp_path, None, note=notes.append)
+def test_rows_that_were_never_written_are_counted_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = MetricsWriter(tmp_path, None)
 
     def full(handle: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     for iteration in (1, 2, 3):
-        writer.write(row(iteration))
-    writer.close()
-    assert "3 rows were never written" in notes[1]
+        writer.on_iteration(row(iteration))
+    writer.on_end(None, None)
+    assert "3 rows were never written" in caplog.messages[1]
 
 
 # ---------------------------------------------------------------------- TensorBoard
@@ -265,14 +274,14 @@ def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
 
 
 def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path, None)
-    writer.write(row(1))
+    board = TensorBoard(tmp_path, 1)
+    board.on_iteration(row(1))
     deadline = time.monotonic() + 60
     while not scalars(tmp_path, "charts/SPS"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     began = time.monotonic()
-    writer.close()
+    board.on_end(None, None)
     assert time.monotonic() - began < 0.9, "the pause between flushes is cut short"
 
 
@@ -288,10 +297,10 @@ def test_opening_does_not_wait_for_tensorboards_import(tmp_path: Path) -> None:
     code = f"""
         import os, sys, time
         from pathlib import Path
-        from dppo.records.metrics import MetricsWriter
+        from dppo.records.tensorboard import TensorBoard
         assert "tensorboardX" not in sys.modules and "torch" not in sys.modules
         began = time.perf_counter()
-        writer = MetricsWriter(Path({str(tmp_path)!r}), None)
+        board = TensorBoard(Path({str(tmp_path)!r}), 1)
         print(time.perf_counter() - began, flush=True)
         os._exit(0)
     """

@@ -160,6 +160,7 @@ def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -
         assert times[-1] == pytest.approx(expected)
         assert plots._time_to(group, band, 101.0) is None
         assert plots._time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
+    assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
     one_fails = CurveGroup("", (*slow.curves, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
     assert plots._time_to(one_fails, plots._over_seeds(one_fails.curves), 90.0) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import os
 import pty
 import select
@@ -15,19 +16,25 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from dppo.config import Config
 from dppo.records import progress
-from dppo.records.panel import History, LiveProgress, View, cells_of, draw
-from dppo.records.progress import OffProgress, PlainProgress, Progress, duration, make_progress, number, plain_line
+from dppo.records.display import make_display
+from dppo.records.observer import Observer, RunInfo
+from dppo.records.panel import History, LivePanel, View, cells_of, draw
+from dppo.records.progress import PlainLines, duration, number, plain_line
+from dppo.records.result import Result
 
+logger = logging.getLogger("dppo")
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
-def row(iteration: int = 48, **more: float) -> dict[str, float]:
+def row(iteration: int = 48) -> dict[str, float]:
     return {
         "iteration": iteration,
         "global_step": 256 * iteration,
@@ -50,8 +57,25 @@ def row(iteration: int = 48, **more: float) -> dict[str, float]:
         "perf/other_frac": 0.04,
         "perf/iteration_s": 0.02,
         "actors/alive": 8,
-        **more,
     }
+
+
+def about(total_steps: int, *lines: str, title: str = "title") -> RunInfo:
+    return RunInfo(Config(env_id="CartPole-v1"), Path("run"), title, lines, total_steps, None)
+
+
+def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
+    facts: dict[str, Any] = {
+        "iterations": 2,
+        "resumed_at": 0,
+        "global_step": 512,
+        "episodes": 321,
+        "episodic_return": 34.2,
+    }
+    facts |= {"wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0, "weights_sha256": "ab" * 32, "incidents": {}}
+    return Result(
+        **facts | {"env_name": "E-v0", "run_dir": run_dir, "checkpoint": run_dir / "c", "stopped_by": None} | changes
+    )
 
 
 class Terminal(io.StringIO):
@@ -82,19 +106,19 @@ def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_progress("auto", Terminal()), LiveProgress)
-    assert isinstance(make_progress("auto", io.StringIO()), PlainProgress)
+    assert isinstance(make_display("auto", Terminal()), LivePanel)
+    assert isinstance(make_display("auto", io.StringIO()), PlainLines)
     monkeypatch.setenv("CI", "true")
-    assert isinstance(make_progress("auto", Terminal()), PlainProgress)
-    assert isinstance(make_progress("live", Terminal()), LiveProgress), "asked for by name"
+    assert isinstance(make_display("auto", Terminal()), PlainLines)
+    assert isinstance(make_display("live", Terminal()), LivePanel), "asked for by name"
     monkeypatch.delenv("CI")
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_progress("auto", Terminal()), PlainProgress)
+    assert isinstance(make_display("auto", Terminal()), PlainLines)
 
 
 def test_plain_and_off_are_what_they_say() -> None:
-    assert isinstance(make_progress("plain", Terminal()), PlainProgress)
-    assert isinstance(make_progress("off", Terminal()), OffProgress)
+    assert isinstance(make_display("plain", Terminal()), PlainLines)
+    assert type(make_display("off", Terminal())) is Observer
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
@@ -104,14 +128,14 @@ def test_a_terminal_without_unicode_gets_lines(encoding: str | None) -> None:
 
     Old.encoding = encoding  # type: ignore[assignment]
     stream = Old()
-    assert isinstance(make_progress("auto", stream), PlainProgress)
+    assert isinstance(make_display("auto", stream), PlainLines)
     assert stream.getvalue() == ""
-    assert isinstance(make_progress("live", stream), PlainProgress)
+    assert isinstance(make_display("live", stream), PlainLines)
     assert "progress=live needs a terminal" in stream.getvalue()
 
 
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    make_progress("auto").note("hello")
+    make_display("auto").note("hello")  # type: ignore[attr-defined]
     assert capsys.readouterr().out == "  note: hello\n"
 
 
@@ -123,7 +147,7 @@ def test_a_plain_line_has_all_that_matters() -> None:
         " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
     )
-    assert "update 52% other 20%   left" in plain_line(row(**{"perf/other_frac": 0.2}), 500_000)
+    assert "update 52% other 20%   left" in plain_line(row() | {"perf/other_frac": 0.2}, 500_000)
     assert "return       - (0 episodes)" in plain_line({"global_step": 256}, 1000)
     assert plain_line({"global_step": 0, "charts/SPS": 0.0}, 1000).endswith("left -")
 
@@ -131,30 +155,33 @@ def test_a_plain_line_has_all_that_matters() -> None:
 def test_the_first_and_the_last_iteration_are_always_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
     stream = io.StringIO()
-    plain = PlainProgress(stream)
-    plain.start("title", ["one", "two"], 256 * 100)
+    plain = PlainLines(stream)
+    plain.on_start(about(256 * 100, "one", "two"))
     for iteration in range(1, 101):
-        plain.iteration(row(iteration))
-    plain.finish(["Done."])
-    plain.close()
+        plain.on_iteration(row(iteration))
+    plain.on_end(finished(), None)
     assert [line[:8] for line in stream.getvalue().splitlines()] == [
         "title",
         "  one",
         "  two",
         "     256",
         "  25,600",
-        "Done.",
+        "Done aft",
+        "Mean ret",
+        "Checkpoi",
+        "Weights:",
     ]
 
 
 def test_lines_between_come_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(100.0, 0.5)
+    now = 0.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     stream = io.StringIO()
-    plain = PlainProgress(stream)
+    plain = PlainLines(stream)
     for iteration in range(1, 12):
         now = next(clock)
-        plain.iteration(row(iteration))
+        plain.on_iteration(row(iteration))
     printed = [int(line.split("/")[0].replace(",", "")) // 256 for line in stream.getvalue().splitlines()]
     assert printed == [1, 5, 9], "every 2 s"
 
@@ -162,17 +189,17 @@ def test_lines_between_come_at_intervals(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_last_iteration_is_printed_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
     stream = io.StringIO()
-    plain = PlainProgress(stream)
-    plain.iteration(row(1))
-    plain.iteration(row(2))
-    plain.close()
-    plain.close()
+    plain = PlainLines(stream)
+    plain.on_iteration(row(1))
+    plain.on_iteration(row(2))
+    plain.on_end(None, RuntimeError("x"))
+    plain.on_end(None, None)
     assert stream.getvalue().count("\n") == 2
 
 
 def test_lines_survive_a_terminal_without_their_letters() -> None:
     raw = io.BytesIO()
-    plain = PlainProgress(io.TextIOWrapper(raw, encoding="ascii"))
+    plain = PlainLines(io.TextIOWrapper(raw, encoding="ascii"))
     plain.note("Umgebung fällt aus: 环境")
     assert raw.getvalue() == b"  note: Umgebung f?llt aus: ??\n"
     assert plain_line(row(), 10**6).isascii()
@@ -183,54 +210,105 @@ def test_lines_survive_a_terminal_without_their_letters() -> None:
 
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
 def test_a_terminal_that_is_gone_does_not_stop_training(mode: str) -> None:
-    shown = make_progress(mode, Gone())  # type: ignore[arg-type]
+    shown = make_display(mode, Gone())  # type: ignore[arg-type]
     whole_life(shown)
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
 def test_any_order_of_calls_will_do(mode: str) -> None:
-    shown = make_progress(mode, Terminal())  # type: ignore[arg-type]
-    shown.note("before the start")
-    shown.iteration({})
-    shown.close()
+    shown = make_display(mode, Terminal())  # type: ignore[arg-type]
+    shown.on_iteration({})
+    shown.on_end(None, None)
     whole_life(shown)
-    shown.note("after the end")
-    shown.iteration(row())
-    shown.close()
+    shown.on_iteration(row())
+    shown.on_end(None, None)
+    if isinstance(shown, LivePanel | PlainLines):
+        shown.note("after the end")
 
 
-def whole_life(shown: Progress) -> None:
-    shown.start("title", ["line"], 10_000)
-    shown.iteration({"iteration": 1, "global_step": 256})
-    shown.iteration(row(2, **{"charts/episodic_return": float("nan"), "charts/SPS": float("inf")}))
-    shown.note("a note")
-    shown.finish(["Done."])
-    shown.close()
+def whole_life(shown: Observer) -> None:
+    shown.on_start(about(10_000, "line"))
+    shown.on_iteration({"iteration": 1, "global_step": 256})
+    shown.on_iteration(row(2) | {"charts/episodic_return": float("nan"), "charts/SPS": float("inf")})
+    logger.warning("a note")
+    shown.on_end(finished(), None)
+
+
+# ---------------------------------------------------------------------- what is logged
+
+
+@pytest.mark.parametrize("mode", ["live", "plain"])
+def test_log_records_are_shown_while_the_run_lasts_and_once(mode: str) -> None:
+    stream = Terminal()
+    before = (logger.level, list(logger.handlers))
+    for turn in range(3):
+        shown = make_display(mode, stream)  # type: ignore[arg-type]
+        logger.warning("before %d", turn)
+        shown.on_start(about(1000))
+        logger.warning("during %d", turn)
+        logger.info("information %d", turn)
+        logger.debug("too much %d", turn)
+        shown.on_end(None, None)
+        logger.warning("after %d", turn)
+        assert (logger.level, logger.handlers) == before
+    text = stream.getvalue()
+    for turn in range(3):
+        assert text.count(f"information {turn}") >= 1
+        assert text.count(f"during {turn}") == text.count("during 1"), "no run shows what another one logs"
+    if mode == "plain":
+        assert text.count("during 1") == 1
+    assert not any(word in text for word in ("before", "after", "too much"))
+
+
+def test_logging_that_a_user_has_set_up_sees_all_and_keeps_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "dppo")
+    shown = PlainLines(stream := io.StringIO())
+    shown.on_start(about(1000))
+    logger.warning("not wanted")
+    logger.error("wanted")
+    shown.on_end(None, None)
+    assert caplog.messages == ["wanted"]
+    assert "not wanted" not in stream.getvalue()
+    assert logger.level == logging.ERROR
+
+
+def test_with_nothing_set_up_a_library_stays_silent() -> None:
+    code = "import dppo, logging; logging.getLogger('dppo').warning('x')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+# ---------------------------------------------------------------------- never in the way, again
 
 
 @pytest.mark.parametrize("mode", ["live", "plain"])
 def test_a_row_costs_training_next_to_nothing(mode: str) -> None:
-    shown = make_progress(mode, Terminal())  # type: ignore[arg-type]
-    shown.start("title", [], 10**6)
+    shown = make_display(mode, Terminal())  # type: ignore[arg-type]
+    shown.on_start(about(10**6))
     one, times = row(), []
     for _ in range(500):
         began = time.perf_counter()
-        shown.iteration(one)
+        shown.on_iteration(one)
         times.append(time.perf_counter() - began)
-    shown.close()
+    shown.on_end(None, None)
     assert np.median(times) < 2e-4
 
 
 def test_notes_may_come_from_many_threads() -> None:
     stream = Terminal()
-    live = LiveProgress(stream)
-    live.start("title", [], 1000)
-    threads = [threading.Thread(target=lambda n=n: [live.note(f"<{n}:{i}>") for i in range(20)]) for n in range(5)]
+    live = LivePanel(stream)
+    live.on_start(about(1000))
+
+    def note_often(thread: int) -> None:
+        for i in range(20):
+            live.note(f"<{thread}:{i}>")
+
+    threads = [threading.Thread(target=note_often, args=(n,)) for n in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    live.close()
+    live.on_end(None, None)
     missing = {f"<{n}:{i}>" for n in range(5) for i in range(20) if f"<{n}:{i}>" not in stream.getvalue()}
     assert not missing
 
@@ -258,7 +336,7 @@ def view_of(one: dict[str, float]) -> View:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 @pytest.mark.parametrize("colours", [True, False])
 def test_the_panel_fits_and_tells_everything(width: int, colours: bool) -> None:
-    view = view_of(row(**{"incidents/actor_lost": 2, "charts/success_rate": 0.43}))
+    view = view_of(row() | {"incidents/actor_lost": 2, "charts/success_rate": 0.43})
     view.notes = (("12:03:11", "actor 3 was lost [SIGKILL]; a new one takes over " + "x" * 200),)
     lines = shown_at(width, view, colours=colours)
     assert {len(line) for line in lines} == {width}
@@ -313,7 +391,7 @@ def test_before_the_first_iteration_it_says_what_it_waits_for() -> None:
 def test_a_long_silence_is_told() -> None:
     assert "no new iteration" not in "\n".join(shown_at(100, view_of(row()), now=15.0))
     assert "no new iteration for 1:40" in "\n".join(shown_at(100, view_of(row()), now=111.0))
-    slow = view_of(row(**{"perf/iteration_s": 60.0}))
+    slow = view_of(row() | {"perf/iteration_s": 60.0})
     assert "no new iteration" not in "\n".join(shown_at(100, slow, now=111.0)), "usual for this simulator"
 
 
@@ -336,10 +414,10 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "1"):
         monkeypatch.setenv("NO_COLOR", value)
         stream = Terminal()
-        live = LiveProgress(stream)
-        live.start("title", [], 1000)
-        live.iteration(row())
-        live.close()
+        live = LivePanel(stream)
+        live.on_start(about(1000))
+        live.on_iteration(row())
+        live.on_end(None, None)
         shown[value] = stream.getvalue()
     assert "eeee" in shown["1"]
     assert "eeee" not in shown[""]
@@ -378,18 +456,18 @@ def test_a_history_of_any_length_keeps_its_shape() -> None:
 
 def test_the_panel_is_live_and_no_note_is_lost() -> None:
     stream = Terminal()
-    live = LiveProgress(stream)
-    live.start("The title", ["a line with [brackets]"], 500_000)
-    live.iteration(row())
+    live = LivePanel(stream)
+    live.on_start(about(500_000, "a line with [brackets]", title="The title"))
+    live.on_iteration(row())
     deadline = time.monotonic() + 10
     while "12,288" not in stream.getvalue():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for i in range(7):
         live.note(f"note number {i}")
-    live.finish(["Done [ok]."])
+    live.on_end(finished(Path("folder [ok]")), None)
     text = stream.getvalue()
-    for expected in ("The title", "a line with [brackets]", "Done [ok].", *(f"note number {i}" for i in range(7))):
+    for expected in ("The title", "a line with [brackets]", "folder [ok]", *(f"note number {i}" for i in range(7))):
         assert expected in text
     assert text.count(HIDE) == text.count(SHOW) == 1
     assert text.rindex(SHOW) > text.rindex(HIDE)
@@ -398,11 +476,11 @@ def test_the_panel_is_live_and_no_note_is_lost() -> None:
 def test_closing_after_an_error_leaves_the_terminal_clean() -> None:
     stream = Terminal()
     threads, stdout = threading.active_count(), sys.stdout
-    live = LiveProgress(stream)
-    live.start("title", [], 1000)
-    live.iteration(row())
-    live.close()
-    live.close()
+    live = LivePanel(stream)
+    live.on_start(about(1000))
+    live.on_iteration(row())
+    live.on_end(None, RuntimeError("x"))
+    live.on_end(None, None)
     assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
     assert sys.stdout is stdout
     deadline = time.monotonic() + 10
@@ -414,16 +492,19 @@ def test_closing_after_an_error_leaves_the_terminal_clean() -> None:
 def test_ctrl_c_leaves_the_cursor_visible(tmp_path: Path) -> None:
     code = """
         import time
-        from dppo.records.progress import make_progress
-        shown = make_progress("auto")
+        from pathlib import Path
+        from dppo.config import Config
+        from dppo.records.display import make_display
+        from dppo.records.observer import RunInfo
+        shown = make_display("auto")
         try:
-            shown.start("title", [], 1000)
+            shown.on_start(RunInfo(Config(env_id="CartPole-v1"), Path("run"), "title", (), 1000, None))
             print("a print of the user's environment")
             while True:
-                shown.iteration({"iteration": 1, "global_step": 256})
+                shown.on_iteration({"iteration": 1, "global_step": 256})
                 time.sleep(0.01)
         finally:
-            shown.close()
+            shown.on_end(None, None)
     """
     master, slave = pty.openpty()
     process = subprocess.Popen(

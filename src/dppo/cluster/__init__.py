@@ -1,1 +1,1 @@
-"""Where things run. The only room that imports Ray, and only where Ray is used."""
+"""The processes of a run. The only room that imports Ray, and only where Ray is used."""

@@ -2,155 +2,224 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import os
-import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dppo.cluster.capacity import Demand, check_cluster, check_gpus, gpus_here, usable_cores
+from dppo.cluster.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
+from dppo.cluster.token import forget_private_token
+from dppo.cluster.watch import ClusterWatch, Endpoint, endpoint
+from dppo.config.parts import Actors, Learners
 from dppo.errors import ClusterError, ConfigError, counted
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
+STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: room for images, twice over
+COPIES = 8  # of the weights in the object store at a time: sent out, and with the optimiser's state twice over
+STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray makes no objects once the disk that it spills to is this full
+GCS_RESTART_S = 15.0  # a cluster may be set up to restart its GCS; a Ray that is started here is not
 
 
 class RaySession:
     """A connection to Ray, which closes what it opened and leaves alone what it found."""
 
-    def __init__(
-        self,
-        *,
-        address: str | None,
-        num_actors: int,
-        cpus_per_actor: float,
-        resources: dict[str, float],
-        num_learners: int = 0,
-        learner_needs: dict[str, float] | None = None,
-        store_bytes: int,
-        dashboard: bool,
-        notify: Callable[[str], None],
-    ) -> None:
-        """
+    def __init__(self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None]) -> None:
+        """Connect, or start Ray, and see that there is room.
+
         Args:
-            address: of a running cluster; None: $RAY_ADDRESS, else Ray is started here.
-            resources: what an actor takes beside CPUs.
             store_bytes: what weights and segments in flight may come to, for a Ray that is started here.
         Raises:
             ClusterError: no connection, or Ray cannot start.
-            ConfigError: the cluster that runs cannot hold the actors.
+            ConfigError: the cluster, or this machine, cannot hold the actors; or another Ray is in use already.
         """
-        address = address or os.environ.get("RAY_ADDRESS") or None
-        _set_environment(start_here=address is None)
+        demand, address, dashboard = demand_of(actors, learners), actors.address, actors.dashboard
+        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        source, cluster = _wanted_cluster(address) if self._ours else ("address", address)
+        started_here = self._ours and cluster is None
+        if self._ours:
+            set_environment(start_here=started_here, dashboard=dashboard)
         import ray
 
-        self._ours = not ray.is_initialized()
-        needs, learner_needs = {"CPU": cpus_per_actor, **resources}, learner_needs or {}
-        if not self._ours or address is not None:
-            if self._ours:
-                _connect(ray, address)
+        if not self._ours:
+            _check_connected(ray, address, dashboard)
+        elif cluster is None:
+            _start(ray, demand, store_bytes, dashboard, notify)
+        else:
+            _connect(ray, source, cluster, dashboard)
+        self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
+        if not started_here:
             try:
-                _check_capacity(ray, num_actors, needs, num_learners, learner_needs, notify)
+                check_cluster(ray, demand, notify)
             except BaseException:
                 self.close()
                 raise
-            return
-        cores = usable_cores()
-        wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
-        cpus = max(1, math.ceil(wanted.pop("CPU")))
-        if cpus > cores:
-            learners = f" and {counted(num_learners, 'learner')}" if num_learners else ""
-            notify(
-                f"{counted(num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
-                f"simulators that wait gain from it, simulators that compute share the cores."
-            )
-        _start(ray, cpus, wanted, store_bytes, dashboard, notify)
+
+    def check(self) -> None:
+        """Raise `ClusterError` if the Ray that this is a connection to has died; cheap enough for each tick of a wait.
+
+        It is noticed within seconds. Ray itself would end the process without a word, later.
+        """
+        self._watch.check()
 
     def close(self) -> None:
         """Disconnect; stop a Ray that was started here."""
+        self._watch.close()
         if self._ours:
             import ray
 
             ray.shutdown()
+            forget_private_token()
 
 
-def usable_cores() -> int:
-    """Cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def demand_of(actors: Actors, learners: Learners) -> Demand:
+    """Return the processes that these settings ask for, with what each takes from Ray."""
+    of_actor = {"CPU": actors.cpus_per_actor, **actors.actor_resources}
+    if actors.actor_gpus:
+        of_actor["GPU"] = actors.actor_gpus
+    of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
+    return Demand(actors.num_actors, of_actor, learners.num_learners, of_learner)
+
+
+def store_bytes_for(batch_size: int, num_parameters: int) -> int:
+    """Return the bytes that weights and segments in flight come to in the object store."""
+    low, high = STORE_LIMITS
+    return min(high, max(low, batch_size * STORE_PER_STEP) + COPIES * 4 * num_parameters)
+
+
+def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
+    """Return the processes that Ray cannot do without: the head's GCS, and the raylet of this node."""
+    context = ray.get_runtime_context()
+    gcs = endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)
+    here = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return [gcs, *(Endpoint("the raylet", n["NodeManagerAddress"], n["NodeManagerPort"], 0.0) for n in here)]
+
+
+# ------------------------------------------------------------------ which cluster
+
+
+def _wanted_cluster(address: str | None) -> tuple[str, str | None]:
+    """Return which setting names the cluster to connect to, and its address; None to start Ray here.
+
+    Raises:
+        ConfigError: it is an address of another kind than Ray connects to.
+    """
+    source = "address" if address else "RAY_ADDRESS"
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        return source, None
+    scheme = address.partition("://")[0] if "://" in address else None
+    if scheme is None:
+        return source, address
+    kind = {
+        "http": "the address of Ray's dashboard, which takes `ray job submit`",
+        "https": "the address of Ray's dashboard, which takes `ray job submit`",
+        "ray": "the address of a Ray Client server, which is not supported",
+    }.get(scheme, "not an address of a Ray cluster")
+    unset = "" if source == "address" else ", or unset RAY_ADDRESS to start Ray here"
+    raise ConfigError(
+        f"{source}={address}: this is {kind}. Give the head's host:port (6379 by default) with --address, or --address "
+        f"auto on a node of the cluster{unset}."
+    )
+
+
+def _check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
+    """Refuse settings that would change nothing, because this process is connected to Ray already.
+
+    Raises:
+        ConfigError: `address` is another cluster's, or a dashboard is asked for.
+    """
+    connected = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto") and not _same_place(str(address), connected):
+        raise ConfigError(
+            f"address={address}: this process is connected to the Ray cluster at {connected} already. Leave address "
+            f"out to use that one, or call ray.shutdown() before."
+        )
+    if dashboard:
+        raise ConfigError(
+            f"dashboard=True has no effect: this process is connected to the Ray cluster at {connected} already. Start "
+            f"that one with a dashboard, or leave it out."
+        )
+
+
+def _same_place(address: str, connected: str) -> bool:
+    """Return whether two host:port lead to one place; host names are looked up."""
+    (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
+    if port != other_port:
+        return False
+    if host == other:
+        return True
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        known = {info[4][0] for info in socket.getaddrinfo(other, None)}
+        here = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:  # a name that nobody knows
+        return False
+    loopback = all(str(ip).startswith("127.") or ip == "::1" for ip in found)
+    return bool(found & known) or (loopback and bool(known & here))
 
 
 # ------------------------------------------------------------------ starting and connecting
 
 
-def _set_environment(*, start_here: bool) -> None:
-    """What Ray reads from the environment when it is imported, wherever the user has not said otherwise."""
-    for name, value in {
-        "RAY_USAGE_STATS_ENABLED": "0",  # send nothing anywhere
-        "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or each worker would build its own environment under `uv run`
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Ray prints a paragraph for each actor that dies, even without log_to_driver; we say it in a line.
-        "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # nor a traceback for each call to it that nobody waits for any more
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
-        # How long to try to connect to a cluster that runs; where Ray starts here its head may need longer.
-        **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
-    }.items():
-        os.environ.setdefault(name, value)
-    if start_here and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
-        _use_private_token()  # for a Ray imported earlier it is too late: Ray then takes a token of the user's account
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    _knock(address)
+def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
+    if dashboard:
+        raise ConfigError(
+            f"dashboard=True has no effect: {source}={address} is a cluster that runs, and has its own. Leave it out."
+        )
+    _knock(source, address)
     try:
-        with _signal_handlers_kept():
+        with signal_handlers_kept(), long_reconnect():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"address={address}: Ray could not connect ({_in_a_line(error)}). Check it with `ray status --address "
+            f"{source}={address}: Ray could not connect ({_in_a_line(error)}). Check it with `ray status --address "
             f"{address}`. A cluster that wants a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
             f"RAY_AUTH_TOKEN) here as on its head; without --address Ray starts here."
         ) from None
 
 
-def _knock(address: str | None) -> None:
+def _knock(source: str, address: str) -> None:
     """See in seconds whether anything listens at host:port, for which Ray takes minutes."""
-    host, _, port = (address or "").rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # "auto", say: Ray knows where to look
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
+        remedy = "leave --address out" if source == "address" else "unset RAY_ADDRESS"
         raise ClusterError(
-            f"address={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray status "
-            f"--address {address}`, or leave --address out to start Ray here."
+            f"{source}={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray status "
+            f"--address {address}`, or {remedy} to start Ray here."
         ) from None
 
 
-def _start(
-    ray: Any, cpus: int, resources: dict[str, float], store_bytes: int, dashboard: bool, notify: Callable[[str], None]
-) -> None:
-    gpus = resources.pop("GPU", 0)
+def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> None:
+    wanted = demand.total()
+    gpus = gpus_here() if wanted.pop("GPU", 0) else 0
+    check_gpus(demand, gpus)
+    cores, cpus = usable_cores(), max(1, math.ceil(wanted.pop("CPU")))
+    if cpus > cores:
+        learners = f" and {counted(demand.num_learners, 'learner')}" if demand.num_learners else ""
+        notify(
+            f"{counted(demand.num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
+            f"simulators that wait gain from it, simulators that compute share the cores."
+        )
     try:
-        with _signal_handlers_kept():
+        with signal_handlers_kept(), long_reconnect(), one_hash_seed():
             ray.init(
                 address="local",  # never join a stranger's cluster
                 num_cpus=cpus,
-                num_gpus=None if gpus else 0,  # None: as many as there are
-                resources=resources or None,
+                num_gpus=gpus,
+                resources=wanted or None,
                 object_store_memory=_store_size(store_bytes, notify),
                 include_dashboard=dashboard,
                 log_to_driver=False,
@@ -161,29 +230,6 @@ def _start(
             f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {_session_logs()}. "
             f"`--num-actors 0` trains without Ray."
         ) from None
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Undo what ray.init does to them: its own handler of SIGTERM ends the process on the spot."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-
-def _use_private_token() -> None:
-    """Let only this process, and what it starts, talk to the Ray that it starts."""
-    folder = Path(tempfile.mkdtemp(prefix="dppo-"))
-    token = folder / "ray_token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
 def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
@@ -211,61 +257,6 @@ def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
         f"{wanted / MIB:.0f}. In Docker give a larger --shm-size."
     )
     return int(0.9 * free)
-
-
-# ------------------------------------------------------------------ what a cluster holds
-
-
-def _check_capacity(
-    ray: Any,
-    num_actors: int,
-    needs: dict[str, float],
-    num_learners: int,
-    learner_needs: dict[str, float],
-    notify: Callable[[str], None],
-) -> None:
-    """Refuse at once what Ray would wait for in silence."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    wanted = total_needs((num_actors, needs), (num_learners, learner_needs))
-    have = {name: sum(node.get(name, 0.0) for node in nodes) for name in wanted}
-    if num_learners and any(have[name] < amount for name, amount in wanted.items()):
-        raise ConfigError(
-            f"num_learners={num_learners}: {num_actors} actors and {num_learners} learners need {_in_words(wanted)}, "
-            f"the cluster's {len(nodes)} nodes have {_in_words(have)}. Use fewer, or lower --learner-cpus or "
-            f"--cpus-per-actor."
-        )
-    holds = sum(actors_that_fit(node, needs) for node in nodes)
-    if holds < num_actors:
-        raise ConfigError(
-            f"num_actors={num_actors} actors of {_in_words(needs)} each do not fit the cluster: its {len(nodes)} nodes "
-            f"have {_in_words({name: sum(node.get(name, 0) for node in nodes) for name in needs})} and hold {holds}. "
-            f"Use at most {holds}, lower --cpus-per-actor (0.5 lets two share a CPU), or add nodes."
-        )
-    free = actors_that_fit(ray.available_resources(), needs)
-    if free < num_actors:
-        notify(
-            f"the cluster has room for {free} of {num_actors} actors at present ({_in_words(needs)} each); the others "
-            f"start when someone else's job ends."
-        )
-
-
-def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
-    """What all processes of some groups take together."""
-    total: dict[str, float] = {}
-    for count, needs in groups:
-        for name, amount in needs.items():
-            if count * amount > 0:
-                total[name] = total.get(name, 0.0) + count * amount
-    return total
-
-
-def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
-    """How many actors with these `needs` the resources of one node hold."""
-    return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
-
-
-def _in_words(resources: dict[str, float]) -> str:
-    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _in_a_line(error: BaseException) -> str:

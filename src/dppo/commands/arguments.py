@@ -1,197 +1,113 @@
-"""From command-line flags to settings: every setting of `Config` is a flag of the same name."""
+"""The settings that a command line asks for: defaults, then the preset, then --config, then flags."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import re
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, NoReturn
 
-import tyro
-import yaml
-
-from dppo.config import Config, read_settings
-from dppo.errors import ConfigError, DppoError, unknown_name
-from dppo.run_folder import settings_to_resume
-
-PRESETS = Path(__file__).parent.parent / "presets"
-EXTRA = {  # flags that say where settings come from
-    "config": "YAML or TOML file of settings; flags win over it.",
-    "preset": "Tuned settings: the name of an environment that has some, `none`, or `auto` for this environment's own.",
-    "resume": "Folder of a run (or one of its checkpoints) to go on with, exactly.",
-}
+from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
+from dppo.commands.settings_flags import EXTRA, add_settings, as_settings
+from dppo.config import presets, read_settings
+from dppo.config.files import preset
+from dppo.config.parts import about
+from dppo.config.trust import require_trust
+from dppo.errors import ConfigError, DppoError
+from dppo.records.run_folder import config_of, settings_to_resume
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a command line asks for."""
+    """The settings and options of one command line."""
 
     settings: dict[str, Any]
-    """For `make_config`; not yet checked."""
+    """For `Config`; not yet checked."""
     preset: str | None = None
     """The preset whose settings are among them."""
     tuned: frozenset[str] = frozenset()
     """The settings that come from it."""
-    resume: Path | None = None
+    resume: Path | str | None = None
+    """A run to continue, or "auto"."""
+    branch: bool = False
+    """True to start a new run from `resume` instead."""
 
 
 def parse(argv: list[str], prog: str) -> Arguments:
-    """Settings from `ENV_ID --flag value ...`: defaults, then the preset, then --config, then flags.
+    """Return the settings that `ENV_ID --flag value ...` asks for.
 
     Raises:
-        ConfigError: an unknown flag, a file that holds no settings, a preset that does not exist.
+        ConfigError: a file that holds no settings, a preset that does not exist.
+        UsageError: an unknown flag, a word too many.
+        SystemExit: help was asked for, and printed.
     """
-    env_id = argv[0] if argv and not argv[0].startswith("-") else None
-    given = _flags_given(argv[1:] if env_id else argv, prog)
-    config, preset, resume = (given.pop(name, None) for name in EXTRA)
+    if asks_for_help(argv):
+        _print_help(argv, prog)
+    given, words = _parser(prog, {}).split(argv)
+    return arguments_of(given, one_word(words, "ENV_ID", prog), prog)
+
+
+def _parser(prog: str, defaults: dict[str, Any], of: str = "") -> Parser:
+    parser = Parser(prog, "ENV_ID [--flag value ...]", f"Train one policy.{of}")
+    parser.add_argument_group("ENV_ID", about("env_id").help)
+    add_settings(parser, defaults)
+    return parser
+
+
+def _print_help(argv: list[str], prog: str) -> NoReturn:
+    """Print the help with the defaults that would be in force for the words beside --help, and end."""
+    try:
+        parsed = parse([word for word in argv if not asks_for_help([word])], prog)
+    except DppoError:
+        parsed = Arguments({})
+    of = f" Defaults are those tuned for {parsed.preset}; --preset none leaves them out." if parsed.preset else ""
+    _parser(prog, parsed.settings, of).print_help()
+    raise SystemExit(0)
+
+
+def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
+    """Return what the flags `given` ask for.
+
+    Raises:
+        ConfigError: a file that holds no settings, a preset that does not exist.
+        UsageError: there is no environment.
+    """
+    config, preset_name, resume, branch = (given.get(name) for name in EXTRA)
+    flags = as_settings({name: text for name, text in given.items() if name not in (*EXTRA, "trust")})
     if env_id is not None:
-        given["env_id"] = env_id
-    if resume is not None:
-        return _resumed(given, Path(resume), config, preset)
+        flags["env_id"] = env_id
+    if resume == "auto" and "run_dir" not in flags:
+        raise ConfigError("resume=auto: needs the same folder each time. Add --run-dir.")
+    if branch is not None and resume in (None, "auto"):
+        raise ConfigError(f"branch={branch}: needs a run to begin with. Name it with --resume RUN.")
+    if resume not in (None, "auto"):
+        _check_resumed(flags, config, preset_name, branch)
+        if "trust" not in given:
+            require_trust(config_of(Path(resume)), flags, resume)
+        if branch is not None:
+            flags["run_dir"] = branch
+        return Arguments(settings_to_resume(Path(resume), flags), resume=Path(resume), branch=branch is not None)
+    if "trust" in given:
+        raise ConfigError("trust=True has no effect: only a run to resume needs it, not what you name. Leave it out.")
     settings = read_settings(Path(config)) if config else {}
-    env_id = given.get("env_id", settings.get("env_id"))
+    env_id = flags.get("env_id", settings.get("env_id"))
     if env_id is None:
-        raise ConfigError(f"which environment? For example: {prog} CartPole-v1")
-    preset, tuned = _preset(preset or "auto", str(env_id))
-    return Arguments(tuned | settings | given, preset, frozenset(tuned) - {*settings, *given})
+        raise UsageError(f"which environment? For example: {prog} CartPole-v1")
+    name = _preset_name(preset_name or "auto", str(env_id))
+    tuned = preset(name) if name else {}
+    return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
 
 
-def _resumed(given: dict[str, Any], resume: Path, config: str | None, preset: str | None) -> Arguments:
-    for name, value in (("config", config), ("preset", preset), ("run_dir", given.get("run_dir"))):
+def _preset_name(wanted: str, env_id: str) -> str | None:
+    if wanted == "auto":
+        return env_id if env_id in presets() else None
+    return None if wanted == "none" else wanted
+
+
+def _check_resumed(flags: dict[str, Any], config: str | None, preset_name: str | None, branch: str | None) -> None:
+    """Refuse what has no effect beside --resume."""
+    own = "continues in the run's own folder" if branch is None else "is given its folder by --branch"
+    for name, value in (("config", config), ("preset", preset_name), ("run_dir", flags.get("run_dir"))):
         if value is not None:
             raise ConfigError(
-                f"{name}={value} has no effect with --resume, which goes on in the run's own folder with its settings. "
-                f"Leave it out."
+                f"{name}={value} has no effect with --resume, which {own} with the run's settings. Leave it out."
             )
-    return Arguments(settings_to_resume(resume, given), resume=resume)
-
-
-# ------------------------------------------------------------------ presets
-
-
-def presets() -> dict[str, dict[str, Any]]:
-    """Tuned settings by environment id."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(PRESETS.glob("*.yaml")):
-        found |= yaml.safe_load(path.read_text(encoding="utf8")) or {}
-    return found
-
-
-def _preset(name: str, env_id: str) -> tuple[str | None, dict[str, Any]]:
-    if name == "none":
-        return None, {}
-    known = presets()
-    if name == "auto":
-        return (env_id, known[env_id]) if env_id in known else (None, {})
-    if name not in known:
-        raise ConfigError(f"preset={unknown_name('preset', name, known)} There are: {', '.join(sorted(known))}.")
-    return name, known[name]
-
-
-# ------------------------------------------------------------------ flags
-
-
-def _flags_given(argv: list[str], prog: str) -> dict[str, Any]:
-    """The flags that were given, by the names of their settings."""
-    flags = _flags_class()
-    parsed = parse_quietly(flags, argv, f"{prog} ENV_ID")
-    words = [
-        re.sub("^--(no-)?", "", word.partition("=")[0]).replace("-", "_") for word in argv if word.startswith("--")
-    ]
-    known = set(flags.__dataclass_fields__)
-    named = [name for word in words for name in (word, f"no_{word}") if name in known]
-    return {name: _as_setting(name, getattr(parsed, name)) for name in named}
-
-
-def _as_setting(name: str, value: Any) -> Any:
-    if name in EXTRA:
-        return value
-    annotation = Config.model_fields[name].annotation
-    if value == "none" and NoneType in get_args(annotation):
-        return None
-    if get_origin(annotation) is dict:
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ConfigError(f"{name}={value}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
-    return value
-
-
-def _flags_class() -> Any:
-    """A dataclass with a field for each setting, for tyro: words in, words out; `Config` does the checking."""
-    fields: list[Any] = []
-    for name, info in Config.model_fields.items():
-        if name == "env_id":
-            continue
-        annotation, default = info.annotation, info.default
-        if annotation is bool:
-            kind: Any = bool
-        elif get_origin(annotation) is Literal:
-            kind = annotation
-        elif get_origin(annotation) is tuple:
-            kind, default = tuple[str, ...], tuple(map(str, default))
-        else:
-            kind = str
-            default = json.dumps(default) if isinstance(default, dict) else "none" if default is None else str(default)
-        metavar = None if kind is bool or kind is annotation else _metavar(annotation)
-        fields.append(
-            (name, Annotated[kind, tyro.conf.arg(help=info.description, metavar=metavar)], field(default=default))
-        )
-    for name, text in EXTRA.items():
-        default = "auto" if name == "preset" else ""
-        fields.append((name, Annotated[str, tyro.conf.arg(help=text, metavar="WORD" if default else "PATH")], default))
-    return make_dataclass("Flags", fields)
-
-
-def _metavar(annotation: Any) -> str:
-    kinds = {annotation, *get_args(annotation)}
-    kinds |= {inner for kind in kinds for inner in get_args(kind)}
-    for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
-        if kind in kinds or any(get_origin(one) is kind for one in kinds):
-            return word if get_origin(annotation) is not tuple else "INT ..."
-    return "WORD"
-
-
-def parse_quietly(flags: Any, argv: list[str], prog: str) -> Any:
-    """tyro's result; its boxed errors as a line or two.
-
-    Raises:
-        ConfigError: what tyro says, in its words.
-        SystemExit: help was asked for, and shown.
-    """
-    told = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(told):
-            return tyro.cli(flags, prog=prog, args=argv, description=None)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-    raise UsageError(_in_words(told.getvalue(), flags, prog))
-
-
-def _in_words(box: str, flags: Any, prog: str) -> str:
-    """The message in tyro's box of an error, as one line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│|╭╮╰╯─-+ \t") for line in plain.splitlines()]
-    said = " ".join(line for line in lines if line)
-    unknown = re.search(r"Unrecognized options: (\S+?)(,|\s|$)", said)
-    if unknown is None:
-        said = re.split(r" (?:For full helptext|Argument helptext)", said)[0]
-        return re.sub(r"^(Value error|Required options|Missing arguments?|Parsing error|Invalid choice)\s+", "", said)
-    word = unknown[1].partition("=")[0].replace("_", "-")
-    if not word.startswith("-"):
-        return (
-            f"{unknown[1]}: is one word too many. ENV_ID or RUN comes first; switches like --anneal-lr take no value."
-        )
-    known = [f"--{name.replace('_', '-')}" for name in flags.__dataclass_fields__]
-    return f"{unknown_name('flag', word, known)} `{prog} --help` lists them."
-
-
-class UsageError(DppoError):
-    """Words on the command line that cannot be understood."""
-
-    exit_code = 2

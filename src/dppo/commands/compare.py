@@ -15,12 +15,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.compare_plan import PROG, Options, caption, folder_for, make_plan, parse_options
-from dppo.commands.train import parse_settings
-from dppo.config import Config
+from dppo.commands.compare_plan import Options, caption, folder_for, make_plan, parse
+from dppo.config import Config, resolved
 from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
 from dppo.records.plots import Curve, CurveGroup, compare_figure
-from dppo.run_folder import resolved, versions
+from dppo.records.run_folder import versions
+
+NOISE = "noise"
+EXPLAIN_NOISE = (
+    "Efficiency above 100 % is noise: the bound is measured in the same run, and no run can be faster than its bound. "
+    "Use more iterations, or slower environments."
+)
 
 
 def main(argv: list[str]) -> int:
@@ -30,10 +35,9 @@ def main(argv: list[str]) -> int:
         0; 1 where equal batches did not end in equal weights; 128 + n where signal n stopped a run.
 
     Raises:
-        ConfigError: a setting that cannot be, told before the first run starts.
+        ConfigError: an invalid setting, detected before the first run starts.
     """
-    options, rest = parse_options(argv)
-    settings = parse_settings(rest, PROG)
+    options, settings = parse(argv)
     folder = folder_for(options, settings)
     plan = make_plan(options, settings, folder)
     console = Console(highlight=False)
@@ -48,14 +52,16 @@ def main(argv: list[str]) -> int:
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
-    return _tell_whether_equal(runs, console) if options.equal == "batch" else 0
+    if any(group.cycle.noise for group in groups):
+        console.print(EXPLAIN_NOISE, soft_wrap=True)
+    return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
 def _train_all(
     options: Options, plan: Sequence[Config], folder: Path, console: Console
 ) -> tuple[list[Run], str | None]:
     """The runs that came to their end, and the name of the signal that stopped the next one, if one did."""
-    from dppo.runner import train  # brings much along: wrong options are told before
+    from dppo.runner import train  # brings torch along: options are checked before
 
     runs: list[Run] = []
     for config in plan:
@@ -110,7 +116,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "seeds": list(dict.fromkeys(config.seed for config in plan)),
         "target": options.target,
         "runs_planned": len(plan),
-        "same_weights": not differing_seeds(runs) if options.equal == "batch" else None,
+        "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
         "groups": [group.as_json(groups[0], options.target) for group in groups],
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
@@ -136,7 +142,7 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.steps_per_s:,.0f}",
             f"{group.steps_per_s / groups[0].steps_per_s:.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
-            f"{100 * group.cycle.efficiency:.1f} %",
+            NOISE if group.cycle.noise else f"{100 * group.cycle.efficiency:.1f} %",
         )
     return table
 
@@ -160,7 +166,7 @@ def explain_bound(group: Group) -> str:
     )
 
 
-def _tell_whether_equal(runs: Sequence[Run], console: Console) -> int:
+def _report_equality(runs: Sequence[Run], console: Console) -> int:
     differing = differing_seeds(runs)
     if not differing:
         console.print("The same weights, bit for bit, for every seed.")

@@ -8,36 +8,71 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from dppo import streams
-from dppo.commands.arguments import parse_quietly
-from dppo.config import Config, make_config
-from dppo.envs.make import check_env_id, describe_spaces, make_env
+from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
+from dppo.commands.settings_flags import TRUST
+from dppo.config import Config
+from dppo.config.trust import NAMING, code_named_by, require_trust
+from dppo.envs.make import check_env_id, close_all, make_env
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
-from dppo.policy import Policy, evaluation_generator, load_policy
-from dppo.run_folder import config_of
+from dppo.policy import Policy, evaluation_generator, read
+from dppo.records.run_folder import config_of
 from dppo.streams import Stream
 
+PROG = "dppo eval"
 TELL_EVERY_S = 5.0
 
 
-@dataclass(frozen=True)
-class Flags:
-    """Play with a trained policy, in this process, and print its returns."""
+def make_parser() -> Parser:
+    """Return the parser of this command's flags."""
+    parser = Parser(
+        PROG,
+        "RUN [--flag value ...]",
+        "Play episodes with a trained policy, in this process, and print their returns. RUN is the folder of a run, or "
+        "one of its checkpoints.",
+    )
+    parser.add_argument("--episodes", type=int, metavar="INT", help="Episodes to play. (default: 100)")
+    parser.add_argument(
+        "--seed", type=int, metavar="INT", help="Seed of these episodes; not that of the training. (default: 0)"
+    )
+    parser.add_argument(
+        "--stochastic",
+        action="store_true",
+        help="Draw actions from the policy, as in training; without it, the likeliest action is taken.",
+    )
+    parser.add_argument("--render", action="store_true", help="Show the environment in a window.")
+    parser.add_argument(
+        "--env-id",
+        metavar="ENV_ID",
+        help="Play in this environment instead of the one that the settings of RUN name; its spaces must be the same.",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:CLASS",
+        help="Use this class for the run's own network instead of the one that RUN names.",
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+    return parser
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of a run, or one of its checkpoints."""
-    episodes: int = 100
-    """Episodes to play."""
-    seed: int = 0
-    """Seed of these episodes; not that of the training."""
-    stochastic: bool = False
-    """Draw actions from the policy, as in training; otherwise the likeliest action is taken."""
-    render: bool = False
-    """Show the environment in a window."""
+
+def _settings(run: Path, model_name: str | None, named: dict[str, str], *, trust: bool) -> dict[str, Any]:
+    """Return the settings of a run, with the code that the user names in place of the run's own.
+
+    Args:
+        model_name: the network that the checkpoint names: that one is imported.
+    Raises:
+        ConfigError: they name code, and the user neither names it nor trusts them.
+    """
+    settings = config_of(run) | {"model": model_name}
+    if not trust:
+        require_trust(settings, named, run)
+    settings |= named
+    for action in code_named_by(settings).values():
+        print(f"{run} {action}.", flush=True)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -49,25 +84,37 @@ class Played:
 
 
 def main(argv: list[str]) -> int:
-    """Play, and print what the episodes came to; returns the exit code."""
-    flags = parse_quietly(Flags, argv, "dppo eval")
-    if flags.episodes < 1:
-        raise ConfigError(f"episodes={flags.episodes}: there is nothing to play. Use at least 1.")
+    """Play, and print mean and spread of the returns; return the exit code."""
+    parser = make_parser()
+    if asks_for_help(argv):
+        parser.print_help()
+        return 0
+    flags, words = parser.split(argv)
+    path = one_word(words, "RUN", PROG)
+    if path is None:
+        raise UsageError(f"which RUN? For example: {PROG} runs/...")
+    run, episodes, stochastic = Path(path), flags.get("episodes", 100), "stochastic" in flags
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: must be at least 1.")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        policy = load_policy(flags.run)
+        found = read(run)
     for warning in told:
         print(f"note: {warning.message}")
-    config = make_config(config_of(flags.run))
-    how = "drawing actions" if flags.stochastic else "taking the likeliest action"
-    print(f"{config.env_name}, policy after {policy.state['global_step']:,} steps, {how}, {flags.episodes} episodes")
+    named = {name: flags[name] for name in NAMING if name in flags}
+    if "model" in named and found.model_name is None:
+        raise ConfigError(f"model={named['model']}: has no effect: {run} has the default network. Leave it out.")
+    config = Config(**_settings(run, found.model_name, named, trust="trust" in flags))
+    policy = found.policy(named.get("model"))
+    how = "drawing actions" if stochastic else "taking the likeliest action"
+    print(f"{config.env_name}, policy after {policy.state['global_step']:,} steps, {how}, {episodes} episodes")
     played = evaluate(
         policy,
         config,
-        episodes=flags.episodes,
-        seed=flags.seed,
-        stochastic=flags.stochastic,
-        render=flags.render,
+        episodes=episodes,
+        seed=flags.get("seed", 0),
+        stochastic=stochastic,
+        render="render" in flags,
         tell=True,
     )
     returns = [one.episode_return for one in played]
@@ -117,7 +164,7 @@ def evaluate(
             played.append(_play(policy, env, seed, episode, stochastic, tell_now_and_then))
         return played
     finally:
-        env.close()
+        close_all([env])
 
 
 def _play(
@@ -137,9 +184,9 @@ def _play(
 
 
 def _check_spaces(policy: Policy, env: Any, config: Config) -> None:
-    found = describe_spaces(env)
-    if found.obs_shape != policy.spaces.obs_shape or type(found.actions) is not type(policy.spaces.actions):
+    found = describe_spaces(env, own_network=True)  # the policy has been trained: it reads them
+    if found.obs != policy.spaces.obs or type(found.actions) is not type(policy.spaces.actions):
         raise CheckpointError(
-            f"{config.env_name} has observations {found.obs_shape} and {type(found.actions).__name__}, the policy was "
-            f"trained on {policy.spaces.obs_shape} and {type(policy.spaces.actions).__name__}. Use the run's own."
+            f"{config.env_name} has observations {found.obs} and {type(found.actions).__name__}, the policy was "
+            f"trained on {policy.spaces.obs} and {type(policy.spaces.actions).__name__}. Use the run's own."
         )

@@ -1,4 +1,4 @@
-"""`dppo test`: runs the tests of the source tree that this installation was made from."""
+"""`dppo test`: run the tests of the source tree that this installation was made from."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-USAGE = """\
-usage: dppo test [--slow] [PYTEST ARGUMENT ...]
+from dppo.commands.parser import Parser, asks_for_help
 
-Runs the tests of a source checkout with pytest: the fast set, or all of them with --slow. Whatever else is
-given goes to pytest, and paths count from the root of the checkout:
-
-  dppo test tests/test_launcher.py -k symlink -x
-
-  --slow    the slow proofs (learning, soak) as well
-"""
+PROG = "dppo test"
+DESCRIPTION = (
+    "Run the tests of a source checkout with pytest: the fast set, or all of them with --slow. All other words go to "
+    "pytest; paths count from the root of the checkout. For example: dppo test tests/test_launcher.py -k symlink -x"
+)
 
 
 def main(argv: list[str]) -> int:
-    """Run pytest in the source tree; returns its exit code, or 2 where tests or pytest are missing."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
+    """Run pytest in the source tree; return its exit code, or 2 where tests or pytest are missing."""
+    parser = Parser(PROG, "[--slow] [PYTEST ARGUMENT ...]", DESCRIPTION)
+    parser.add_argument("--slow", action="store_true", help="run the slow tests (learning, soak) as well")
+    if asks_for_help(argv[:1]):
+        parser.print_help()
         return 0
+    own, arguments = parser.parse_known_args(argv)
     root = find_source_tree([Path(__file__).resolve().parent, Path.cwd()])
     if root is None:
         print(
@@ -42,8 +42,7 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    arguments = [argument for argument in argv if argument != "--slow"]
-    everything = ["-m", ""] if "--slow" in argv else []  # undoes the -m "not slow" of pyproject.toml
+    everything = ["-m", ""] if "slow" in own else []  # undoes the -m "not slow" of pyproject.toml
     return _run([sys.executable, "-m", "pytest", *everything, *arguments], root)
 
 

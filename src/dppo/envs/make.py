@@ -1,23 +1,23 @@
-"""One environment from an id, `module:Name-v0`, `module:factory` or a callable; and what its spaces come to."""
+"""Make one environment from an id, `module:Name-v0`, `module:factory` or a callable; close environments."""
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 EnvId = str | Callable[..., Any]
 
 
 def check_env_id(env_id: EnvId) -> None:
-    """See that `env_id` names an environment, without making one.
+    """Check that `env_id` names an environment, without making one.
 
     Raises:
         ConfigError: it does not; with the nearest name, or the last line of the import's traceback.
@@ -30,17 +30,72 @@ def check_env_id(env_id: EnvId) -> None:
 
 
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    """Make one environment. Whatever its constructor raises goes through."""
+    """Make one environment, with its own copy of `env_kwargs`. Whatever its constructor raises goes through.
+
+    Raises:
+        ConfigError: a setting that cannot be copied, or something made that is not one Gymnasium environment.
+    """
     factory = env_id if callable(env_id) else _factory(env_id)
-    env = factory(**env_kwargs)
-    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise ConfigError(f"env_id={env_id}: gave {env!r}, which is no Gymnasium environment. Return one.")
+    env: Any = factory(**_own_copy(env_kwargs))
+    problem = _not_one_environment(env)
+    if problem:
+        if hasattr(env, "close"):
+            close_all([env])
+        raise ConfigError(f"env_id={env_id}: made {problem}")
     made: gym.Env[Any, Any] = env
     return made
 
 
+def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:
+    """Close environments, and print the traceback of each that raises; one that calls sys.exit does not end the run."""
+    for env in envs:
+        try:
+            env.close()
+        except (Exception, SystemExit):
+            traceback.print_exc()
+
+
+def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Copy settings deeply: an environment that changes its own must not change those of another."""
+    copied: dict[str, Any] = {}
+    memo: dict[int, Any] = {}
+    for name, value in env_kwargs.items():
+        try:
+            copied[name] = copy.deepcopy(value, memo)
+        except Exception as error:  # whatever a class of the user's raises
+            summary = traceback.format_exception_only(error)[-1].strip()
+            raise ConfigError(
+                f"env_kwargs: {name}={value!r} cannot be copied, and each environment gets its own copy ({summary}). "
+                f"Pass plain data, and make such an object inside the environment."
+            ) from None
+    return copied
+
+
+def _not_one_environment(env: Any) -> str | None:
+    """Say of something else than a single-agent Gymnasium environment what it is and what to do; None for one."""
+    space = getattr(env, "observation_space", None)
+    several = hasattr(env, "possible_agents") or hasattr(env, "agents")
+    if not isinstance(env, gym.Env) and (several or inspect.isroutine(space)):
+        return (
+            f"a PettingZoo environment ({_class(env)}), which has several agents. Wrap it as a gymnasium.Env of one "
+            f"agent."
+        )
+    if hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not isinstance(env, gym.Env)):
+        return (
+            f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and choose how many "
+            f"with envs_per_sampler={env.num_envs}."
+        )
+    if space is None or not hasattr(env, "action_space"):
+        return f"{env!r}, which is not a Gymnasium environment. Return one."
+    return None
+
+
+def _class(env: Any) -> str:
+    return f"{type(env).__module__}.{type(env).__qualname__}"
+
+
 def _factory(env_id: str) -> Callable[..., Any]:
-    """What makes the environment of this name."""
+    """Return the function that makes the environment of this name."""
     module_name, _, name = env_id.rpartition(":")
     module = None
     if module_name:
@@ -53,7 +108,9 @@ def _factory(env_id: str) -> Callable[..., Any]:
                 f"(here, and on every node)."
             ) from None
     if name.startswith("dppo/"):
-        importlib.import_module("dppo.envs.simulated")
+        from dppo.envs.simulated import register
+
+        register()
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
         return factory
@@ -80,49 +137,3 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
         f"env_id={env_id}: Gymnasium does not know it ({hint.rstrip('.')}). If a package registers it, write "
         f"package:{name}."
     )
-
-
-def describe_spaces(env: gym.Env[Any, Any]) -> Spaces:
-    """The spaces of `env` as plain data.
-
-    Raises:
-        ConfigError: a space that cannot be learnt on; says which part.
-    """
-    obs, act = env.observation_space, env.action_space
-    if not isinstance(obs, gym.spaces.Box):
-        raise ConfigError(
-            f"observation_space={_short(obs)}: {_culprit(obs)}, and only Box observations are supported so far. "
-            f"Wrap the environment with gymnasium.wrappers.FlattenObservation."
-        )
-    if obs.shape == () or 0 in obs.shape:
-        raise ConfigError(f"observation_space={_short(obs)}: has no elements. Give it at least one.")
-    actions: DiscreteActions | BoxActions
-    if isinstance(act, gym.spaces.Discrete):
-        actions = DiscreteActions(int(act.n), int(act.start))
-    elif isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating) and act.shape and 0 not in act.shape:
-        actions = BoxActions(np.asarray(act.low), np.asarray(act.high))
-    else:
-        raise ConfigError(
-            f"action_space={_short(act)}: {_culprit(act)}, and only Discrete and floating-point Box actions are "
-            f"supported so far. Wrap the environment so that its actions are one of these."
-        )
-    deterministic = not (env.spec is not None and env.spec.nondeterministic)
-    return Spaces(obs.shape, str(obs.dtype), actions, deterministic)
-
-
-def _culprit(space: gym.Space[Any]) -> str:
-    """Which part of a space is the unusual one."""
-    if isinstance(space, gym.spaces.Dict):
-        parts = ", ".join(f"{key!r} is {_short(part)}" for key, part in space.spaces.items())
-        return f"it is a Dict ({parts})"
-    if isinstance(space, gym.spaces.Tuple):
-        parts = ", ".join(f"[{index}] is {_short(part)}" for index, part in enumerate(space.spaces))
-        return f"it is a Tuple ({parts})"
-    if isinstance(space, gym.spaces.Box):
-        return f"it is a Box of {space.dtype} with shape {space.shape}"
-    return f"it is a {type(space).__name__}"
-
-
-def _short(space: gym.Space[Any]) -> str:
-    text = " ".join(str(space).split())
-    return text if len(text) <= 80 else text[:77] + "..."

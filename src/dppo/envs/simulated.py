@@ -1,13 +1,4 @@
-"""Simulators of chosen latency. Importing this module registers all of ours with Gymnasium, under `dppo/...`.
-
-| id | is | for |
-|---|---|---|
-| dppo/SlowCartPole-v0 | CartPole-v1 that takes its time | demonstrations, benchmarks |
-| dppo/CrashingCartPole-v0 | CartPole-v1 that raises, dies or hangs at a chosen place | tests |
-| dppo/DriftingCartPole-v0 | CartPole-v1 that no seed reproduces | tests |
-| dppo/PointMass-v0 | continuous actions, a time limit, microseconds a step | tests |
-| dppo/Counting-v0 | observation is the step number, reward is the action | tests |
-"""
+"""Simulators of chosen latency, for demonstrations and benchmarks: `dppo/SlowCartPole-v0`."""
 
 from __future__ import annotations
 
@@ -22,6 +13,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from dppo.streams import Stream, generator
 
+SLOW_CARTPOLE = "dppo/SlowCartPole-v0"
 DEFAULT_CV = 0.5  # mild jitter, as measured of ML-Agents and CARLA
 DEFAULT_SPIKE_PROBABILITY = 0.01  # one step in a hundred takes fifty times as long, as with SUMO and MineRL
 DEFAULT_SPIKE_FACTOR = 50.0
@@ -31,7 +23,7 @@ def check_number(setting: str, value: Any, why: str, least: float, most: float =
     """`value` as a float.
 
     Raises:
-        ValueError: it is no finite number, or outside [least, most].
+        ValueError: it is not a finite number, or outside [least, most].
     """
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
@@ -165,16 +157,7 @@ def slow_cartpole(
     return SlowSimulator(CartPoleEnv(render_mode=render_mode), latency, reset_s, burn)
 
 
-def _register(name: str, entry_point: str, max_episode_steps: int | None = None) -> None:
-    gymnasium.register(
-        f"dppo/{name}-v0",
-        entry_point=f"dppo.envs.{entry_point}",
-        max_episode_steps=max_episode_steps,
-    )
-
-
-_register("SlowCartPole", "simulated:slow_cartpole", 500)  # the time limit of CartPole-v1
-_register("CrashingCartPole", "testbeds:crashing_cartpole", 500)
-_register("DriftingCartPole", "testbeds:drifting_cartpole", 500)
-_register("PointMass", "testbeds:PointMass", 50)
-_register("Counting", "testbeds:Counting")
+def register() -> None:
+    """Register `dppo/SlowCartPole-v0` with Gymnasium, unless it is; with the time limit of CartPole-v1."""
+    if SLOW_CARTPOLE not in gymnasium.registry:
+        gymnasium.register(SLOW_CARTPOLE, entry_point="dppo.envs.simulated:slow_cartpole", max_episode_steps=500)

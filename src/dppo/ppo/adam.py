@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.optim.adam import adam
 
-from dppo.ppo.model import FlatParameters
+from dppo.ppo.flat import FlatParameters
 
 
 class FlatAdam:
@@ -29,7 +29,7 @@ class FlatAdam:
         self._mean = torch.zeros_like(self._weights)
         self._square = torch.zeros_like(self._weights)
         # Made for float32 whatever the weights are, as torch's own is: exact up to 16 million steps.
-        self._steps = torch.zeros((), device=self._weights.device)
+        self._steps = torch.zeros((), dtype=torch.float32, device=self._weights.device)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -52,7 +52,7 @@ class FlatAdam:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Both moments [P] and the number of steps, by torch's names; the next step may change them in place."""
+        """Return both moments [P] and the number of steps, by torch's names; the next step may change them in place."""
         return {
             "exp_avg": self._mean.numpy(force=True),
             "exp_avg_sq": self._square.numpy(force=True),

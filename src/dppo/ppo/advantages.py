@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float
 
 
 def generalized_advantages(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    next_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
+    rewards: Float[np.ndarray, " T *E"],
+    values: Float[np.ndarray, " T *E"],
+    next_values: Float[np.ndarray, " T *E"],
+    terminated: Bool[np.ndarray, " T *E"],
+    truncated: Bool[np.ndarray, " T *E"],
     *,
     gamma: float,
     gae_lambda: float,
-) -> np.ndarray:
-    """How much better than expected each action turned out.
+    valid: Bool[np.ndarray, " T *E"] | None = None,
+) -> Float[np.ndarray, " T *E"]:
+    """Estimate how much better than expected each action turned out.
 
         delta[t] = rewards[t] + gamma * next_values[t] * (not terminated[t]) - values[t]
         adv[t]   = delta[t] + gamma * lambda * (not (terminated[t] or truncated[t])) * adv[t+1]
@@ -23,13 +29,19 @@ def generalized_advantages(
     `next_values[t]` is the value of the true successor of step t, also at a time limit, so that neither a time
     limit nor the end of the segment needs a special case, and neither is mistaken for a death.
 
+    A row that is not `valid` is not a transition: its advantage is zero, and it ends the sum of the row before it as a
+    time limit does. That row then counts on the value of its successor alone. Whatever an invalid row holds, it does
+    not show elsewhere.
+
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
     al., arXiv:1712.00378.
-    Args: six arrays of the same shape [T, ...]. Returns: [T, ...] in the dtype of `values`.
+    Args: `valid` None: all rows are. Returns: advantages in the dtype of `values`.
     """
     dtype = values.dtype
     deltas = rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values
     discounts = dtype.type(gamma * gae_lambda) * ~(terminated | truncated)
+    if valid is not None:
+        deltas, discounts = np.where(valid, deltas, dtype.type(0)), discounts * valid
     advantages = np.empty_like(values)
     following = np.zeros_like(values[0])
     for t in range(len(values) - 1, -1, -1):

@@ -2,94 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dppo.ppo.advantages import generalized_advantages
-from dppo.ppo.normalizer import CLIP, Statistics, normalize
+from dppo.ppo.normalizer import CLIP, ObsScale
 from dppo.ppo.segment import Segment
+from dppo.spaces import leaves
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float, Int64, Shaped
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows, in any order; all tensors have B as their first axis."""
+    """B rows: S sequences of L successive steps of one environment, one sequence after the other.
 
-    obs: Tensor
-    """[B, O] flattened and normalised."""
-    actions: Tensor
-    """[B, *A]"""
-    logprobs: Tensor
-    """[B] of the policy that collected."""
-    values: Tensor
-    """[B] of the policy that collected."""
-    advantages: Tensor
-    """[B]"""
-    returns: Tensor
-    """[B] targets of the value: TD(lambda), advantage + old value (detail 5)."""
+    All tensors have B = S * L as their first axis. Sequences may be in any order; without memory, L is 1.
+    """
+
+    obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
+    """Normalised; of a Dict or a Tuple space each leaf as it is, by name."""
+    actions: Shaped[Tensor, " B *A"]
+    logprobs: Float[Tensor, " B"]
+    """Of the policy that collected."""
+    values: Float[Tensor, " B"]
+    """Of the policy that collected."""
+    advantages: Float[Tensor, " B"]
+    returns: Float[Tensor, " B"]
+    """Targets of the value: TD(lambda), advantage + old value (detail 5)."""
+    weights: Float[Tensor, " B"] | None = None
+    """One for each row, and zero for rows that are not transitions; None: all rows are. Of a minibatch: scaled, so
+    that a mean over its rows on all ranks is that over the transitions among them."""
+    length: int = 1
+    """L"""
 
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    @property
+    def sequences(self) -> int:
+        """Return S."""
+        return len(self) // self.length
+
     def to(self, device: torch.device) -> Batch:
-        """The batch on `device`; the same tensors where they are there already."""
+        """Return the batch on `device`; the same tensors where they are there already."""
         if device.type == "cpu":
             return self
-        return Batch(*(getattr(self, name).pin_memory().to(device, non_blocking=True) for name in self.__slots__))
+        return self._of_each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
-    def rows(self, index: Tensor) -> Batch:
-        """The rows at `index` [n], copied."""
-        return Batch(*(getattr(self, name).index_select(0, index) for name in self.__slots__))
+    def take(self, index: Int64[Tensor, " n"]) -> Batch:
+        """Return the sequences at `index`, copied."""
+        if self.length > 1:
+            steps = torch.arange(self.length, device=index.device)
+            index = (index.unsqueeze(1) * self.length + steps).flatten()
+        return self._of_each(lambda tensor: tensor.index_select(0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
-        """Consecutive pieces of the given sizes, as views."""
-        parts = [getattr(self, name).split(sizes) for name in self.__slots__]
-        return [Batch(*fields) for fields in zip(*parts, strict=True)]
+        """Return consecutive pieces of so many sequences, as views."""
+        rows = [size * self.length for size in sizes]
+        names = [name for name in COLUMNS if getattr(self, name) is not None]
+        parts = zip(*(_split(getattr(self, name), rows) for name in names), strict=True)
+        return [replace(self, **dict(zip(names, columns, strict=True))) for columns in parts]
+
+    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        changed: dict[str, Any] = {
+            name: {leaf: change(one) for leaf, one in column.items()} if isinstance(column, dict) else change(column)
+            for name, column in columns.items()
+            if column is not None
+        }
+        return replace(self, **changed)
 
 
-def make_batch(segments: Sequence[Segment], statistics: Statistics, *, gamma: float, gae_lambda: float) -> Batch:
+COLUMNS = tuple(name for name in Batch.__slots__ if name != "length")
+
+
+def _split(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Tensor | dict[str, Tensor]]:
+    if not isinstance(column, dict):
+        pieces: tuple[Tensor, ...] = column.split(rows)
+        return pieces
+    parts = zip(*(_split(leaf, rows) for leaf in column.values()), strict=True)
+    return [dict(zip(column, part, strict=True)) for part in parts]
+
+
+def make_batch(
+    segments: Sequence[Segment],
+    obs_scale: ObsScale | None,
+    reward_scale: float | None,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    length: int = 1,
+) -> Batch:
     """Lay segments side by side, normalise, estimate advantages, flatten.
+
+    Rows that are not transitions stay, and weigh nothing; they hold zeros, so that whatever an environment left there
+    cannot show.
 
     Args:
         segments: of equal T, in sampler order: the order of the rows, and with it every later sum, depends on it.
-        statistics: of observations, those that the segments were collected with; of returns, the newest.
+        obs_scale: the one that the segments were collected with; None where observations are not normalised.
+        reward_scale: what rewards are divided by, and then limited to +-10; None where they are not normalised.
+        length: L, steps of a sequence; T is a multiple of it.
     """
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
     }
-    rewards = merged["rewards"]
-    if statistics.returns is not None:
-        rewards = np.clip(rewards / statistics.reward_scale(), -CLIP, CLIP)
+    valid = None if merged["valid"].all() else merged["valid"]
+    rewards, values, dtype = merged["rewards"], merged["values"], merged["values"].dtype
+    if reward_scale is not None:
+        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     advantages = generalized_advantages(
         rewards,
-        merged["values"],
+        values,
         merged["next_values"],
         merged["terminated"],
         merged["truncated"],
         gamma=gamma,
         gae_lambda=gae_lambda,
+        valid=valid,
     )
-    dtype = merged["values"].dtype
-    obs = merged["obs"].astype(dtype, copy=False)
-    if statistics.obs is not None:
-        mean, std = statistics.obs.mean_and_std()
-        obs = normalize(obs, mean.astype(dtype), std.astype(dtype))
-    steps, envs = advantages.shape
-    valid = merged["valid"].reshape(-1)
 
-    def flat(array: np.ndarray) -> Tensor:
-        rows = array.reshape(steps * envs, *array.shape[2:])
-        return torch.from_numpy(np.ascontiguousarray(rows if valid.all() else rows[valid]))
+    def rows(array: np.ndarray) -> Tensor:
+        if valid is not None:
+            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
+        return torch.from_numpy(_sequences(array, length))
 
     return Batch(
-        obs=flat(obs.reshape(steps, envs, -1)),
-        actions=flat(merged["actions"]),
-        logprobs=flat(merged["logprobs"]),
-        values=flat(merged["values"]),
-        advantages=flat(advantages),
-        returns=flat(advantages + merged["values"]),
+        obs=_inputs(merged["obs"], dtype, obs_scale, rows),
+        actions=rows(merged["actions"]),
+        logprobs=rows(merged["logprobs"]),
+        values=rows(values),
+        advantages=rows(advantages),
+        returns=rows(advantages + values),
+        weights=None if valid is None else rows(valid.astype(dtype)),
+        length=length,
     )
+
+
+def _inputs(
+    obs: Shaped[np.ndarray, "T envs *O"],
+    dtype: np.dtype[Any],
+    scale: ObsScale | None,
+    rows: Callable[[np.ndarray], Tensor],
+) -> Tensor | dict[str, Tensor]:
+    """Return what networks read of `obs`: one tensor, or a copy of each leaf by its name."""
+    if obs.dtype.names is not None:
+        assert scale is None, "observations of several leaves are not normalised"
+        return {
+            name: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf) for name, leaf in leaves(obs).items()
+        }
+    obs = obs.astype(dtype, copy=False)
+    return rows(obs if scale is None else scale.astype(dtype).normalize(obs))
+
+
+def _sequences(array: Shaped[np.ndarray, "T envs *rest"], length: int) -> Shaped[np.ndarray, " T*envs *rest"]:
+    """Cut `array` into sequences of `length` steps, laid one after the other."""
+    if length > 1:
+        array = array.reshape(-1, length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
+        array = array.reshape(-1, length, *array.shape[3:])
+    return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))

@@ -6,38 +6,58 @@ time. Tests hold each of them against autograd.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float
 
-def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> tuple[Tensor, Tensor]:
-    """The pessimistic clipped surrogate, to be minimised (detail 8), and its gradient.
+
+def policy_loss(
+    ratio: Float[Tensor, " rows"],
+    advantages: Float[Tensor, " rows"],
+    clip_coef: float,
+    weights: Float[Tensor, " rows"] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+    """Return the pessimistic clipped surrogate, to be minimised (detail 8), and its gradient.
 
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
 
-    Source: arXiv:1707.06347, eq. 7. Args: [rows] each. Returns: a scalar, and [rows] by the log-probability.
+    Source: arXiv:1707.06347, eq. 7. Returns: the loss, and its gradient by the log-probabilities.
+    Each row counts as often as its weight says.
     """
     surrogate = advantages * ratio
     clipped = advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
     gradient = (surrogate * (surrogate <= clipped)).mul_(-1 / len(ratio))
-    return -torch.min(surrogate, clipped).mean(), gradient
+    losses = torch.min(surrogate, clipped).neg_()
+    return weighted_mean(losses, weights), _weighted(gradient, weights)
 
 
-def value_loss(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the mean squared error, and its gradient by the values.
+def value_loss(
+    values: Float[Tensor, " rows"], returns: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None = None
+) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+    """Return half the mean squared error, and its gradient by the values.
 
-    Source: arXiv:1707.06347, eq. 9. Args: [rows] each. Returns: a scalar, and [rows].
+    Source: arXiv:1707.06347, eq. 9.
     """
     error = values - returns
-    return 0.5 * error.square().mean(), error / len(error)
+    return 0.5 * weighted_mean(error.square(), weights), _weighted(error / len(error), weights)
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Tensor]:
-    """The value loss of OpenAI's code: no gain from moving more than `clip_coef` from the old value (detail 9).
+def clipped_value_loss(
+    values: Float[Tensor, " rows"],
+    old_values: Float[Tensor, " rows"],
+    returns: Float[Tensor, " rows"],
+    clip_coef: float,
+    weights: Float[Tensor, " rows"] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+    """Return the value loss of OpenAI's code: no gain from moving more than `clip_coef` from the old value (detail 9).
 
         L = mean(max((v - R)^2, (v_old + clip(v - v_old, -c, c) - R)^2)) / 2
 
-    Args: [rows] each. Returns: a scalar, and its gradient [rows] by `values`: none where the clip holds the value
+    Returns: the loss, and its gradient by `values`: none where the clip holds the value
     fast and the second square is the larger.
     """
     error = values - returns
@@ -46,14 +66,24 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     clipped_squared = (old_values + moved.clamp(-clip_coef, clip_coef) - returns).square()
     # Within the clip both squares are the same but for rounding, and the gradient is that of either.
     free = (squared >= clipped_squared) | (moved.abs() <= clip_coef)
-    return 0.5 * torch.max(squared, clipped_squared).mean(), error * free / len(error)
+    losses = torch.max(squared, clipped_squared)
+    return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
 
 
-def approximate_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
-    """KL(old | new) from samples of the old policy, with little variance and never negative.
+def approximate_kl(log_ratio: Float[Tensor, " rows"], ratio: Float[Tensor, " rows"]) -> Float[Tensor, ""]:
+    """Estimate KL(old | new) from samples of the old policy, with little variance and never negative.
 
         mean((r - 1) - log r)
 
     Source: Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, estimator k3.
     """
     return ((ratio - 1) - log_ratio).mean()
+
+
+def weighted_mean(losses: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None) -> Float[Tensor, ""]:
+    """Return the mean of `losses`, each times its weight; weights are one on average."""
+    return losses.mean() if weights is None else (losses * weights).mean()
+
+
+def _weighted(gradient: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None) -> Float[Tensor, " rows"]:
+    return gradient if weights is None else gradient * weights

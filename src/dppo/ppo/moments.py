@@ -6,15 +6,24 @@ import torch
 from torch import Tensor
 
 
-def moments_of(samples: Tensor) -> Tensor:
-    """[count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]."""
-    means = samples.mean(dim=1)
-    squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
-    return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+def moments_of(samples: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3].
+
+    Args:
+        weights: [k, n] of zeros and ones: which samples count. None: all. The mean of none is zero.
+    """
+    if weights is None:
+        means = samples.mean(dim=1)
+        squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
+        return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+    counts = weights.sum(dim=1)
+    means = (weights * samples).sum(dim=1) / counts.clamp(min=1)
+    squares = (weights * (samples - means.unsqueeze(1)).square()).sum(dim=1)
+    return torch.stack([counts, means, squares], dim=1)
 
 
 def merged_moments(parts: Tensor) -> Tensor:
-    """The moments of all samples together, from those of each part: [parts, k, 3] -> [k, 3].
+    """Return the moments of all samples together, from those of each part: [parts, k, 3] -> [k, 3].
 
     mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
 
@@ -24,5 +33,5 @@ def merged_moments(parts: Tensor) -> Tensor:
         return parts[0]
     counts, means, squares = parts.unbind(dim=2)  # [parts, k]
     count = counts.sum(dim=0)
-    mean = (counts * means).sum(dim=0) / count
+    mean = (counts * means).sum(dim=0) / count.clamp(min=1)
     return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(dim=0)], dim=1)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dppo.ppo.readonly import ReadOnly
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float, Shaped
 
 CLIP = 10.0  # normalised observations and rewards are limited to +-10 (details 29 and 31 of the 37)
 EPSILON = 1e-8
@@ -25,8 +31,10 @@ class Moments:
         return Moments(0.0, np.zeros(shape), np.zeros(shape))
 
     @staticmethod
-    def of(samples: np.ndarray) -> Moments:
-        """The moments of `samples` [n, *O] over their first axis."""
+    def of(samples: Shaped[np.ndarray, " n *O"]) -> Moments:
+        """Return the moments of `samples` over their first axis."""
+        if len(samples) == 0:
+            return Moments.empty(samples.shape[1:])
         samples = samples.astype(np.float64)
         mean = samples.mean(axis=0)
         return Moments(float(len(samples)), mean, np.square(samples - mean).sum(axis=0))
@@ -96,12 +104,28 @@ class Statistics:
         }
         return Statistics(**read)
 
-    def reward_scale(self) -> float:
-        """What a reward is divided by: the standard deviation of the discounted return (detail 30)."""
-        return 1.0 if self.returns is None else float(self.returns.mean_and_std()[1])
+    def reward_scale(self) -> float | None:
+        """Return what a reward is divided by: the standard deviation of the discounted return (detail 30)."""
+        return None if self.returns is None else float(self.returns.mean_and_std()[1])
 
 
-def normalize(obs: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Standardise `obs` [..., *O] and limit it to +-10."""
-    scaled: np.ndarray = np.clip((obs - mean) / std, -CLIP, CLIP)
-    return scaled
+@dataclass(frozen=True, slots=True)
+class ObsScale(ReadOnly):
+    """Mean and standard deviation that observations are normalised with."""
+
+    mean: Float[np.ndarray, "*O"]
+    std: Float[np.ndarray, "*O"]
+
+    @staticmethod
+    def of(moments: Moments) -> ObsScale:
+        """Return the scale that follows from the observations seen so far."""
+        return ObsScale(*moments.mean_and_std())
+
+    def astype(self, dtype: str | np.dtype) -> ObsScale:
+        """Return a copy in `dtype`."""
+        return ObsScale(self.mean.astype(dtype), self.std.astype(dtype))
+
+    def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
+        """Standardise `obs` [..., *O] of the same dtype and limit it to +-10."""
+        scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
+        return scaled

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import (
-    Episode,
+    EnvLog,
     Incident,
     PolicySnapshot,
     Rebuild,
@@ -18,7 +18,6 @@ from dppo.ppo.segment import (
     Segment,
     SegmentReport,
     SegmentRequest,
-    Timings,
 )
 
 
@@ -26,32 +25,34 @@ class Environments(Protocol):
     """What a sampler needs of its E environments; `dppo.envs.group.EnvGroup` is one."""
 
     num_envs: int
-    obs_shape: tuple[int, ...]
-    obs_dtype: np.dtype
+    obs: np.dtype[Any]
+    """One observation as it is stored: `dppo.spaces.Spaces.obs`."""
 
-    def start(self, obs: np.ndarray) -> None:
+    def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
 
     def step(
-        self, actions: np.ndarray, obs: np.ndarray, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
+        self,
+        actions: np.ndarray,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        log: EnvLog,
     ) -> dict[int, np.ndarray]:
         """Step each environment and reset those that are done.
 
-        Writes rows [E, ...]: into `obs` what the next action is chosen from. Returns the final observation of each
-        environment that was truncated, by its index.
+        Writes rows [E, ...]: into `obs` what the next action is chosen from. Adds finished episodes to `log`. Returns
+        the final observation of each environment that was truncated, by its index.
         """
 
-    def restore(self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray) -> list[Incident]:
-        """Bring back the open episodes that `carry` describes; those that cannot be are begun afresh."""
-
-    def take_episodes(self) -> tuple[Episode, ...]:
-        """Episodes that ended since the last call, in the order of their ends."""
+    def restore(
+        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
+    ) -> list[Incident]:
+        """Bring back the open episodes that `carry` describes; begin a fresh one where that fails."""
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Index, return, length and checksum of the open episodes, by their names in `SamplerCarry`."""
-
-    def take_time(self) -> float:
-        """Seconds spent in the environments since the last call."""
+        """Return index, return, length and checksum of the open episodes, by their names in `SamplerCarry`."""
 
 
 class PPOSampler:
@@ -85,14 +86,32 @@ class PPOSampler:
         self._obs: np.ndarray | None = None  # [E, *O] what the next segment starts from; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
 
-    def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[Segment, SegmentReport]:
+    def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
         """Make the segment that `request` names, under the weights of `snapshot`.
 
         Consumes: nothing of earlier segments but the state of the environments. Fails when an environment does.
         """
-        incidents = self._begin(request.rebuild)
-        segment, next_obs = self._roll_out(request, snapshot)
-        self._obs = next_obs
+        return collect_together([self], [request], snapshot)[0]
+
+    def _begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
+        """Make sure that there are observations to act on."""
+        if rebuild is None and self._obs is not None:
+            return []
+        self._obs = np.empty(self._envs.num_envs, self._envs.obs)
+        if rebuild is None:
+            self._envs.start(self._obs, log)
+            return []
+        incidents = self._envs.restore(rebuild.carry, rebuild.actions, self._obs, log)
+        self._discounted_returns = rebuild.carry.discounted_returns.copy()
+        for incident in incidents:
+            assert incident.env is not None
+            self._discounted_returns[incident.env] = 0.0  # its episode was given up; a new one begins at zero
+        return incidents
+
+    def _finish(self, run: _Run, at: int) -> tuple[SegmentReport, Segment]:
+        """Take over the rows of sampler number `at` of `run`: report on its segment, and return both."""
+        segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
+        self._obs = run.obs[at, -1].copy()
         seen, self._discounted_returns = self._moments(segment)
         done = segment.terminated | segment.truncated
         report = SegmentReport(
@@ -104,87 +123,124 @@ class PPOSampler:
             open_actions=tuple(
                 segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self._envs.num_envs)
             ),
-            episodes=self._envs.take_episodes(),
+            episodes=tuple(log.episodes),
             statistics=seen,
-            incidents=tuple(incidents),
-            timings=Timings(env_s=self._envs.take_time()),
+            incidents=tuple(run.incidents[at]),
+            env_s=log.seconds,
         )
-        return segment, report
-
-    def _begin(self, rebuild: Rebuild | None) -> list[Incident]:
-        """Make sure that there are observations to act on."""
-        if rebuild is None and self._obs is not None:
-            return []
-        self._obs = np.empty((self._envs.num_envs, *self._envs.obs_shape), self._envs.obs_dtype)
-        if rebuild is None:
-            self._envs.start(self._obs)
-            return []
-        incidents = self._envs.restore(rebuild.carry, rebuild.actions, self._obs)
-        self._discounted_returns = rebuild.carry.discounted_returns.copy()
-        for incident in incidents:
-            assert incident.env is not None
-            self._discounted_returns[incident.env] = 0.0  # its episode was given up; a new one begins at zero
-        return incidents
-
-    def _roll_out(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[Segment, np.ndarray]:
-        """T steps of all environments, and the observations [E, *O] after them."""
-        steps, envs, agent = self._num_steps, self._envs, self._agent
-        rows = (steps, envs.num_envs)
-        dtype, distribution = agent.spec.dtype, agent.distribution
-        agent.load(snapshot)
-        noise = distribution.noise(self._noise(request.index), steps, envs.num_envs, dtype)
-        obs = np.empty((steps + 1, envs.num_envs, *envs.obs_shape), envs.obs_dtype)
-        obs[0] = self._obs
-        actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
-        heads = np.empty((*rows, distribution.head_size), dtype)
-        values = np.empty(rows, dtype)
-        rewards = np.empty(rows)
-        terminated, truncated = np.empty(rows, bool), np.empty(rows, bool)
-        cut: list[tuple[int, int, np.ndarray]] = []  # step, env, final observation, where a time limit struck
-        for t in range(steps):
-            actions[t], heads[t], values[t] = agent.act(obs[t], noise[t])
-            final_obs = envs.step(actions[t], obs[t + 1], rewards[t], terminated[t], truncated[t])
-            for env, final in final_obs.items():
-                cut.append((t, env, final))
-        next_values = np.empty(rows, dtype)
-        next_values[:-1] = values[1:]
-        next_values[-1] = agent.values(obs[-1])
-        if cut:
-            times, which, finals = zip(*cut, strict=True)
-            next_values[times, which] = agent.values(np.stack(finals))
-        segment = Segment(
-            obs=obs[:-1],
-            actions=actions,
-            logprobs=agent.log_prob(heads, actions),
-            values=values,
-            next_values=next_values,
-            rewards=rewards,
-            terminated=terminated,
-            truncated=truncated,
-            valid=np.ones(rows, bool),
-        )
-        return segment, obs[-1].copy()
+        return report, segment
 
     def _moments(self, segment: Segment) -> tuple[Statistics, np.ndarray]:
-        """Moments of what the normalisers watch, and the running discounted returns [E] after the segment.
+        """Return moments of what the normalisers watch, and the running discounted returns [E] after the segment.
 
-        R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize.
+        R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
+        not transitions are not samples, and R begins again after them.
         """
-        running = self._discounted_returns
+        running, valid = self._discounted_returns, segment.valid
         obs = None
         if self._track_obs:
-            obs = Moments.of(segment.obs.reshape(-1, *self._envs.obs_shape))
+            obs = Moments.of(segment.obs[valid])
         if not self._track_returns:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)
-        going_on = ~(segment.terminated | segment.truncated)
+        going_on = ~(segment.terminated | segment.truncated) & valid
+        rewards = np.where(valid, segment.rewards, 0.0)
         for t in range(len(returns)):
-            returns[t] = self._gamma * running + segment.rewards[t]
+            returns[t] = self._gamma * running + rewards[t]
             running = returns[t] * going_on[t]
-        return Statistics(obs, Moments.of(returns.reshape(-1))), running
+        return Statistics(obs, Moments.of(returns[valid])), running
+
+
+class _Run:
+    """Segments in the making: arrays of S samplers, [S, T, E, ...], and the loop over their steps."""
+
+    def __init__(
+        self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+    ) -> None:
+        self.requests, self.snapshot = requests, snapshot
+        self.logs = [EnvLog() for _ in samplers]
+        self.incidents = [
+            sampler._begin(request.rebuild, log)
+            for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
+        ]
+        first = samplers[0]
+        self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
+        self._agent.load(snapshot)
+        steps, envs, dtype = first._num_steps, first._envs, self._agent.spec.dtype
+        distribution = self._agent.distribution
+        rows = (len(samplers), steps, envs.num_envs)
+        self._noise = np.stack(
+            [
+                distribution.noise(sampler._noise(request.index), steps, envs.num_envs, dtype)
+                for sampler, request in zip(samplers, requests, strict=True)
+            ]
+        )
+        self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
+        for own, sampler in zip(self.obs, samplers, strict=True):
+            own[0] = sampler._obs
+        self._actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
+        self._heads = np.empty((*rows, distribution.head_size), dtype)
+        self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
+        self._rewards = np.empty(rows)
+        self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
+
+    def go(self) -> None:
+        """Take T steps of all environments: all samplers act at once, then the environments of each are stepped."""
+        agent, obs, noise = self._agent, self.obs, self._noise
+        actions, heads, values = self._actions, self._heads, self._values
+        all_of_them: int | slice = slice(None) if len(self._envs) > 1 else 0  # one acts without a leading axis: faster
+        cut: list[tuple[int, int, int, np.ndarray]] = []  # sampler, step, env, final observation at a time limit
+        for t in range(values.shape[1]):
+            at = all_of_them, t
+            actions[at], heads[at], values[at] = agent.act(obs[at], noise[at])
+            for s, (envs, log) in enumerate(zip(self._envs, self.logs, strict=True)):
+                final_obs = envs.step(
+                    actions[s, t],
+                    obs[s, t + 1],
+                    self._rewards[s, t],
+                    self._terminated[s, t],
+                    self._truncated[s, t],
+                    log,
+                )
+                for env, final in final_obs.items():
+                    cut.append((s, t, env, final))
+        self._next_values[:, :-1] = values[:, 1:]
+        self._next_values[:, -1] = agent.values(obs[:, -1])
+        for s in sorted({one[0] for one in cut}):
+            times, which, finals = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
+            self._next_values[s, times, which] = agent.values(np.stack(finals))
+
+    def segment(self, s: int) -> Segment:
+        """Return the segment of sampler number `s`."""
+        return Segment(
+            obs=self.obs[s, :-1],
+            actions=self._actions[s],
+            logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
+            values=self._values[s],
+            next_values=self._next_values[s],
+            rewards=self._rewards[s],
+            terminated=self._terminated[s],
+            truncated=self._truncated[s],
+            valid=np.ones(self._values[s].shape, bool),
+        )
+
+
+def collect_together(
+    samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+) -> list[tuple[SegmentReport, Segment]]:
+    """Make one segment of each of several samplers of a run, step by step: they act together, at a third of the cost.
+
+    Each gets the same bits as from `collect` alone. Fails when an environment does: then all samplers must be rebuilt.
+
+    Args:
+        requests: one for each sampler.
+    """
+    run = _Run(samplers, requests, snapshot)
+    run.go()
+    return [sampler._finish(run, at) for at, sampler in enumerate(samplers)]
 
 
 def _steps_since_reset(done: np.ndarray) -> int:
-    """The first row [T] that belongs to the episode that is still open at the end; T where none does."""
+    """Return the first row [T] that belongs to the episode that is still open at the end; T where none does."""
     ends = np.flatnonzero(done)
     return int(ends[-1]) + 1 if len(ends) else 0

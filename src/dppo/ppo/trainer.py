@@ -4,53 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
-from dppo.ppo.architecture import ModelSpec
 from dppo.ppo.batch import Batch
-from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss
-from dppo.ppo.model import FlatParameters, PPOModel
+from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
+from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerOptions:
-    """What an update does; the meaning of each is in `dppo.config.Config`."""
-
-    update_epochs: int
-    minibatches: int
-    micro_batch_size: int | None
-    norm_adv: bool
-    clip_coef: float
-    clip_vloss: bool
-    ent_coef: float
-    vf_coef: float
-    max_grad_norm: float
-    target_kl: float | None
-
-
-class _Step(NamedTuple):
-    """What a step of SGD leaves behind for the figures of its update: means over its rows on this rank."""
+class _Losses(NamedTuple):
+    """Losses of a minibatch: means over its transitions on this rank."""
 
     policy_loss: Tensor
     value_loss: Tensor
     entropy: Tensor
+    log_ratio: Tensor
+    """[rows] new minus old log-probability; zero for rows that are not transitions."""
+
+
+class _Step(NamedTuple):
+    """Results of a step of SGD, for the figures of its update."""
+
+    losses: _Losses
     grad_norm: Tensor
     """Of all ranks, before clipping."""
-    log_ratio: Tensor
-    """[rows] new minus old log-probability."""
+    rows: float
+    """Transitions per rank."""
 
 
 class PPOTrainer:
-    """Owns the model's weights and the optimiser; nothing else changes them.
+    """Own the model's weights and the optimiser; nothing else changes them.
 
     May be one of several ranks, each with as many rows as the others: then advantages, gradients, early stop and
     figures are those of all rows together, and the weights of all ranks stay equal.
@@ -58,35 +50,43 @@ class PPOTrainer:
 
     def __init__(
         self,
-        spec: ModelSpec,
-        seed: int,
-        options: TrainerOptions,
+        model: PPOModel,
+        ppo: PPO,
         *,
-        device: str = "cpu",
+        minibatches: int,
+        micro_batch_size: int | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        self.model = PPOModel(spec, seed).to(device)
-        self.options = options
-        self.device = torch.device(device)
+        """
+        Args:
+            minibatches: of an epoch.
+            micro_batch_size: rows of a minibatch that go through the network at once; None: all.
+        """
+        self.model = model
+        self.ppo = ppo
+        self.minibatches = minibatches
+        self.micro_batch_size = micro_batch_size
+        self._parameters = model.parameters
+        self.device = self._parameters.weights.device
         self._parallel = parallel or Alone()
-        self._distribution = spec.distribution
-        self._parameters = FlatParameters(self.model.ordered_parameters(), self._parallel.zeros_like)
         self._optimizer = FlatAdam(self._parameters)
 
     def update(self, batch: Batch, learning_rate: float, order: np.random.Generator) -> dict[str, float]:
         """Train K epochs on `batch`, its minibatches drawn by `order`.
 
+        A minibatch without a single transition on any rank is skipped: it makes no step of SGD.
+
         Waits for: all ranks, in each minibatch.
-        Returns: the losses and diagnostics of detail 12, means over the rows of all ranks.
+        Returns: the losses and diagnostics of detail 12, means over the transitions of all ranks.
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those of the minibatch before.
         """
-        batch = batch.to(self.device)
+        batch = self._weighted_as_all(batch.to(self.device))
         steps: list[_Step] = []
-        for _ in range(self.options.update_epochs):
-            for minibatch in self._minibatches(batch, order):
-                steps.append(self._step(minibatch, learning_rate, len(steps)))
-            if self.options.target_kl is not None and self._kl(steps[-1]) > self.options.target_kl:
+        for _ in range(self.ppo.update_epochs):
+            for minibatch, rows in self._minibatches(batch, order):
+                steps.append(self._step(minibatch, rows, learning_rate, len(steps)))
+            if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
                 break
         return self._figures(steps) | {
             "explained_variance": self._explained_variance(batch),
@@ -95,31 +95,61 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ minibatches
 
-    def _minibatches(self, batch: Batch, order: np.random.Generator) -> Iterator[Batch]:
-        """Every row once, in a new order (detail 6); sizes differ by one at most, so that no row is left over."""
-        permutation = torch.from_numpy(order.permutation(len(batch))).to(self.device)
-        shuffled = batch.rows(permutation)
-        count = min(self.options.minibatches, len(batch))
-        small, larger = divmod(len(batch), count)
-        if self.options.norm_adv:
-            # Minibatches side by side, first those with one row more.
-            edge = larger * (small + 1)
-            first = shuffled.advantages[:edge].view(larger, small + 1)
-            second = shuffled.advantages[edge:].view(count - larger, small)
-            tables = [table for table in (first, second) if len(table)]
-            shuffled = replace(shuffled, advantages=self._standardized(tables))
-        yield from shuffled.split([small + 1] * larger + [small] * (count - larger))
+    def _weighted_as_all(self, batch: Batch) -> Batch:
+        """Give the batch weights if that of any rank has some: then all ranks count their transitions."""
+        if self._parallel.size == 1:
+            return batch
+        some = self._parallel.gather(torch.tensor([batch.weights is not None], dtype=torch.int32, device=self.device))
+        if batch.weights is not None or not some.any():
+            return batch
+        return replace(batch, weights=torch.ones_like(batch.logprobs))
 
-    def _standardized(self, tables: list[Tensor]) -> Tensor:
-        """Advantages [rows] with mean zero and deviation one within each minibatch of all ranks (detail 7).
+    def _minibatches(self, batch: Batch, order: np.random.Generator) -> Iterator[tuple[Batch, float]]:
+        """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
+
+        Sizes differ by one sequence at most, so that none is left over.
+        """
+        permutation = torch.from_numpy(order.permutation(batch.sequences)).to(self.device)
+        shuffled = batch.take(permutation)
+        count = min(self.minibatches, batch.sequences)
+        small, larger = divmod(batch.sequences, count)
+        if self.ppo.norm_adv:
+            edge = larger * (small + 1) * batch.length  # minibatches side by side, first those with one sequence more
+            shuffled = replace(shuffled, advantages=self._standardized(shuffled, edge, larger, count - larger))
+        minibatches = shuffled.split([small + 1] * larger + [small] * (count - larger))
+        if batch.weights is None:
+            yield from ((minibatch, float(len(minibatch))) for minibatch in minibatches)
+            return
+        ranks = self._parallel.size
+        own = torch.stack([minibatch.weights.sum() for minibatch in minibatches if minibatch.weights is not None])
+        for minibatch, valid in zip(minibatches, self._parallel.gather(own).sum(dim=0).tolist(), strict=True):
+            if valid:
+                assert minibatch.weights is not None
+                scale = len(minibatch) * ranks / valid
+                yield replace(minibatch, weights=minibatch.weights * scale), valid / ranks
+
+    def _standardized(self, shuffled: Batch, edge: int, larger: int, smaller: int) -> Tensor:
+        """Return advantages [rows] with mean zero and deviation one within each minibatch of all ranks (detail 7).
+
+        A lone transition has the advantage zero. All minibatches of an epoch are done at once.
 
         Args:
-            tables: [minibatches, rows of each], for all of an epoch at once.
+            edge: rows of the `larger` minibatches, which come first; `smaller` ones have one sequence less.
         """
-        moments = merged_moments(self._parallel.gather(torch.cat([moments_of(table) for table in tables])))
-        means, scales = moments[:, 1:2], (moments[:, 2:3] / (moments[:, :1] - 1)).sqrt() + 1e-8
+
+        def tables(column: Tensor) -> list[Tensor]:
+            both = column[:edge].view(larger, -1) if larger else None
+            rest = column[edge:].view(smaller, -1) if smaller else None
+            return [table for table in (both, rest) if table is not None]
+
+        advantages = tables(shuffled.advantages)
+        weights = tables(shuffled.weights) if shuffled.weights is not None else [None] * len(advantages)
+        own = torch.cat([moments_of(table, weight) for table, weight in zip(advantages, weights, strict=True)])
+        moments = merged_moments(self._parallel.gather(own))
+        means = moments[:, 1:2]
+        scales = (moments[:, 2:3] / (moments[:, :1] - 1).clamp(min=1)).sqrt() + 1e-8
         done, parts = 0, []
-        for table in tables:
+        for table in advantages:
             rows = slice(done, done + len(table))
             parts.append(((table - means[rows]) / scales[rows]).flatten())
             done += len(table)
@@ -127,131 +157,141 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, minibatch: Batch, learning_rate: float, number: int) -> _Step:
-        """One step of SGD on one minibatch; one sum over all ranks."""
-        step = self._backward(minibatch)
+    def _step(self, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
+        """Take one step of SGD on one minibatch of `rows` transitions per rank; one sum over all ranks."""
+        losses = self._backward(minibatch)
         with torch.no_grad():
             self.sum_gradients()
             gradient, ranks = self._parameters.gradient, self._parallel.size
             norm = torch.linalg.vector_norm(gradient) / ranks
             length = norm.item()
             if not math.isfinite(length):
-                raise TrainingDiverged(_describe(minibatch, number, step, length))
+                raise TrainingDiverged(_describe(minibatch, number, losses, length))
             # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
-            factor = min(1.0, self.options.max_grad_norm / (length + 1e-6)) / ranks
+            factor = min(1.0, self.ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
             self._optimizer.step(learning_rate)
-        return step._replace(grad_norm=norm)
+        return _Step(losses, norm, rows)
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
         self._parallel.sum_(self._parameters.gradient)
 
     def rehearse(self, rows: int) -> None:
-        """Forward and backward on `rows` rows of zeros, to see what it costs; the weights stay as they are."""
+        """Run forward and backward on `rows` rows of zeros, to see what it costs; the weights stay as they are."""
         spec, dtype = self.model.spec, self._parameters.weights.dtype
+        distribution = spec.distribution
         actions = torch.zeros(
-            (rows, *self._distribution.action_shape),
-            dtype=getattr(torch, self._distribution.action_dtype(spec.dtype)),
+            (rows, *distribution.action_shape),
+            dtype=getattr(torch, distribution.action_dtype(spec.dtype)),
             device=self.device,
         )
         zeros = torch.zeros(rows, dtype=dtype, device=self.device)
-        obs = torch.zeros((rows, spec.obs_size), dtype=dtype, device=self.device)
+        obs = torch.zeros((rows, *spec.obs_shape), dtype=dtype, device=self.device)
         self._backward(Batch(obs, actions, zeros, zeros, zeros, zeros))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _backward(self, minibatch: Batch) -> _Step:
-        """The gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
-        most = self.options.micro_batch_size or len(minibatch)
-        if len(minibatch) <= most:
+    def _backward(self, minibatch: Batch) -> _Losses:
+        """Compute the gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
+        rows = self.micro_batch_size or len(minibatch)
+        most, sequences = max(1, rows // minibatch.length), minibatch.sequences
+        if sequences <= most:
             return self._backward_at_once(minibatch, 1.0, accumulate=False)
-        pieces = minibatch.split([min(most, len(minibatch) - start) for start in range(0, len(minibatch), most)])
+        pieces = minibatch.split([min(most, sequences - start) for start in range(0, sequences, most)])
         shares = [len(piece) / len(minibatch) for piece in pieces]
-        steps = [
+        losses = [
             self._backward_at_once(piece, share, accumulate=number > 0)
             for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
         ]
 
         def mean(name: str) -> Tensor:
-            weighted = [getattr(step, name) * share for step, share in zip(steps, shares, strict=True)]
+            weighted = [getattr(one, name) * share for one, share in zip(losses, shares, strict=True)]
             return torch.stack(weighted).sum()
 
-        return _Step(
+        return _Losses(
             policy_loss=mean("policy_loss"),
             value_loss=mean("value_loss"),
             entropy=mean("entropy"),
-            grad_norm=mean("grad_norm"),
-            log_ratio=torch.cat([step.log_ratio for step in steps]),
+            log_ratio=torch.cat([one.log_ratio for one in losses]),
         )
 
-    def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Step:
-        """`share` of the gradient of the mean loss of `rows`, in place of the gradient of before or added to it."""
-        options = self.options
-        head, values, kept = self.model.forward_keeping(rows.obs)
+    def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
+        """Compute `share` times the gradient of the mean loss over `rows`; it replaces the stored one, or is added."""
+        ppo, weights = self.ppo, rows.weights
+        assert isinstance(rows.obs, Tensor), "the network reads observations of one leaf"
+        scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
-            policy = self._distribution.evaluate(head, self.model.log_std, rows.actions)
-            log_ratio = policy.logprobs - rows.logprobs
-            pi_loss, by_logprob = policy_loss(log_ratio.exp(), rows.advantages, options.clip_coef)
-            if options.clip_vloss:
-                v_loss, by_value = clipped_value_loss(values, rows.values, rows.returns, options.clip_coef)
+            log_ratio = scored.policy.logprobs - rows.logprobs
+            if weights is not None:
+                log_ratio = torch.where(weights > 0, log_ratio, 0.0)
+            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), rows.advantages, ppo.clip_coef, weights)
+            if ppo.clip_vloss:
+                v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
             else:
-                v_loss, by_value = value_loss(values, rows.returns)
+                v_loss, by_values = value_loss(scored.values, rows.returns, weights)
+            entropy = weighted_mean(scored.policy.entropies, weights)
             # One loss for all: policy - ent_coef * entropy + vf_coef * value (detail 10).
             if share != 1.0:
-                by_logprob *= share
-            by_head, by_log_std = policy.gradients(by_logprob, -options.ent_coef * share / len(rows))
-            by_value *= options.vf_coef * share
-        self.model.backward(kept, by_head, by_value, accumulate=accumulate)
-        if by_log_std is not None:
-            assert self.model.log_std is not None
-            assert self.model.log_std.grad is not None
-            if accumulate:
-                self.model.log_std.grad += by_log_std
-            else:
-                self.model.log_std.grad.copy_(by_log_std)
-        return _Step(pi_loss, v_loss, policy.entropy, pi_loss, log_ratio)
+                by_logprobs *= share
+            by_each = -ppo.ent_coef * share / len(rows)
+            by_entropies = by_each if weights is None else weights * by_each
+            by_values *= ppo.vf_coef * share
+        self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
+        return _Losses(pi_loss, v_loss, entropy, log_ratio)
 
     # ------------------------------------------------------------------ figures, of all ranks
 
     def _kl(self, step: _Step) -> float:
-        """Approximate KL of one minibatch: one for all ranks, so that all stop together."""
-        kl = approximate_kl(step.log_ratio, step.log_ratio.exp())
+        """Return the approximate KL of one minibatch: one for all ranks, so that all stop together."""
+        log_ratio = step.losses.log_ratio
+        kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
         return float(self._parallel.gather(kl).mean())
 
     def _figures(self, steps: list[_Step]) -> dict[str, float]:
-        """Means over the rows of all steps and ranks: once an update, for once a minibatch costs as much as a layer."""
-        rows = torch.tensor([float(len(step.log_ratio)) for step in steps], device=self.device)
-        names = ("policy_loss", "value_loss", "entropy", "grad_norm")
-        per_step = torch.stack([torch.stack([getattr(step, name) for step in steps]) for name in names])
-        log_ratio = torch.cat([step.log_ratio for step in steps])
+        """Return means over the transitions of all steps and ranks; nan where there were none.
+
+        Once an update, for once a minibatch costs as much as a layer.
+        """
+        names = ("policy_loss", "value_loss", "entropy")
+        of_ratios = ("approx_kl", "old_approx_kl", "clipfrac")
+        if not steps:
+            return dict.fromkeys((*names, "grad_norm", *of_ratios), math.nan)
+        columns = [[getattr(step.losses, name) for step in steps] for name in names]
+        columns.append([step.grad_norm for step in steps])
+        per_step = torch.stack([torch.stack(column) for column in columns])
+        rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
+        log_ratio = torch.cat([step.losses.log_ratio for step in steps])
         ratio = log_ratio.exp()
-        clipped = ((ratio - 1).abs() > self.options.clip_coef).to(ratio.dtype).mean()
+        clipped = ((ratio - 1).abs() > self.ppo.clip_coef).to(ratio.dtype).mean()
+        # Rows that are not transitions have the ratio one: they add nothing, and are not counted.
+        share = len(log_ratio) / sum(step.rows for step in steps)
         means = torch.cat(
             [
                 per_step @ rows.to(per_step.dtype) / rows.sum(),
-                torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]),
+                torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]) * share,
             ]
         )
         values = self._parallel.gather(means).mean(dim=0).tolist()
-        return dict(zip((*names, "approx_kl", "old_approx_kl", "clipfrac"), values, strict=True))
+        return dict(zip((*names, "grad_norm", *of_ratios), values, strict=True))
 
     def _explained_variance(self, batch: Batch) -> float:
-        """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-        both = moments_of(torch.stack([batch.returns - batch.values, batch.returns]))
-        residual, total = merged_moments(self._parallel.gather(both))[:, 2].tolist()
+        """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
+        both = torch.stack([batch.returns - batch.values, batch.returns])
+        own = moments_of(both, None if batch.weights is None else batch.weights.expand_as(both))
+        residual, total = merged_moments(self._parallel.gather(own))[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
     # ------------------------------------------------------------------ weights and state
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
-        """All weights [P], in the order of `ModelSpec.shapes`; without `copy` the next update changes them in place."""
+        """Return all weights [P] in the order of `NetworkSpec.shapes`; without `copy` the next update changes them."""
         weights: np.ndarray = self._parameters.weights.numpy(force=True)
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """The optimiser's state: first and second moments [P], and the number of steps; `copy` as for `weights`."""
+        """Return the optimiser's state: both moments [P] and the number of steps; `copy` as for `weights`."""
         state = self._optimizer.state()
         return {name: array.copy() for name, array in state.items()} if copy else state
 
@@ -262,15 +302,15 @@ class PPOTrainer:
         self._optimizer.load(state)
 
 
-def _describe(minibatch: Batch, number: int, step: _Step, norm: float) -> str:
-    """What a minibatch that cannot be learnt from looks like."""
+def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
+    """Describe a minibatch whose gradient is not finite."""
     facts = []
     for name in ("obs", "advantages", "returns"):
         column = getattr(minibatch, name)
         facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
     return (
-        f"SGD step {number} of this update has policy loss {step.policy_loss.item():.3g}, value loss "
-        f"{step.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights before it are kept. The minibatch of "
-        f"{len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and norm_reward if "
+        f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
+        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights before it are kept. The minibatch "
+        f"of {len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and norm_reward if "
         f"these numbers are large."
     )

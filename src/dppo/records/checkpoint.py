@@ -1,12 +1,13 @@
-"""Checkpoints: whatever moment the power goes, the last good one is there, and a bad one is never used.
+"""Save and find checkpoints: whatever moment the power goes, the last good one is there; a bad one is never used.
 
-A checkpoint is a sealed folder `iter_000123/{*.safetensors, state.json, manifest.json}`. Arrays are
-safetensors and the rest is JSON: nothing is pickled, and loading runs no code.
+A checkpoint is one safetensors file, `iter_000123.safetensors`. Its arrays are named `model/policy.0.weight`; its
+metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from contextlib import suppress
@@ -15,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as decode_safetensors
-from safetensors.numpy import save as encode_safetensors
 
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records import sealed
+from dppo.records.disk import DISK, Disk, abandoned, cause, make_folder, remedy, write_file
 
 FOLDER = "checkpoints"  # within a run's folder
-STATE, ARRAYS = "state.json", ".safetensors"
-NAME = re.compile(r"iter_(\d+)(\.replaced)?")
+FORMAT = 2  # 1 was a folder of files
+NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+
+logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True)
@@ -34,101 +35,99 @@ class Checkpoint:
     """Everything a run needs to go on."""
 
     arrays: dict[str, dict[str, np.ndarray]]
-    """File stem ("model", "optimizer", "samplers") -> named arrays, whose order is not kept."""
+    """Part ("model", "optimizer", "samplers") -> named arrays, whose order is not kept."""
     state: dict[str, Any]
     """JSON values: iteration, global_step, config, versions ... Floats come back exactly, NaN included."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The newest good checkpoint, and what was passed over to get there."""
+    """The newest good checkpoint of a run."""
 
     path: Path
     damaged: tuple[str, ...] = ()
     """One line for each newer checkpoint that cannot be used: file, expected, found."""
+    newest: bool = True
+    """Whether the run has written no other good one after it."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A checkpoint in its folder, as far as its manifest tells."""
+    """A checkpoint in its folder, as far as its header says."""
 
     path: Path
     iteration: int
     serial: int = -1
-    """Order of writing, which tells the newest: a run that is resumed further back writes newer checkpoints
-    of lower iterations. -1: the manifest cannot be read."""
+    """Order of writing, which decides which is the newest: a run that is resumed further back writes newer checkpoints
+    of lower iterations. -1: the header cannot be read."""
     score: float | None = None
     problem: str = ""
 
-    @property
-    def superseded(self) -> bool:
-        """Set aside for a new one of the same iteration, which is in place."""
-        return self.path.suffix == ".replaced" and self.path.with_suffix("").exists()
 
-
-def save(folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None) -> Path:
+def save(
+    folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, disk: Disk = DISK
+) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the best by `score`.
 
-    Waits for the disk: every file is flushed before the checkpoint gets its name. One of the same iteration,
-    left by a run that is resumed further back, is replaced.
+    Waits for the disk: the file is flushed before it gets its name. A checkpoint of the same iteration, left by a run
+    that is resumed further back, is replaced. Old files that cannot be deleted are reported and left.
 
     Raises:
-        CheckpointError: the disk is full, say. The checkpoints from before are as good as they were.
+        CheckpointNotWritten: the disk is full, for example. The earlier checkpoints are as good as they were.
     """
-    files = {f"{stem}{ARRAYS}": _encode(stem, arrays) for stem, arrays in checkpoint.arrays.items()}
-    files[STATE] = json.dumps(checkpoint.state, indent=1).encode()
-    path = folder / f"iter_{iteration:06d}"
+    path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
-        sealed.make_folder(folder)
-        sealed.clear_abandoned(folder)
+        make_folder(folder, disk)
+        _remove(abandoned(folder), disk)
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
-        sealed.write_folder(path, files, iteration=iteration, serial=serial, score=score)
+        write_file(path, *_encode(checkpoint, iteration, serial, score), disk=disk)
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: the checkpoint could not be written: {sealed.cause(error)}\n"
-            f"Those from before are untouched. {sealed.remedy(error)}"
+        raise CheckpointNotWritten(
+            f"{path}: the checkpoint could not be written: {cause(error)}\n"
+            f"The earlier ones are untouched. {remedy(error)}"
         ) from error
-    try:
-        _rotate(folder, keep)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: written, but older checkpoints could not be tidied up: {sealed.cause(error)}\n"
-            f"{sealed.remedy(error)}"
-        ) from error
+    _rotate(folder, keep, disk)
     return path
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, every byte checked before use.
+    """Return the checkpoint in the file `path`, every byte checked before use.
 
     Raises:
         CheckpointError: file, expected, found; what to do.
     """
-    contents = sealed.read_folder(path)
-    if STATE not in contents:
-        raise sealed.damaged(path / STATE, "a file", "nothing")
-    state = sealed.parse_json(path / STATE, contents.pop(STATE))
-    arrays = {name.removesuffix(ARRAYS): _decode(path / name, data) for name, data in contents.items()}
+    named, metadata = sealed.read_all(path)
+    _check_format(path, metadata)
+    try:
+        arrays: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
+        for name, array in named.items():
+            part, _, rest = name.partition("/")
+            arrays[part][rest] = array
+        state = sealed.parse_json(path, metadata["state"])
+    except (KeyError, TypeError, ValueError):
+        raise sealed.damaged(path, "a checkpoint of dppo", "another safetensors file") from None
     return Checkpoint(arrays, state)
 
 
 def find(path: Path) -> Found:
-    """The newest good checkpoint of a run's folder or its checkpoints folder; or `path`, if it is one itself.
+    """Return the newest good checkpoint of a run's folder or its checkpoints folder; or `path`, if it is one itself.
 
     Raises:
         CheckpointError: nothing there, nothing good there, or `path` is itself a damaged checkpoint.
     """
+    if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
+        path = path.with_name(path.name + sealed.SUFFIX)
+    if path.suffix == sealed.SUFFIX and not path.is_dir():
+        load(path)
+        return Found(path, newest=_is_newest(path))
     if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+        what = "is not a checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(f"{path}: {what}. Give the folder of a run, or one of its checkpoints.")
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    if folder is path and (NAME.fullmatch(path.resolve().name) or (path / sealed.MANIFEST).exists()):
-        load(path)
-        return Found(path)
     entries = _scan(folder)
     if not entries:
-        raise CheckpointError(f"{path}: holds no checkpoint. Give the folder of a run that has written one.")
+        raise CheckpointError(f"{path}: holds no checkpoint{_of_old(folder)}. Give the folder of a run that has one.")
     problems = []
     for entry in entries:
         try:
@@ -144,55 +143,118 @@ def find(path: Path) -> Found:
     )
 
 
+def has_any(run_dir: Path) -> bool:
+    """Return whether a run's folder holds a checkpoint, good or not."""
+    return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
+
+
+def _is_newest(path: Path) -> bool:
+    entries = _scan(path.parent)
+    return bool(entries) and entries[0].path.name == path.name
+
+
+def _of_old(folder: Path) -> str:
+    """Explain folders that a former dppo wrote."""
+    old = any((path / "manifest.json").exists() for path in (folder, *folder.glob("iter_*")))
+    return " that this dppo can read (format 1, a folder of files)" if old else ""
+
+
+# ---------------------------------------------------------------------- what is in a folder
+
+
 def _scan(folder: Path) -> list[_Entry]:
-    """The checkpoints in `folder`, newest first; those whose manifest cannot be read last."""
+    """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
     entries = []
     for path in folder.iterdir():
-        match = NAME.fullmatch(path.name)
-        if match is None or not path.is_dir():
-            continue
-        try:
-            manifest = sealed.read_manifest(path)
-        except CheckpointError as error:
-            entries.append(_Entry(path, int(match[1]), problem=str(error).splitlines()[0]))
-        else:
-            entries.append(_Entry(path, manifest.iteration, manifest.serial, manifest.score))
+        if (match := NAME.fullmatch(path.name)) is not None:
+            entries.append(_entry(path, int(match[1])))
     return sorted(entries, key=lambda entry: (entry.serial, entry.iteration), reverse=True)
 
 
-def _rotate(folder: Path, keep: int) -> None:
-    """Keep the newest and the best. One whose manifest cannot be read is left for a person to look at."""
-    entries = _scan(folder)
-    current = [entry for entry in entries if entry.serial >= 0 and not entry.superseded]
+def _entry(path: Path, iteration: int) -> _Entry:
+    try:
+        metadata = sealed.read_metadata(path)
+        _check_format(path, metadata)
+        score = json.loads(metadata["score"])
+        return _Entry(
+            path, int(metadata["iteration"]), int(metadata["serial"]), None if score is None else float(score)
+        )
+    except CheckpointError as error:
+        return _Entry(path, iteration, problem=str(error).splitlines()[0])
+    except (KeyError, TypeError, ValueError):
+        return _Entry(
+            path, iteration, problem=f"{path}: expected a checkpoint of dppo, found another safetensors file."
+        )
+
+
+def _check_format(path: Path, metadata: dict[str, str]) -> None:
+    written_as = metadata.get("format", "")
+    if written_as.isdecimal() and int(written_as) > FORMAT:
+        raise CheckpointError(f"{path}: is of format {written_as}, this dppo reads format {FORMAT}.\nUse a newer dppo.")
+    if written_as != str(FORMAT):
+        raise sealed.damaged(path, "a checkpoint of dppo", "another safetensors file")
+
+
+def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
+    arrays = {f"{part}/{name}": array for part, named in checkpoint.arrays.items() for name, array in named.items()}
+    for name, array in arrays.items():
+        assert array.dtype.name in DTYPES, f"{name} is of dtype {array.dtype}, which cannot be stored"
+    metadata = {
+        "format": str(FORMAT),
+        "iteration": str(iteration),
+        "serial": str(serial),
+        "score": json.dumps(score),
+        "parts": json.dumps(list(checkpoint.arrays)),
+        "state": json.dumps(checkpoint.state),
+    }
+    return sealed.seal(arrays, metadata)
+
+
+# ---------------------------------------------------------------------- tidying up
+
+
+def _rotate(folder: Path, keep: int, disk: Disk) -> None:
+    """Keep the newest and the best, as far as the disk allows. A file that cannot be read is left for a person."""
+    try:
+        entries = _scan(folder)
+    except OSError as error:
+        _warn_once(folder, error)
+        return
+    current = [entry for entry in entries if entry.serial >= 0]
     scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+    _remove([entry.path for entry in current[keep:] if entry is not best], disk)
     if best is not None:
-        _name_best(folder / "best.json", best)
-    outdated = [entry for entry in current[keep:] if entry is not best]
-    for entry in outdated + [entry for entry in entries if entry.superseded]:
-        sealed.delete(entry.path)
+        try:
+            _name_best(folder / "best.json", best, disk)
+        except OSError as error:
+            _warn_once(folder / "best.json", error)
 
 
-def _name_best(path: Path, best: _Entry) -> None:
-    """Say for people which is best; the scores themselves are in the manifests."""
+def _remove(paths: list[Path], disk: Disk) -> None:
+    """Delete files that are not needed any more, as far as the disk allows."""
+    for path in paths:
+        try:
+            disk.remove(path)
+        except OSError as error:
+            _warn_once(path, error)
+
+
+_warned: set[Path] = set()
+
+
+def _warn_once(path: Path, error: OSError) -> None:
+    """Report a file that cannot be tidied up, but not again with each checkpoint."""
+    if path not in _warned:
+        _warned.add(path)
+        logger.warning("%s: could not be tidied up: %s It is left as it is; saving goes on.", path, cause(error))
+
+
+def _name_best(path: Path, best: _Entry, disk: Disk) -> None:
+    """Say for people which is best; the scores themselves are in the checkpoints."""
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
     data = json.dumps(content).encode() + b"\n"
     with suppress(FileNotFoundError):
         if path.read_bytes() == data:
             return
-    sealed.write_file(path, data)
-
-
-def _encode(stem: str, arrays: dict[str, np.ndarray]) -> bytes:
-    assert sealed.FILE_NAME.fullmatch(stem + ARRAYS), f"{stem!r} cannot name a file of arrays"
-    for name, array in arrays.items():
-        assert array.dtype.name in DTYPES, f"{stem}: {name} is of dtype {array.dtype}, which cannot be stored"
-    # safetensors takes the bytes as they lie, whatever the strides say.
-    return encode_safetensors({name: np.asarray(array, order="C") for name, array in arrays.items()})
-
-
-def _decode(path: Path, data: bytes) -> dict[str, np.ndarray]:
-    try:
-        return decode_safetensors(data)
-    except (SafetensorError, KeyError, ValueError):
-        raise sealed.damaged(path, "safetensors", sealed.looks_like(data)) from None
+    write_file(path, data, disk=disk)

@@ -47,11 +47,16 @@ class Cycle:
         return self.bound_s / self.iteration_s
 
     @property
+    def noise(self) -> bool:
+        """Whether the efficiency is only noise: no iteration is shorter than its bound."""
+        return self.efficiency > 1
+
+    @property
     def overhead(self) -> float:
         """Share of the iteration that is neither the slowest actor's work nor the update: w + x is in it."""
         return 1 - (self.collect_s + self.update_s) / self.iteration_s
 
-    def as_json(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, float | bool]:
         return {
             "steps": self.steps,
             "env_step_ms": self.env_step_ms,
@@ -62,6 +67,7 @@ class Cycle:
             "iteration_s": self.iteration_s,
             "bound_steps_per_s": self.bound_steps_per_s,
             "efficiency": self.efficiency,
+            "efficiency_is_noise": self.noise,
             "overhead": self.overhead,
         }
 
@@ -177,7 +183,7 @@ class Group:
         return {
             "num_actors": self.config.num_actors,
             "label": self.label,
-            "num_samplers": self.config.samplers,
+            "num_samplers": self.config.num_samplers,
             "batch_size": self.config.batch_size,
             "iterations": self.config.iterations,
             "seeds": [run.config.seed for run in self.runs],

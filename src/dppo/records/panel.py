@@ -17,7 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dppo.records.progress import PHASES, PatientStream, duration, number, seconds_left, share
+from dppo.records.observer import Observer, RunInfo
+from dppo.records.progress import PHASES, PatientStream, ShowLog, duration, number, seconds_left, share
+from dppo.records.result import Result, in_words
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
@@ -83,22 +85,26 @@ class View:
     finished: bool = False
 
 
-class LiveProgress:
-    """Redraws a panel four times a second, in a thread of its own: training only hands over the row."""
+class LivePanel(Observer):
+    """Redraw a panel four times a second, in a thread of its own: training only hands over the row."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self._view = View(began=time.monotonic())
         self._live: Live | None = None
+        self._log = ShowLog(self.note)
         self._lock = threading.Lock()
 
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        self._view.title, self._view.total_steps, self._view.began = title, total_steps, time.monotonic()
-        self._print(*(Text(f"  {line}", style="dim") for line in lines))
+    def on_start(self, run: RunInfo) -> None:
+        """Print what the run will do, and draw the panel below."""
+        self._log.start()
+        self._view.title, self._view.total_steps, self._view.began = run.title, run.total_steps, time.monotonic()
+        self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
 
-    def iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Show the row from the next drawing on."""
         view = self._view
         view.row, view.row_at = row, time.monotonic()
         value = row.get("charts/episodic_return", math.nan)
@@ -106,7 +112,7 @@ class LiveProgress:
             view.returns.add(value)
 
     def note(self, text: str) -> None:
-        """The last notes stand in the panel; one that has to make room goes up into the scrollback."""
+        """Show the last notes in the panel; one that has to make room goes up into the scrollback. From any thread."""
         now = time.strftime("%H:%M:%S")
         if self._live is None:
             self._print(Text(f"  {now} {text}", style="yellow"))
@@ -116,15 +122,15 @@ class LiveProgress:
             self._view.notes = notes[-NOTES_SHOWN:]
         self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
 
-    def finish(self, lines: list[str]) -> None:
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Leave the last panel and a clean terminal, and print what the run came to."""
+        self._log.close()
         self._view.finished = True
-        self.close()
-        self._print(*(Text(line) for line in lines))
-
-    def close(self) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+        if result is not None:
+            self._print(*(Text(line) for line in in_words(result)))
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dppo.errors import DppoError
+from dppo.records.metrics import read_metrics
+from dppo.records.observer import Observer
+from dppo.records.result import Result
+
+logger = logging.getLogger("dppo")
 
 DPI = 200  # 9 inches are 1800 pixels: sharp where a page shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
@@ -47,6 +55,22 @@ class _Band:
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+
+class LearningCurve(Observer):
+    """Draw learning_curve.png when a run has come to its end, or was stopped."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Draw. A disk that is full or gone is no reason to lose what was learnt."""
+        if result is None or error is not None:
+            return
+        try:
+            learning_curve(read_metrics(result.run_dir), result.picture, self._title)
+        except (OSError, DppoError) as problem:
+            logger.warning("%s: could not be drawn (%s)", result.picture, problem)
 
 
 def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:

@@ -1,59 +1,22 @@
-"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere, or nothing."""
+"""Show a run in plain lines; and the figures, streams and log records that all displays share."""
 
 from __future__ import annotations
 
+import logging
 import math
-import os
-import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, TextIO
+
+from dppo.records.observer import Observer, RunInfo
+from dppo.records.result import Result, in_words
 
 PLAIN_S = 2.0  # between two plain lines, at least
 PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration: perf/env_frac ...
 
-
-class Progress(Protocol):
-    """Where a run is shown. Calls may come from any thread; none of them raises or waits."""
-
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        """A run begins: its name, what it will do, its env steps."""
-
-    def iteration(self, row: dict[str, float]) -> None:
-        """An iteration has ended; `row` is that of metrics.jsonl."""
-
-    def note(self, text: str) -> None:
-        """Something that a person should know: a warning, an actor replaced."""
-
-    def finish(self, lines: list[str]) -> None:
-        """The run has come to its end."""
-
-    def close(self) -> None:
-        """Leave the terminal clean; always called last, also after an error."""
-
-
-def make_progress(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Progress:
-    """The progress for `mode` on `stream` (default: standard output); auto is live where that can be."""
-    stream = stream or sys.stdout
-    if mode == "off" or stream is None:  # a daemon may have no standard output
-        return OffProgress()
-    if mode == "auto" and os.environ.get("CI"):
-        return PlainProgress(stream)
-    if mode in ("auto", "live") and _can_show_panel(stream):
-        from dppo.records.panel import LiveProgress
-
-        return LiveProgress(stream)
-    progress = PlainProgress(stream)
-    if mode == "live":
-        progress.note("progress=live needs a terminal that shows Unicode, which this is not: lines are printed.")
-    return progress
-
-
-def _can_show_panel(stream: TextIO) -> bool:
-    unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
+logger = logging.getLogger("dppo")
 
 
 class PatientStream:
@@ -75,54 +38,68 @@ class PatientStream:
         return getattr(self._stream, name)
 
 
-class OffProgress:
-    """Shows nothing."""
+class ShowLog(logging.Handler):
+    """Show what `dppo` logs, while it is open; a user's own logging sees it too."""
 
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        pass
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._show = show
+        self._level_before: int | None = None
 
-    def iteration(self, row: dict[str, float]) -> None:
-        pass
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        self._show(record.getMessage())
 
-    def note(self, text: str) -> None:
-        pass
-
-    def finish(self, lines: list[str]) -> None:
-        pass
+    def start(self) -> None:
+        """Begin to show."""
+        if not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET:
+            self._level_before = logger.level
+            logger.setLevel(logging.INFO)
+        logger.addHandler(self)
 
     def close(self) -> None:
-        pass
+        """Stop, and leave logging as it was."""
+        logger.removeHandler(self)
+        if self._level_before is not None:
+            logger.setLevel(self._level_before)
+            self._level_before = None
+        super().close()
 
 
-class PlainProgress:
-    """Prints lines for a log: of the first and the last iteration, and between them every 2 s at most."""
+class PlainLines(Observer):
+    """Print lines for a log: of the first and the last iteration, and between them every 2 s at most."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = PatientStream(stream)
         self._lock = threading.Lock()
+        self._log = ShowLog(self.note)
         self._total_steps = 0
         self._printed_at = -math.inf
         self._unprinted: dict[str, float] | None = None
 
-    def start(self, title: str, lines: list[str], total_steps: int) -> None:
-        self._total_steps = total_steps
-        self._print(title, *(f"  {line}" for line in lines))
+    def on_start(self, run: RunInfo) -> None:
+        """Print what the run will do."""
+        self._log.start()
+        self._total_steps = run.total_steps
+        self._print(run.title, *(f"  {line}" for line in run.lines))
 
-    def iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Print the row, unless one was printed just now."""
         with self._lock:
             self._unprinted = row
         if time.monotonic() - self._printed_at >= PLAIN_S:
             self._print_row()
 
     def note(self, text: str) -> None:
+        """Print something that a person should know; from any thread."""
         self._print(f"  note: {text}")
 
-    def finish(self, lines: list[str]) -> None:
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Print the last row, and what the run came to."""
+        self._log.close()
         self._print_row()
-        self._print(*lines)
-
-    def close(self) -> None:
-        self._print_row()
+        if result is not None:
+            self._print(*in_words(result))
 
     def _print_row(self) -> None:
         with self._lock:

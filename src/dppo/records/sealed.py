@@ -1,265 +1,159 @@
-"""A folder of files that is there whole, or not at all, and whose every byte is checked before use.
+"""One safetensors file whose every byte is checked before use.
 
-It is written under another name, flushed, and renamed. Its manifest holds the size and SHA-256 of each file,
-and a checksum of its own. This tells damage, not forgery: whoever can write the folder can seal it too.
+    length of the header | header: names, types and places of arrays; metadata, str -> str | arrays
+
+The metadata holds the SHA-256 of the arrays, and the SHA-256 of all before them. The header can thus be
+trusted without reading the arrays. This detects damage, not forgery: whoever can write the file can seal it too.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import shutil
-import socket
 import stat
-import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as decode_safetensors
+from safetensors.numpy import save as encode_safetensors
 
 from dppo.errors import CheckpointError
+from dppo.records.disk import cause, remedy
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-FILE_NAME = re.compile(r"[a-z][a-z0-9_]*\.(json|safetensors)")
-ABANDONED_S = 86_400.0  # what another machine left unfinished for a day has no writer any more
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a sealed folder says of itself."""
-
-    iteration: int
-    serial: int
-    """Order of writing among its siblings."""
-    score: float | None
-    files: dict[str, tuple[int, str]]
-    """Name -> size in bytes, SHA-256."""
-
-    def encode(self) -> bytes:
-        """The one way to write it: any other byte in the file is damage."""
-        content = {"format": FORMAT, **asdict(self)}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
+SUFFIX = ".safetensors"
+LENGTH = 8  # bytes, little-endian
+LONGEST_HEADER = 100 * 2**20  # safetensors accepts no longer one
+UNSEALED = "0" * 64
+# Inside a value of the metadata quotes are escaped, so that neither of these can be found there.
+SEAL_OF_HEADER = re.compile(rb'"header_sha256":"([0-9a-f]{64})"')
+SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
 
 
-def write_folder(path: Path, files: dict[str, bytes], *, iteration: int, serial: int, score: float | None) -> None:
-    """Put all the files under the name `path`, or nothing.
+def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """Return the header and the arrays of a sealed file."""
+    # safetensors takes the bytes as they lie, whatever the strides say.
+    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    data = encode_safetensors(ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED})
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    body = memoryview(data)[end:]
+    header = _filled(SEAL_OF_ARRAYS, data[:end], hashlib.sha256(body).hexdigest())
+    return _filled(SEAL_OF_HEADER, header, hashlib.sha256(header).hexdigest()), body
 
-    What has that name already is set aside as `NAME.replaced` first, because no rename can replace a folder
-    that holds something. It is the caller's to delete.
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a sealed file. The arrays are not read.
 
     Raises:
-        OSError: a full disk, say. What was there is still there, under its name or set aside.
+        CheckpointError: the file is missing, not a regular file, or not as it was written.
     """
-    seals = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
-    manifest = Manifest(iteration, serial, score, seals).encode()
-    temporary = _temporary(path)
-    aside = path.with_name(f"{path.name}.replaced")
-    try:
-        temporary.mkdir()
-        for name, data in {**files, MANIFEST: manifest}.items():
-            _write(temporary / name, data)
-            _sync(temporary / name)
-        _sync(temporary)
-        if path.exists():
-            delete(aside)
-            _rename(path, aside)
-        _rename(temporary, path)
-        _sync(path.parent)
-    finally:
-        with suppress(OSError):
-            delete(temporary)
+    with _opened(path) as file:
+        return _metadata(path, _read_header(path, file))
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file by `data`, or leave it as it was."""
-    temporary = _temporary(path)
-    try:
-        _write(temporary, data)
-        _sync(temporary)
-        _rename(temporary, path)
-        _sync(path.parent)
-    finally:
-        with suppress(OSError):
-            delete(temporary)
-
-
-def make_folder(path: Path) -> None:
-    """Make `path` and its parents, so that it survives a power cut."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir()
-        _sync(path.parent)
-
-
-def delete(path: Path) -> None:
-    """Take the name away first, so that what is half deleted is never taken for damaged."""
-    if not path.exists():
-        return
-    if not path.name.startswith(".tmp-"):
-        temporary = _temporary(path)
-        _rename(path, temporary)
-        path = temporary
-    _remove(path)
-
-
-def clear_abandoned(folder: Path) -> None:
-    """Remove what writers that were killed left unfinished."""
-    for path in folder.glob(".tmp-*"):
-        host, _, pid = path.name.split("-", 2)[-1].rpartition("-")
-        if host == socket.gethostname() and pid.isdigit():
-            abandoned = int(pid) == os.getpid() or not _alive(int(pid))
-        else:
-            abandoned = time.time() - path.stat().st_mtime > ABANDONED_S
-        if abandoned:
-            _remove(path)
-
-
-def _temporary(path: Path) -> Path:
-    """A name that says who writes there: `.tmp-NAME-HOST-PID`."""
-    return path.with_name(f".tmp-{path.name}-{socket.gethostname()}-{os.getpid()}")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def read_manifest(path: Path) -> Manifest:
-    """The manifest of the sealed folder `path`.
+def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the arrays and the metadata of a sealed file. Every byte is checked, and no code is run.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of a later format.
+        CheckpointError: the file is missing, not a regular file, or not as it was written.
     """
-    data = _read(path / MANIFEST)
-    content = parse_json(path / MANIFEST, data)
-    written_as = content.get("format")
-    if isinstance(written_as, int) and written_as > FORMAT:
-        raise CheckpointError(f"{path}: is of format {written_as}, this dppo reads format {FORMAT}.\nUse a newer dppo.")
+    with _opened(path) as file:
+        header = _read_header(path, file)
+        metadata = _metadata(path, header)
+        body = _read(path, file)
+    expected, found = metadata.get("arrays_sha256", ""), hashlib.sha256(body).hexdigest()
+    if found != expected:
+        raise damaged(path, f"SHA-256 {expected[:12]}... of its arrays", f"{found[:12]}...")
     try:
-        files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-        score = None if content["score"] is None else float(content["score"])
-        manifest = Manifest(int(content["iteration"]), int(content["serial"]), score, files)
-        good = manifest.encode() == data and all(FILE_NAME.fullmatch(name) for name in files)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        good = False
-    if not good:
-        raise damaged(path / MANIFEST, "a manifest that agrees with its own checksum", "another one")
-    return manifest
-
-
-def read_folder(path: Path) -> dict[str, bytes]:
-    """The files of the sealed folder `path`, checked.
-
-    Raises:
-        CheckpointError: one is missing, is not as it was written, or is a link.
-    """
-    contents = {}
-    for name, (size, digest) in read_manifest(path).files.items():
-        contents[name] = _read(path / name, size)
-        found = hashlib.sha256(contents[name]).hexdigest()
-        if found != digest:
-            raise damaged(path / name, f"SHA-256 {digest[:12]}...", f"{found[:12]}...")
-    return contents
-
-
-def _read(path: Path, size: int | None = None) -> bytes:
-    """The bytes of a regular file (a link could point anywhere) of `size` bytes."""
-    try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "something else"
-            raise damaged(path, "a regular file", kind)
-        if size is not None and found.st_size != size:
-            raise damaged(path, f"{size:,} bytes", f"{found.st_size:,}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise damaged(path, "a file", "nothing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}") from error
-
-
-def parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    """The object in `data`, which was read from `path`."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise damaged(path, "a JSON object", looks_like(data))
-    return value
-
-
-def looks_like(data: bytes) -> str:
-    """What someone may have put in the place of a file of ours."""
-    if data[:4] == b"PK\x03\x04":
-        return "a zip archive (as torch.save writes), which is never loaded because it may run code"
-    if data[:1] == b"\x80":
-        return "a pickle, which is never loaded because it may run code"
-    return "something else" if data else "nothing"
+        return decode_safetensors(header + body), metadata
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError):
+        raise damaged(path, "arrays in the safetensors format", "something else") from None
 
 
 def damaged(path: Path, expected: str, found: str) -> CheckpointError:
-    """The error for a file that is not as it was written; its first line is the fact."""
+    """Return the error for a file that is not as it was written; its first line is the fact."""
     return CheckpointError(
         f"{path}: expected {expected}, found {found}.\n"
         f"The checkpoint is damaged. Give the folder of its run, and the newest good one is used."
     )
 
 
-def cause(error: OSError) -> str:
-    """What the system says, as a sentence."""
-    return f"{error.strerror or error}."
+def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
+    match = pattern.search(header)
+    assert match is not None, "safetensors writes the metadata in another way than it did"
+    return header[: match.start(1)] + digest.encode() + header[match.end(1) :]
 
 
-def remedy(error: OSError) -> str:
-    """What to do about it."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space there."
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Make the folder readable and writable for you."
-    return "Look after the disk."
+# ---------------------------------------------------------------------- reading
 
 
-# ---------------------------------------------------------------------- what changes the disk and its faults
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, would survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file: a link could point anywhere, and a pipe could make the reader wait for ever."""
     try:
-        os.fsync(handle)
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+            raise damaged(path, "a regular file", kinds.get(stat.S_IFMT(mode), "something else"))
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise damaged(path, "a file", "nothing") from None
     except OSError as error:
-        # Some network file systems cannot flush a folder; there is nothing better to do there.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
-            raise
-    finally:
-        os.close(handle)
+        raise _unreadable(path, error) from error
 
 
-def _rename(source: Path, target: Path) -> None:
-    os.replace(source, target)
+def _read(path: Path, file: BinaryIO, size: int = -1) -> bytes:
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}")
+
+
+def _read_header(path: Path, file: BinaryIO) -> bytes:
+    """Return the length and the header, as they are in the file, checked."""
+    start = _read(path, file, LENGTH)
+    length = int.from_bytes(start, "little")
+    if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
+        raise damaged(path, "a checkpoint", _looks_like(start))
+    header = start + _read(path, file, length)
+    seals = SEAL_OF_HEADER.findall(header)
+    if len(seals) != 1:
+        raise damaged(path, "a checkpoint", _looks_like(header))
+    found = hashlib.sha256(_filled(SEAL_OF_HEADER, header, UNSEALED)).hexdigest()
+    if found != seals[0].decode():
+        raise damaged(path, f"SHA-256 {seals[0][:12].decode()}... of its header", f"{found[:12]}...")
+    return header
+
+
+def _metadata(path: Path, header: bytes) -> dict[str, str]:
+    metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise damaged(path, "metadata", "something else")
+    return metadata
+
+
+def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
+    """Return the object in `data`, which was read from `path`."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise damaged(path, "a JSON object", "something else")
+    return value
+
+
+def _looks_like(data: bytes) -> str:
+    """Guess the kind of file found in place of ours, for the error message."""
+    if data[:4] == b"PK\x03\x04":
+        return "a zip archive (as torch.save writes), which is never loaded because it may run code"
+    if data[:1] == b"\x80":
+        return "a pickle, which is never loaded because it may run code"
+    return "something else" if data else "an empty file"

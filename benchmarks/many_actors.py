@@ -1,0 +1,149 @@
+"""Many actors on few cores: 64 actors whose simulator waits 10 ms a step, and where the CPU goes meanwhile.
+
+    python benchmarks/many_actors.py
+    python benchmarks/many_actors.py --actors 16 --iterations 20
+
+Runs the command, watches its processes in /proc, and prints env steps per second, the time to the first step, the
+memory of all processes, and the CPU seconds of each kind of process over the window after the warm-up. Those of an
+actor's main thread, which steps and acts, are apart from those of Ray's threads beside it. Run it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from measure import ours_environment, stop
+
+WARM_UP = 4  # iterations before the window
+BOUND = 5_940.0  # env steps/s of 64 actors, T=64, M=512, where every step takes 10 ms and Ray nothing
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, default=64)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--step-s", type=float, default=0.01)
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measured(wanted.actors, wanted.iterations, wanted.step_s, Path(folder))
+    if wanted.actors == 64:
+        result["percent_of_bound"] = 100 * result["steps_per_s"] / BOUND
+    print(json.dumps(result, indent=2))
+
+
+def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
+    """Run the command in `folder` and watch it."""
+    batch = 64 * actors
+    words = [
+        *("train", "dppo/SlowCartPole-v0", "--preset", "none", "--progress", "off", "--run-dir", "run"),
+        *("--env-kwargs", json.dumps({"step_s": step_s, "distribution": "constant"})),
+        *("--num-actors", str(actors), "--num-samplers", str(actors), "--num-steps", "64"),
+        *("--minibatch-size", str(min(512, batch)), "--total-timesteps", str(batch * (WARM_UP + iterations))),
+    ]
+    began = time.monotonic()
+    log = (folder / "log").open("w+")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dppo", *words], cwd=folder, env=ours_environment(), stdout=log, stderr=log,
+        start_new_session=True,
+    )  # fmt: skip
+    metrics, first_s = folder / "run" / "metrics.jsonl", None
+    before: dict[str, float] | None = None
+    memory: dict[str, Any] = {}
+    try:
+        while child.poll() is None:
+            rows = metrics.read_text().splitlines() if metrics.exists() else []
+            if rows and first_s is None:
+                row = json.loads(rows[0])
+                first_s = time.monotonic() - began - row["time/training_s"]
+            if len(rows) >= WARM_UP and before is None:
+                before, since = cpu_seconds(child.pid), len(rows)
+                memory = {"pss_mb": memory_mb(child.pid, "Pss"), "rss_mb": memory_mb(child.pid, "Rss")}
+            if len(rows) >= WARM_UP + iterations - 1 and before is not None:
+                after, until = cpu_seconds(child.pid), len(rows)
+                break
+            time.sleep(0.1)
+        else:
+            raise SystemExit((folder / "log").read_text())
+    finally:
+        stop(child)
+        log.close()
+    first, last = (json.loads(metrics.read_text().splitlines()[number - 1]) for number in (since, until))
+    window_s = last["time/wall_s"] - first["time/wall_s"]
+    steps = last["global_step"] - first["global_step"]
+    used = {name: after[name] - before[name] for name in after}
+    return {
+        "actors": actors,
+        "steps_per_s": steps / window_s,
+        "first_step_s": first_s,
+        "window_s": window_s,
+        **memory,
+        "cpu_s": used,
+        "cores_used": sum(used.values()) / window_s,
+        "actor_cpu_us_per_step": 1e6 * used.get("actors", 0.0) / steps,
+        "load_1_min": os.getloadavg()[0],
+    }
+
+
+def cpu_seconds(root: int) -> dict[str, float]:
+    """Return the CPU seconds used so far, by kind of process."""
+    seconds: dict[str, float] = defaultdict(float)
+    for pid in [root, *descendants(root)]:
+        with contextlib.suppress(OSError):
+            name = kind(pid, root)
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                beside = name == "actors" and task.name != str(pid)
+                seconds["actors' other threads" if beside else name] += (
+                    int(fields[11]) + int(fields[12])
+                ) / TICKS_PER_S
+    return seconds
+
+
+def memory_mb(root: int, name: str) -> float:
+    """Return the memory of all processes; Pss counts a shared page once."""
+    total = 0
+    for pid in [root, *descendants(root)]:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(f"{name}:"):
+                    total += int(line.split()[1])
+    return total / 1024
+
+
+def kind(pid: int, root: int) -> str:
+    """Say what a process is: the driver, an actor, or one of Ray's own."""
+    if pid == root:
+        return "driver"
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    for word, name in (("ray::PPOActor", "actors"), ("gcs_server", "gcs"), ("raylet/raylet", "raylet")):
+        if word in line:
+            return name
+    return "ray's helpers"
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the processes that `pid` has started, directly or not."""
+    children: dict[int, set[int]] = defaultdict(set)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            children[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].add(int(folder.name))
+    found: set[int] = set()
+    newest = {pid}
+    while newest := {child for parent in newest for child in children[parent]} - found:
+        found |= newest
+    return found
+
+
+if __name__ == "__main__":
+    main()

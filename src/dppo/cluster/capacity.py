@@ -1,0 +1,173 @@
+"""Check that a cluster, or this machine, has room for a run's processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dppo.errors import ConfigError, counted
+
+# Without an autoscaler, Ray reports each node as a type of its own: "node_" and the node's id.
+NOT_AUTOSCALED = re.compile(r"node_[0-9a-f]{56}")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Processes of a run, and the resources of each."""
+
+    num_actors: int
+    actor: dict[str, float]
+    num_learners: int
+    learner: dict[str, float]
+
+    def total(self) -> dict[str, float]:
+        """Return the resources of all processes together."""
+        return total_needs((self.num_actors, self.actor), (self.num_learners, self.learner))
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
+    """Return the resources of all processes of some groups together."""
+    total: dict[str, float] = {}
+    for count, needs in groups:
+        for name, amount in needs.items():
+            if count * amount > 0:
+                total[name] = total.get(name, 0.0) + count * amount
+    return total
+
+
+def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
+    """Return the number of actors with these `needs` that the resources of one node hold."""
+    return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
+
+
+def in_words(resources: dict[str, float]) -> str:
+    """Format resources for a message: `1 CPU + 2 licence`."""
+    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+# ------------------------------------------------------------------ this machine
+
+
+def gpus_here() -> int:
+    """Count the GPUs that a Ray started here would offer; CUDA_VISIBLE_DEVICES hides some."""
+    from ray._private import accelerators  # the count that ray.init makes, and refuses to exceed
+
+    manager = accelerators.get_accelerator_manager_for_resource("GPU")
+    if manager is None:
+        return 0
+    visible = manager.get_current_process_visible_accelerator_ids()
+    count = int(manager.get_current_node_num_accelerators())
+    return count if visible is None else min(count, len(visible))
+
+
+def check_gpus(demand: Demand, gpus: int) -> None:
+    """Refuse a run that needs more than this machine's `gpus`, for which Ray would wait in silence."""
+    slots = [_gpu_slots(count, needs.get("GPU", 0.0)) for count, needs in _groups(demand)]
+    if sum(slots) <= gpus:
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    asked = " and ".join(
+        f"{counted(count, noun)} of {needs['GPU']:g} GPU each"
+        for (count, needs), noun in zip(_groups(demand), ("actor", "learner"), strict=True)
+        if count and needs.get("GPU")
+    )
+    setting = "actor_gpus" if slots[0] else "learner_gpus"
+    needs = demand.actor if slots[0] else demand.learner
+    raise ConfigError(
+        f"{setting}={needs['GPU']:g}: {asked} need {counted(math.ceil(sum(slots)), 'GPU')}, this machine has "
+        f"{gpus}{seen}. Use fewer processes, a fraction such as --actor-gpus 0.25 to share a GPU, or a cluster that "
+        f"has enough (--address)."
+    )
+
+
+def _groups(demand: Demand) -> tuple[tuple[int, dict[str, float]], ...]:
+    return (demand.num_actors, demand.actor), (demand.num_learners, demand.learner)
+
+
+def _gpu_slots(count: int, each: float) -> float:
+    """Return the GPUs that `count` processes occupy: a fraction of a GPU must lie on one GPU."""
+    if not count or not each:
+        return 0.0
+    if each >= 1:
+        return count * each
+    per_gpu = int(1 / each + 1e-6)
+    whole, rest = divmod(count, per_gpu)
+    return whole + rest * each
+
+
+# ------------------------------------------------------------------ a cluster
+
+
+def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
+    """Refuse at once what Ray would wait for in silence; warn where an autoscaler may add the missing nodes."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    shortage = _shortage(nodes, demand)
+    if shortage is not None:
+        fact, remedy = shortage
+        if not has_autoscaler(ray):
+            raise ConfigError(f"{fact}. {remedy}")
+        notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
+        return
+    free = actors_that_fit(ray.available_resources(), demand.actor)
+    if free < demand.num_actors:
+        notify(
+            f"the cluster has room for {free} of {demand.num_actors} actors at present ({in_words(demand.actor)} "
+            f"each); the others start when someone else's job ends."
+        )
+
+
+def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] | None:
+    """Return (fact, remedy) if the nodes cannot hold the run even while they are idle."""
+
+    def have(names: Iterable[str]) -> str:
+        return in_words({name: sum(node.get(name, 0.0) for node in nodes) for name in names})
+
+    wanted = demand.total()
+    if demand.num_learners and any(
+        sum(node.get(name, 0.0) for node in nodes) < amount for name, amount in wanted.items()
+    ):
+        return (
+            f"num_learners={demand.num_learners}: {demand.num_actors} actors and {demand.num_learners} learners need "
+            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {have(wanted)}",
+            "Use fewer, or lower --learner-cpus or --cpus-per-actor.",
+        )
+    holds = sum(actors_that_fit(node, demand.actor) for node in nodes)
+    if holds >= demand.num_actors:
+        return None
+    return (
+        f"num_actors={demand.num_actors} actors of {in_words(demand.actor)} each do not fit the cluster: its "
+        f"{len(nodes)} nodes have {have(demand.actor)} and hold {holds}",
+        f"Use at most {holds}, lower --cpus-per-actor (0.5 lets two share a CPU), or add nodes.",
+    )
+
+
+def has_autoscaler(ray: Any) -> bool:
+    """Return whether an autoscaler manages the cluster's nodes: then node types have names that somebody chose."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    try:
+        report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+        types = [*report.get("active_nodes", {}), *report.get("pending_launches", {})]
+        types += (report.get("node_type_mapping") or {}).values()
+        if not types:  # the second autoscaler reports elsewhere
+            from ray.autoscaler.v2.sdk import get_cluster_status
+
+            status = get_cluster_status(ray.get_runtime_context().gcs_address)
+            if status.stats.autoscaler_version not in (None, "", "0"):
+                types = [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
+    except Exception:  # Ray's report has no promised form: without one there is no autoscaler to wait for
+        return False
+    return any(name and not NOT_AUTOSCALED.fullmatch(name) for name in types)

@@ -1,0 +1,1 @@
+"""Collecting segments: which actor makes which, and what happens when one fails."""

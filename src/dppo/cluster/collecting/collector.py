@@ -1,0 +1,169 @@
+"""Collector: what the learner sees of its actors, wherever they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dppo.assemble import SamplerPlan
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import Command, Fail, Limits, Report, Say
+from dppo.cluster.collecting.transports import InProcess, Transport
+from dppo.config.parts import Actors
+from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, Timings
+from dppo.signals import StopSignals
+from dppo.spaces import Spaces
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """All segments of one iteration."""
+
+    index: int
+    """Of these segments within the run."""
+    policy: PolicySnapshot
+    """The policy that acted in them."""
+    reports: list[SegmentReport]
+    """N, in sampler order."""
+    segments: list[Any]
+    """N, in sampler order: each a `Segment`, or a reference to one where learners fetch them themselves."""
+    incidents: list[Incident]
+    """Actors lost or replaced during this collection."""
+    timings: list[Timings]
+    """One for each actor that took part."""
+    collect_s: float
+    """From the request to the last segment."""
+    transfer_s: float
+    """Of these, spent on sending the policy out and taking segments in."""
+
+    @property
+    def replayed_steps(self) -> int:
+        """Env steps that were played again, to rebuild samplers."""
+        return sum(timings.replayed_steps for timings in self.timings)
+
+    @property
+    def replay_s(self) -> float:
+        """Seconds that actors spent on that, summed over actors."""
+        return sum(timings.replay_s for timings in self.timings)
+
+
+class Collector:
+    """Waits where the engine decides and the transport acts: the only loop between the learner and its actors."""
+
+    def __init__(
+        self,
+        engine: Collecting,
+        transport: Transport,
+        notify: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._notify = notify
+        self._clock = clock
+        self._incidents: list[Incident] = []
+        self._request: tuple[PolicySnapshot, int] | None = None
+        self._requested_at = 0.0
+
+    def describe(self, stop: StopSignals) -> Spaces:
+        """Start the actors; make the environments of one sampler and return their spaces.
+
+        Waits for: one actor, until its deadlines. Fails when: the environment raises, or no actor can be started.
+        """
+        self._do(self._engine.describe(self._clock()))
+        self._wait(stop, lambda: self._engine.spaces is not None)
+        assert self._engine.spaces is not None
+        return self._engine.spaces
+
+    def request(self, policy: PolicySnapshot, index: int) -> None:
+        """Ask every sampler for segment `index` of the run, to be made under `policy`; does not wait."""
+        self._request, self._requested_at = (policy, index), self._clock()
+        self._transport.take_seconds()
+        self._do(self._engine.request(policy, index, self._requested_at))
+
+    def receive(self, stop: StopSignals) -> Collected:
+        """Take segments as they come.
+
+        Consumes: the request made last. Produces: N segments in sampler order. Waits for: every sampler, each actor
+        until its deadline. Fails when: an environment raises, or an actor's restarts are used up.
+        """
+        assert self._request is not None, "receive() without request()"
+        began = self._requested_at if self._transport.parallel else self._clock()
+        self._wait(stop, lambda: self._engine.finished)
+        (policy, index), self._request = self._request, None
+        received, self._engine.received = self._engine.received, {}
+        incidents, self._incidents = self._incidents, []
+        return Collected(
+            index=index,
+            policy=policy,
+            reports=[received[sampler][0] for sampler in sorted(received)],
+            segments=[received[sampler][1] for sampler in sorted(received)],
+            incidents=incidents,
+            timings=list(self._engine.timings.values()),
+            collect_s=self._clock() - began,
+            transfer_s=self._transport.take_seconds(),
+        )
+
+    def renew(self) -> None:
+        """Replace all actors: segments were lost after they had been received, and have to be made again."""
+        self._request = None
+        self._do(self._engine.renew(self._clock()))
+
+    def alive(self) -> int:
+        """Count the actors that are alive; 0 in process."""
+        return self._engine.alive() if self._transport.parallel else 0
+
+    def close(self) -> None:
+        """Stop all actors; close all environments."""
+        self._transport.close()
+
+    def _wait(self, stop: StopSignals, over: Callable[[], bool]) -> None:
+        while not over():
+            for event in self._transport.events(stop):
+                self._do(self._engine.on(event, self._clock()))
+            self._do(self._engine.tick(self._clock()))
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Fail):
+                raise command.error
+            if isinstance(command, Report):
+                self._incidents.append(command.incident)
+                self._notify(command.text)
+            elif isinstance(command, Say):
+                self._notify(command.text)
+            else:
+                self._transport.do(command)
+
+
+def make_collector(
+    plan: SamplerPlan,
+    actors: Actors,
+    ledger: ReplayLedger,
+    *,
+    by_reference: bool,
+    notify: Callable[[str], None],
+    limits: Limits | None = None,
+) -> Collector:
+    """Make the collector; no actors do not import Ray.
+
+    Args:
+        by_reference: leave the arrays of segments with Ray, for learners that fetch them themselves.
+        limits: default: those of the settings.
+    """
+    hosts = hosting(plan.sampling.num_samplers, actors.num_actors)
+    if actors.num_actors == 0:
+        return Collector(Collecting(hosts, ledger, Limits()), InProcess(plan, notify), notify)
+    from dppo.cluster.collecting.ray_transport import RayTransport
+
+    limits = limits or Limits(actors.segment_timeout_s, actors.max_actor_restarts)
+    return Collector(Collecting(hosts, ledger, limits), RayTransport(plan, actors, by_reference=by_reference), notify)
+
+
+def hosting(num_samplers: int, num_actors: int) -> list[list[int]]:
+    """Return the samplers of each actor to begin with; without actors, one list for this process."""
+    hosts = max(1, num_actors)
+    return [list(range(num_samplers))[host::hosts] for host in range(hosts)]

@@ -1,0 +1,86 @@
+"""Watching: looks at actors that are too busy to answer, wherever they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dppo.cluster.collecting.actor import ProgressFile
+from dppo.cluster.collecting.messages import Look, Progressed
+from dppo.cluster.collecting.progress_file import Witness, read_progress_file, remove_progress_file
+from dppo.ppo.progress import Progress
+
+
+class Watching:
+    """Looks at the progress files of actors: on this node directly, elsewhere through a witness on their node.
+
+    A witness is started when an actor of its node is looked at for the first time, and takes no CPU of the cluster.
+    """
+
+    def __init__(self, here: str | None = None) -> None:
+        """
+        Args:
+            here: id of the node whose files can be read directly; None: the node of this process.
+        """
+        self._here = here
+        self._files: dict[int, ProgressFile] = {}
+        self._witnesses: dict[str, Any] = {}
+        self._looks: dict[ObjectRef[Any], tuple[Look, str]] = {}
+        self._seen: list[Progressed] = []
+
+    def started(self, actor_id: int, file: ProgressFile) -> None:
+        """Take note of where the process of an actor keeps its progress."""
+        self._files[actor_id] = file
+
+    def ended(self, actor_id: int) -> None:
+        """Forget the process of an actor."""
+        file = self._files.pop(actor_id, None)
+        if file is not None and self._is_here(file):
+            remove_progress_file(file.path)
+
+    def look(self, look: Look) -> None:
+        """Look at an actor; does not wait."""
+        file = self._files.get(look.actor_id)
+        if file is None or not file.path:
+            return
+        if self._is_here(file):
+            self._take(look, read_progress_file(file.path))
+            return
+        if file.node_id not in self._witnesses:
+            strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
+            witness: Any = ray.remote(Witness)
+            self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        self._looks[self._witnesses[file.node_id].look.remote(file.path)] = look, file.node_id
+
+    def seen(self) -> list[Progressed]:
+        """Return what was found since the last call; does not wait."""
+        if self._looks:
+            ready, _ = ray.wait(list(self._looks), num_returns=len(self._looks), timeout=0)
+            for ref in ready:
+                look, node_id = self._looks.pop(ref)
+                try:
+                    self._take(look, ray.get(ref, timeout=1))
+                except RayError:  # the witness is lost, and perhaps its node; the next look starts another
+                    self._witnesses.pop(node_id, None)
+        seen, self._seen = self._seen, []
+        return seen
+
+    def take_witnesses(self) -> list[Any]:
+        """Return all witnesses for their end, and forget them."""
+        witnesses = list(self._witnesses.values())
+        self._witnesses.clear()
+        self._looks.clear()
+        return witnesses
+
+    def _take(self, look: Look, progress: Progress | None) -> None:
+        if progress is not None:
+            self._seen.append(Progressed(look.actor_id, look.process, progress))
+
+    def _is_here(self, file: ProgressFile) -> bool:
+        if self._here is None:
+            self._here = ray.get_runtime_context().get_node_id()
+        return file.node_id == self._here

@@ -1,0 +1,1 @@
+"""SGD, in this process or shared by ranks on Ray."""

@@ -1,0 +1,219 @@
+"""TrainerRank: one of several learners that share the SGD of each minibatch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from statistics import median
+
+import numpy as np
+import ray
+import torch
+from torch import Tensor, distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from dppo.assemble import TrainerPlan, build_trainer
+from dppo.cluster.faults import Fault
+from dppo.cluster.learning.sums import Group
+from dppo.cluster.learning.update import train_on
+from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
+from dppo.errors import DppoError
+from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.parallel import Parallel
+from dppo.ppo.segment import Segment
+from dppo.spaces import Spaces
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; torch's default is 30 minutes
+LOOPBACK = "127.0.0.1"
+REPEATS = 5  # of what is measured, the median counts
+LONG_S = 1.0  # what takes so long need not be measured again
+SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
+
+
+class TrainerRank:
+    """Hosts one rank: its trainer, and its place in the group.
+
+    The default group of torch.distributed belongs to the process, so a process hosts one rank at most.
+    """
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        spaces: Spaces,
+        rank: int,
+        import_paths: tuple[str, ...] = (),
+        model: PackedModel = None,
+    ) -> None:
+        """Do nothing that can fail; `join` does.
+
+        Args:
+            import_paths: folders to import the user's network from, beside this process's own.
+            model: the user's network, of which `plan` holds the name.
+        """
+        self._import_paths = import_paths
+        self._model = model
+        self._plan = plan
+        self._spaces = spaces
+        self._rank = rank
+        self._store: TCPStore | None = None
+
+    # ------------------------------------------------------------------ meeting
+
+    def whereabouts(self) -> tuple[str, str]:
+        """This node, and an address of it that other nodes can reach."""
+        return ray.get_runtime_context().get_node_id(), _address()
+
+    def open_store(self, host: str) -> int:
+        """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = int(listener.getsockname()[1])
+        self._store = TCPStore(
+            host,
+            port,
+            self._plan.learners.num_learners,
+            is_master=True,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return port
+
+    def join(self, host: str, port: int) -> Fault | None:
+        """Meet the other ranks, and build the trainer. Waits for: all ranks, at most a minute."""
+        size = self._plan.learners.num_learners
+        if self._store is None:
+            self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+        # Or gloo asks for the address of this machine's name, which on many machines is one of the loopback.
+        interface = interface_of(LOOPBACK if host == LOOPBACK else _address())
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        try:
+            torch.set_num_threads(self._plan.learners.learner_threads)
+            backend = "nccl" if self._plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
+            distributed.init_process_group(
+                backend, store=self._store, rank=self._rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+            )
+            self._group = _Timed(Group())
+            import_also_from(self._import_paths)
+            network = replace(self._plan.network, model=unpacked_model(self._model))
+            self._trainer = build_trainer(replace(self._plan, network=network), self._spaces, self._group)
+        except DppoError as error:
+            return Fault.of(error)
+        return None
+
+    def answer(self) -> bool:
+        """Show that the process is running; answered beside an update."""
+        return True
+
+    # ------------------------------------------------------------------ training
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Go on from these weights and this optimiser state."""
+        self._trainer.load(weights, state)
+
+    def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Weights [P] and optimiser state."""
+        return self._as_they_are()
+
+    def update(
+        self, obs_scale: ObsScale | None, reward_scale: float | None, iteration: int, tell: bool, *segments: Segment
+    ) -> tuple[dict[str, float] | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
+        """Train on this rank's segments, together with the others.
+
+        Returns: figures of all ranks; and if asked to `tell`, the new weights [P] and optimiser state, which are the
+            same on each rank.
+        """
+        torch.set_num_threads(self._plan.learners.learner_threads)  # a setting of the thread, and Ray chooses ours
+        try:
+            figures = train_on(self._trainer, self._plan, segments, obs_scale, reward_scale, iteration, rank=self._rank)
+        except DppoError as error:
+            return Fault.of(error), None, None
+        if not tell:
+            return figures, None, None
+        return figures, *self._as_they_are()
+
+    def _as_they_are(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        # Ray copies them while it sends them, before the next call. A copy more of a large model is worth a minibatch.
+        return self._trainer.weights(copy=False), self._trainer.state(copy=False)
+
+    # ------------------------------------------------------------------ measuring
+
+    def time_learning(self, rows: int) -> float:
+        """Seconds of forward and backward on `rows` rows, alone; the weights stay as they are."""
+        torch.set_num_threads(self._plan.learners.learner_threads)
+        self._trainer.rehearse(min(rows, 64))  # warms up
+        times: list[float] = []
+        while len(times) < REPEATS and sum(times) < LONG_S:
+            times.append(_seconds(lambda: self._trainer.rehearse(rows)))
+        return median(times)
+
+    def time_summing(self) -> float:
+        """Seconds of one sum of the gradient over all ranks, which must all do this at once."""
+        self._trainer.sum_gradients()  # warms up, and lets them begin together
+        return median(_seconds(self._trainer.sum_gradients) for _ in range(REPEATS))
+
+    def summing_s(self) -> float:
+        """Seconds spent so far with the other ranks, in the sums themselves and waiting for them."""
+        return self._group.seconds
+
+
+class _Timed:
+    """A group that knows how long its ranks had to do with each other."""
+
+    def __init__(self, group: Parallel) -> None:
+        self.rank, self.size, self.seconds = group.rank, group.size, 0.0
+        self._group = group
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        return self._group.zeros_like(tensor)
+
+    def sum_(self, tensor: Tensor) -> None:
+        began = time.perf_counter()
+        self._group.sum_(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # as the gradient's norm, wanted next, does in any case
+        self.seconds += time.perf_counter() - began
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        began = time.perf_counter()
+        gathered = self._group.gather(tensor)
+        self.seconds += time.perf_counter() - began
+        return gathered
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address())
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this IPv4 address; None where the system does not tell."""
+    names = [name for _, name in socket.if_nameindex()]
+    if address.startswith("127."):
+        return next((name for name in names if name in ("lo", "lo0")), None)
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no such address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -1,0 +1,41 @@
+"""One PPO update from raw segments, as the trainer in this process and each rank does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dppo import streams
+from dppo.assemble import TrainerPlan
+from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.segment import Segment
+from dppo.streams import Stream
+
+if TYPE_CHECKING:
+    from dppo.ppo.trainer import PPOTrainer
+
+
+def train_on(
+    trainer: PPOTrainer,
+    plan: TrainerPlan,
+    segments: Sequence[Segment],
+    obs_scale: ObsScale | None,
+    reward_scale: float | None,
+    iteration: int,
+    *,
+    rank: int = 0,
+) -> dict[str, float]:
+    """Make a batch of `segments` and train on it; return the losses and diagnostics.
+
+    Args:
+        segments: those of this rank, in sampler order.
+        obs_scale: the one that they were collected with.
+        reward_scale: what rewards are divided by; None where they are not normalised.
+    """
+    from dppo.ppo.batch import make_batch
+
+    batch = make_batch(segments, obs_scale, reward_scale, gamma=plan.ppo.gamma, gae_lambda=plan.ppo.gae_lambda)
+    # One learner draws what training in the driver draws.
+    index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
+    order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
+    return trainer.update(batch, plan.learning_rate_at(iteration), order)

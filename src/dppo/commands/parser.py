@@ -1,0 +1,120 @@
+"""The parser of all commands: argparse, with absent flags absent, and errors that suggest what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dppo.errors import DppoError, unknown_name
+
+WIDTH = 80
+
+# How other libraries call it, and what it is here.
+ALIASES = {
+    "--learning-rate": "lr step-size alpha",
+    "--num-samplers": "n-envs num-envs num-env nenvs n-env",
+    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",
+    "--num-steps": "n-steps rollout-length rollout-fragment-length rollout-steps horizon unroll-length nsteps",
+    "--total-timesteps": "timesteps n-timesteps num-timesteps total-steps max-steps steps num-env-steps",
+    "--update-epochs": "n-epochs num-epochs epochs num-sgd-iter k-epochs ppo-epoch ppo-epochs noptepochs",
+    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches",
+    "--clip-coef": "clip clip-range clip-param clip-ratio eps-clip cliprange clip-eps",
+    "--ent-coef": "entropy-coeff entropy-coef entropy-cost entropy entropy-bonus",
+    "--vf-coef": "vf-loss-coeff value-loss-coef value-coef value-coeff",
+    "--gae-lambda": "lambda lam gae lambda-",
+    "--gamma": "discount discount-factor",
+    "--max-grad-norm": "grad-clip clip-grad gradient-clip",
+    "--target-kl": "kl-target kl",
+    "--norm-adv": "normalize-advantage normalize-advantages norm-advantage",
+    "--norm-obs": "normalize-obs normalize-observations norm-observations obs-norm",
+    "--norm-reward": "normalize-reward normalize-rewards norm-rewards reward-norm",
+    "--hidden-sizes": "net-arch hidden-dims hidden-dim hidden-layers fcnet-hiddens hidden-size layers",
+    "--device": "cuda gpu num-gpus",
+    "--name": "exp-name experiment-name run-name",
+    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder",
+    "--checkpoint-interval-s": "checkpoint-freq save-freq save-interval checkpoint-interval",
+    "--segment-timeout-s": "timeout",
+    "--episodes": "n-eval-episodes eval-episodes num-episodes",
+}
+MEANT = {f"--{name}": flag for flag, names in ALIASES.items() for name in names.split()}
+
+
+class UsageError(DppoError):
+    """A command line that cannot be understood."""
+
+    exit_code = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Returns the flags that were given, by name: a flag that is absent has no value, not even its default."""
+
+    def __init__(self, prog: str, usage: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} {usage}",
+            description=description,
+            epilog=epilog,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=WIDTH),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
+
+    def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the flags that were given, and the words beside them.
+
+        Raises:
+            UsageError: an unknown flag, or one without its value.
+        """
+        found, rest = self.parse_known_args([_dashed(word) for word in argv])
+        for word in rest:
+            if re.match("--?[a-zA-Z]", word):
+                raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
+        return vars(found), rest
+
+    def _unknown(self, flag: str) -> str:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        meant = MEANT.get(flag)
+        if meant in known:
+            return f"{flag} is not a known flag. Did you mean {meant}?"
+        if flag in ("--env", "--env-id", "--env-name", "--environment"):
+            return f"{flag} is not a known flag: the environment is a word of its own, as in {self.prog} CartPole-v1."
+        return unknown_name("flag", flag, known)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Return whether help is asked for: then the other words need not be right."""
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def _dashed(word: str) -> str:
+    """Return `--num_actors=8` as `--num-actors=8`."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def one_word(words: Sequence[str], what: str, prog: str) -> str | None:
+    """Return the word beside the flags, None if there is none.
+
+    Raises:
+        UsageError: there are more.
+    """
+    if len(words) > 1:
+        raise UsageError(
+            f"unexpected argument {words[1]!r}: {prog} takes one {what}, here {words[0]!r}. Switches such as "
+            f"--anneal-lr take no value."
+        )
+    return words[0] if words else None

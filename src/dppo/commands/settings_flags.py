@@ -1,0 +1,147 @@
+"""Every setting of `Config` as a flag: adding them to a parser, and reading them back as settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from dppo.commands.parser import Parser
+from dppo.config.parts import PARTS, about, default_of, settings_by_name, types_by_name
+from dppo.errors import ConfigError
+
+FIRST = ("total_timesteps", "num_actors", "num_samplers", "num_steps", "learning_rate", "seed", "env_kwargs", "run_dir")
+EXTRA = {  # flags that say where settings come from
+    "config": ("FILE", "YAML or TOML file of settings; flags win over it."),
+    "preset": (
+        "NAME",
+        "Tuned settings: the name of an environment that has some; none; or auto, this environment's own. --config and "
+        "flags win over them. (default: auto)",
+    ),
+    "resume": (
+        "RUN",
+        "Folder of a run (or one of its checkpoints) to continue exactly; auto: continue the run in --run-dir if there "
+        "is one, else start it.",
+    ),
+    "branch": (
+        "NEW_DIR",
+        "Do not continue the RUN of --resume: start a new run in NEW_DIR with its weights, optimiser and normalisers, "
+        "and with other settings if you like. Counters begin at zero.",
+    ),
+}
+TRUST = (
+    "Run the code that the settings of RUN name: the module of an env_id such as module:factory is imported, and "
+    "called. Needed for a run whose environment is not a plain Gymnasium id, unless you name it yourself."
+)
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting: `--num-actors`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
+    """Add a flag for each setting, those that are used most in a group of their own.
+
+    Args:
+        defaults: values in force in place of the settings' own defaults, to be shown by --help.
+        leave_out: flags not to show in the help.
+    """
+    first = parser.add_argument_group("most used")
+    for name in FIRST:
+        _add(first, name, defaults, name in leave_out)
+    for name, (metavar, text) in EXTRA.items():
+        first.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
+    first.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
+    rest = [name for name in settings_by_name() if name not in (*FIRST, "env_id")]
+    for part, record in PARTS.items():
+        own = [name for name in rest if name in {field.name for field in fields(record)}]
+        if own:
+            group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
+            for name in own:
+                _add(group, name, defaults, name in leave_out)
+
+
+def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
+    hint, text = types_by_name()[name], about(name).help
+    default = defaults.get(name, default_of(name))
+    if default is not None or not re.search("Default: |none: ", text):
+        text = f"{text} (default: {_shown(default)})"
+    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+    if hint is bool:
+        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
+    elif get_origin(hint) is tuple:
+        group.add_argument(flag(name), nargs="*", metavar="INT", help=text)
+    else:
+        group.add_argument(flag(name), metavar=_metavar(hint), help=text)
+
+
+def _shown(value: Any) -> str:
+    """Return a default as it would be typed."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _metavar(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(get_args(hint)) + "}"
+    kinds = {hint, get_origin(hint), *get_args(hint)}
+    for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
+        if kind in kinds:
+            return word
+    return "TEXT"
+
+
+def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags that were given as settings, not yet checked.
+
+    Raises:
+        ConfigError: text that should be JSON and is not.
+    """
+    return {name: _value(name, text) for name, text in given.items()}
+
+
+def _value(name: str, text: Any) -> Any:
+    hint = types_by_name()[name]
+    if text == "none" and NoneType in get_args(hint):
+        return None
+    if get_origin(hint) is dict:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
+    return text
+
+
+def in_flags(text: str) -> str:
+    """Return an error's text with the settings of its remedies written as flags: `norm_adv=False` as `--no-norm-adv`.
+
+    The first sentence of each line names the setting and the fact, and stays.
+    """
+    return "\n".join(_remedy_in_flags(line) for line in text.split("\n"))
+
+
+def _remedy_in_flags(line: str) -> str:
+    fact, end, remedy = line.partition(". ")
+
+    def as_flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name == "branch":
+            return "--branch NEW_DIR"
+        if name not in settings_by_name():
+            return found[0]
+        if types_by_name()[name] is bool:
+            return flag(name) if value == "True" else flag(f"no_{name}")
+        return f"{flag(name)} {value}"
+
+    return fact + end + re.sub(r"\b([a-z_]+)=([\w.+-]*\w)", as_flag, remedy)

@@ -1,0 +1,159 @@
+"""Checks across settings: sizes that fit together, shares of several learners, settings without effect."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+from dppo.config.parts import about, default_of, settings_by_name
+from dppo.config.settings import Settings
+from dppo.errors import ConfigError, counted
+
+
+def check(config: Settings) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ConfigError: the first contradiction, with its numbers and the remedy.
+    """
+    _check_sizes(config)
+    _check_minibatches(config)
+    _check_actors(config)
+    _check_learners(config)
+    _check_shares(config)
+    _check_model_kwargs(config)
+    for name, reason in without_effect(config):
+        raise ConfigError(f"{name}={getattr(config, name)} has no effect: {reason}.")
+
+
+def without_effect(config: Settings) -> Iterator[tuple[str, str]]:
+    """Yield each setting that differs from its default and has no effect, with the reason."""
+    for name in settings_by_name():
+        if getattr(config, name) != default_of(name):
+            for when in about(name).when:
+                if not when.holds(config):
+                    yield name, when.otherwise.format(config=config)
+                    break
+
+
+def batch_in_words(config: Settings) -> str:
+    """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
+    return (
+        f"{counted(config.num_samplers, 'sampler')} x {counted(config.envs_per_sampler, 'env')} x "
+        f"{counted(config.num_steps, 'step')}"
+    )
+
+
+def _check_sizes(config: Settings) -> None:
+    factors = batch_in_words(config)
+    if config.batch_size < 2:
+        raise ConfigError(
+            f"num_steps={config.num_steps} makes a batch of {config.batch_size} step ({factors}): too few to learn "
+            f"from. Raise num_steps; 128 is usual."
+        )
+    if config.total_timesteps < config.batch_size:
+        raise ConfigError(
+            f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
+            f"({factors}). Raise it, or lower num_steps."
+        )
+
+
+def _check_minibatches(config: Settings) -> None:
+    if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
+        raise ConfigError(
+            f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
+            f"({batch_in_words(config)}). Use at most {config.batch_size}, or raise num_steps."
+        )
+    if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
+        name = "minibatch_size" if config.minibatch_size else "num_steps"
+        raise ConfigError(
+            f"{name}={getattr(config, name)} makes {config.minibatches_per_epoch} minibatches of the batch of "
+            f"{config.batch_size} rows, some of one row, whose advantage cannot be standardised. Use a minibatch_size "
+            f"of at least {min(3, config.batch_size)} (64 is usual), or norm_adv=False."
+        )
+
+
+def _check_actors(config: Settings) -> None:
+    idle = config.num_actors - config.num_samplers
+    if idle > 0:
+        raise ConfigError(
+            f"num_actors={config.num_actors} is more than num_samplers={config.num_samplers}: {idle} would have no "
+            f"sampler to host. Use num_actors={config.num_samplers} or fewer, or num_samplers={config.num_actors} (a "
+            f"larger batch, so another learning problem)."
+        )
+    problem = address_problem(config.address or "")
+    if problem:
+        raise ConfigError(f"address={config.address}: {problem}")
+    for name, amount in config.actor_resources.items():
+        if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
+            raise ConfigError(
+                f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "
+                f"amount. Use cpus_per_actor for CPUs and actor_gpus for GPUs; name others as the cluster does."
+            )
+
+
+def address_problem(address: str) -> str | None:
+    """Return why no Ray cluster can be reached at this address, and what to do; None where it may be right."""
+    scheme, separator, _ = address.partition("://")
+    if not separator:
+        return None
+    what = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard and its jobs"}
+    return (
+        f"{what.get(scheme.removesuffix('s'), f'{scheme}:// is not an address of Ray')}. Run dppo on a node of the "
+        f"cluster with address=auto, or use the head's host:port (6379 by default)."
+    )
+
+
+def _check_model_kwargs(config: Settings) -> None:
+    """Refuse what a checkpoint cannot hold: whoever loads the policy makes the network anew."""
+    for name, value in config.model_kwargs.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"model_kwargs: {name}={value!r} cannot be written as JSON, and each checkpoint holds it. Use numbers, "
+                f"strings, lists and dicts."
+            ) from None
+
+
+def _check_learners(config: Settings) -> None:
+    learners = config.num_learners
+    if learners and config.device != "cpu" and not config.learner_gpus:
+        raise ConfigError(
+            f"device={config.device}: learners on Ray see only the GPUs that they ask for, and ask for none. Use "
+            f"learner_gpus=1, or device=cpu."
+        )
+    if config.learner_gpus > 1 or (learners > 1 and 0 < config.learner_gpus < 1):
+        raise ConfigError(
+            f"learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and several cannot share one. Use "
+            f"learner_gpus=1."
+        )
+    if learners and config.learner_threads > max(1.0, config.learner_cpus):
+        raise ConfigError(
+            f"learner_threads={config.learner_threads} is more than the learner_cpus={config.learner_cpus:g} that a "
+            f"learner takes from Ray. Use learner_cpus={config.learner_threads}."
+        )
+
+
+def _check_shares(config: Settings) -> None:
+    """Refuse numbers of which each learner cannot get as many samplers, and as many rows, as the others."""
+    learners = config.num_learners
+    if learners <= 1:
+        return
+    if config.num_samplers % learners:
+        low = config.num_samplers // learners * learners
+        near = [str(n) for n in (low, low + learners) if n >= max(1, config.num_actors)]
+        raise ConfigError(
+            f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. Use num_samplers="
+            f"{' or '.join(near)}, or another number of learners."
+        )
+    rows, per_epoch = config.batch_size // learners, config.minibatches_per_epoch
+    if rows % per_epoch:
+        divisors = [n for n in range(1, max(1, rows // 2) + 1) if rows % n == 0]
+        best = sorted(divisors, key=lambda n: abs(n - per_epoch))[:2]
+        raise ConfigError(
+            f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
+            f"the {rows} rows of each of {learners} learners. Use minibatch_size="
+            f"{' or '.join(str(config.batch_size // n) for n in sorted(best, reverse=True))}."
+        )

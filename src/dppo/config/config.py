@@ -1,0 +1,81 @@
+"""`Config`: all settings of a run, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from dppo.config.checks import check
+from dppo.config.files import flattened, plain, preset
+from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
+from dppo.config.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Config(Settings):
+    """Settings of one training run, checked before any process starts.
+
+    Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. The parts are
+    keywords and attributes too, as a record or a dict: `Config(env_id="CartPole-v1", sampling={"num_steps": 64})`,
+    `config.sampling`. `dataclasses.replace(config, seed=2)` returns a changed copy, checked again.
+
+    Raises:
+        ConfigError: one line for each invalid setting, with the value, the reason and the remedy.
+    """
+
+    if TYPE_CHECKING:  # type checkers use the signature that dataclass generates, here with the parts
+        env: Env = ...  # type: ignore[assignment]
+        sampling: Sampling = ...  # type: ignore[assignment]
+        ppo: PPO = ...  # type: ignore[assignment]
+        network: Network = ...  # type: ignore[assignment]
+        actors: Actors = ...  # type: ignore[assignment]
+        learners: Learners = ...  # type: ignore[assignment]
+        run: Run = ...  # type: ignore[assignment]
+    else:
+
+        def __init__(self, **settings: Any) -> None:
+            self.__dict__.update(draft(settings).__dict__)
+            check(self)
+            for name, part in PARTS.items():
+                self.__dict__[name] = part(**{field.name: self.__dict__[field.name] for field in fields(part)})
+
+    @classmethod
+    def preset(cls, env_id: str, **settings: Any) -> Config:
+        """Return the settings tuned for `env_id`, with `settings` in place of some of them.
+
+        Raises:
+            ConfigError: there is no preset for `env_id`, or a setting is invalid.
+        """
+        return cls(**(preset(env_id) | {"env_id": env_id} | flattened(settings)))
+
+    def __repr__(self) -> str:
+        """Show the settings that differ from their defaults."""
+        shown = [name for name in settings_by_name() if getattr(self, name) != default_of(name)]
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+def draft(settings: Mapping[str, Any]) -> Settings:
+    """Return settings whose values are each valid, but not checked against each other.
+
+    Raises:
+        ConfigError: a setting is unknown, or its value is invalid.
+    """
+    from dppo.config.values import validated  # brings pydantic along, which an actor must not load
+
+    return Settings(**validated(flattened(settings)))
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """Return all settings as JSON values, flat, with those filled in that default to something derived."""
+    settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
+    return settings | {
+        "env_id": config.env_name,
+        "model": config.model_name,
+        "minibatch_size": config.minibatch_size or config.minibatch_rows,
+    }
+
+
+def make_config(settings: Mapping[str, Any]) -> Config:
+    """Return the configuration with these settings."""
+    return Config(**settings)

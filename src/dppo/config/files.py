@@ -1,0 +1,126 @@
+"""Settings as plain data: flat or in groups, from files, from presets, and for the files of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dppo.config.parts import PARTS, settings_by_name
+from dppo.errors import ConfigError, unknown_name
+
+PRESETS = Path(__file__).parent.parent / "presets"
+OBJECT = "!python"  # key of what stands for a Python object in a file
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without groups: those of `{"sampling": {"num_steps": 64}}` are `{"num_steps": 64}`.
+
+    Raises:
+        ConfigError: a group that is none, a setting in another's group, or one that is given twice.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = _group(name, value) if name in PARTS else {name: value}
+        for key in inner.keys() & flat.keys():
+            raise ConfigError(f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one of them out.")
+        flat |= inner
+    return flat
+
+
+def _group(name: str, value: Any) -> dict[str, Any]:
+    """Return the settings of one group, given as its record or as a mapping."""
+    own = {field.name for field in dataclasses.fields(PARTS[name])}
+    if isinstance(value, PARTS[name]):
+        return {key: getattr(value, key) for key in own}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r}: {name} is a group of settings: {', '.join(sorted(own))}. Use these.")
+    inner = {str(key).replace("-", "_"): one for key, one in value.items()}
+    for key in inner.keys() & settings_by_name().keys() - own:
+        home = next(part for part, record in PARTS.items() if key in {one.name for one in dataclasses.fields(record)})
+        raise ConfigError(f"{name}.{key}={inner[key]!r}: {key} belongs to {home}. Move it there.")
+    return inner
+
+
+def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return flat settings by group."""
+    return {
+        name: {field.name: settings[field.name] for field in dataclasses.fields(part) if field.name in settings}
+        for name, part in PARTS.items()
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON holds it; what JSON cannot hold is shown, under the key OBJECT."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _as_json(one) for key, one in value.items()}
+    return _as_json(value)
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except (TypeError, ValueError) as error:  # keys that are not strings, a list that holds itself
+        if isinstance(value, dict) and isinstance(error, TypeError) and all(isinstance(key, str) for key in value):
+            return {key: plain(one) for key, one in value.items()}  # only what is inside cannot be held
+        return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # NumPy's scalars
+        return value.item()
+    return {OBJECT: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings in a YAML or TOML file, flat, not yet checked.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no settings.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf8")
+        data = _toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"config={path}: holds {type(data).__name__}, not settings. Write `name: value` lines.")
+    return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+
+
+def _toml(text: str) -> Any:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        raise ValueError("TOML needs Python 3.11 or newer; write YAML") from None
+    return tomllib.loads(text)
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Return tuned settings by environment id."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(PRESETS.glob("*.yaml")):
+        found |= yaml.safe_load(path.read_text(encoding="utf8")) or {}
+    return found
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the settings tuned for an environment.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"preset={unknown_name('preset', name, known)} Available: {', '.join(sorted(known))}.")
+    return known[name]

@@ -1,0 +1,100 @@
+"""The values of settings, judged by pydantic, and its errors in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+
+from dppo.config.parts import about, default_of, settings_by_name, types_by_name
+from dppo.errors import ConfigError, unknown_name
+
+
+def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting with its value, in its own type.
+
+    Raises:
+        ConfigError: one line for each setting that is unknown, missing or invalid.
+    """
+    try:
+        model = _model()(**settings)
+    except ValidationError as error:
+        lines: dict[Any, str] = {}
+        for one in error.errors(include_url=False):
+            lines.setdefault(one["loc"][:1], _in_words(one))  # of a union's errors the first says enough
+        raise ConfigError("\n".join(lines.values())) from None
+    return {name: getattr(model, name) for name in settings_by_name()}
+
+
+@cache
+def _model() -> type[BaseModel]:
+    """Return a pydantic model of all settings, made from the parts."""
+    fields: dict[str, Any] = {}
+    for name in settings_by_name():
+        default = default_of(name)
+        fields[name] = (
+            _judged(types_by_name()[name], about(name).limits),
+            ... if default is dataclasses.MISSING else default,
+        )
+    config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    model: type[BaseModel] = create_model("Settings", __config__=config, **fields)
+    return model
+
+
+def _judged(hint: Any, limits: dict[str, Any]) -> Any:
+    """Return a type for pydantic: with limits, whole numbers written in many ways, and finite floats."""
+    kinds = {hint, *get_args(hint)}
+    if get_origin(hint) is tuple:
+        return tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
+    if int in kinds:
+        return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
+    if float in kinds and get_origin(hint) is not dict:
+        return Annotated[hint, Field(allow_inf_nan=False, **limits)]
+    return Annotated[hint, Field(**limits)] if limits else hint
+
+
+def _whole_number(value: Any) -> Any:
+    """Accept `1e6` and `1_000_000` for a whole number."""
+    if isinstance(value, str):
+        for number in (int, float):
+            try:
+                value = number(value)
+                break
+            except ValueError:
+                continue
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+REMEDIES = {  # by the beginning of pydantic's error type
+    "greater_than": "Use a larger one.",
+    "less_than": "Use a smaller one.",
+    "finite_number": "Use a finite number.",
+    "int_": "Use a whole number, 1000 or 1e3.",
+    "float_": "Use a number.",
+    "bool_": "Use true or false.",
+    "literal_error": "Use one of these.",
+    "dict_": "Use `name: value` pairs.",
+    "tuple_": "Use a list.",
+}
+
+
+def _in_words(error: Any) -> str:
+    """Return one error of pydantic as `setting=value: fact. Remedy.`"""
+    path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
+    if error["type"] == "extra_forbidden":
+        return unknown_name("setting", path, settings_by_name())
+    if error["type"] == "missing":
+        return f"{path} is missing. Add {path}=..."
+    remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
+    return f"{path}={error['input']!r}: {_lower(error['msg'])}. {remedy}".rstrip()
+
+
+def _lower(text: str) -> str:
+    text = text.removeprefix("Input ")
+    return text[:1].lower() + text[1:]

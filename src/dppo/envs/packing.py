@@ -1,0 +1,93 @@
+"""Observations as elements of a NumPy dtype, checked: what an environment returned -> a row of the storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+LARGEST = np.finfo(np.float32).max  # the limit of an observation, which is stored as float32
+
+
+class BadObservation(ValueError):
+    """An observation that does not belong to its space; the message follows "returned"."""
+
+
+def packer(obs: np.dtype[Any]) -> Callable[[Any], np.ndarray]:
+    """Return the function that makes an array of its own from what an environment returned, checked.
+
+    For a Box the array [*O] has the environment's own dtype, which checksums are made of; for a Dict or a Tuple it is
+    one packed element, of shape (). The function raises BadObservation where shape or kind of number are not those of
+    the space, a number is not finite, or a leaf is missing.
+    """
+    if obs.names is None:
+        return _leaf_packer("an observation", obs.base, obs.shape)
+    fill = _filler(obs, "")
+
+    def pack(raw: Any) -> np.ndarray:
+        row = np.empty((), obs)
+        fill(row, raw)
+        return row
+
+    return pack
+
+
+def _leaf_packer(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], np.ndarray]:
+    """Return the function that copies and checks one leaf; `what` names it in errors."""
+
+    def pack(raw: Any) -> np.ndarray:
+        try:
+            array = np.array(raw)  # a copy: the environment may write into its own again
+        except Exception as error:  # ragged, or an object that does not become an array: a tensor on a GPU
+            raise BadObservation(f"{what} that is not an array ({error})") from None
+        if array.shape != shape:
+            raise BadObservation(f"{what} of shape {array.shape}, its space has {shape}")
+        if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise BadObservation(f"{what} of {array.dtype}, its space has {dtype}")
+        if array.dtype.kind == "f":
+            flat = array.ravel()
+            # A tenth of the time of isfinite on so few numbers; where the sum is large, each number is checked.
+            if not flat.dot(flat) <= LARGEST:
+                wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
+                if len(wrong):
+                    raise BadObservation(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+        return array
+
+    return pack
+
+
+def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
+    """Return the function that writes a raw Dict or Tuple into one element of `obs`."""
+    names = obs.names
+    assert names is not None
+    expected = set(names)
+    what = f"observation leaf {name!r}" if name else "an observation"
+    parts: list[tuple[str, Callable[[np.ndarray, Any], None]]] = []
+    for part in names:
+        inner, leaf = obs[part], f"{name}.{part}" if name else part
+        if inner.names is not None:
+            parts.append((part, _filler(inner, leaf)))
+        else:
+            parts.append((part, _leaf_filler(_leaf_packer(f"observation leaf {leaf!r}", inner.base, inner.shape))))
+
+    def fill(row: np.ndarray, raw: Any) -> None:
+        if isinstance(raw, Mapping):
+            found = {str(key): value for key, value in raw.items()}
+        elif isinstance(raw, tuple | list):
+            found = {str(index): value for index, value in enumerate(raw)}
+        else:
+            raise BadObservation(f"{what} of type {type(raw).__name__}, its space has the parts {', '.join(names)}")
+        for key in sorted(found.keys() ^ expected):
+            raise BadObservation(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+        for part, fill_part in parts:
+            fill_part(row[part], found[part])
+
+    return fill
+
+
+def _leaf_filler(pack: Callable[[Any], np.ndarray]) -> Callable[[np.ndarray, Any], None]:
+    def fill(row: np.ndarray, raw: Any) -> None:
+        row[...] = pack(raw)
+
+    return fill

@@ -1,0 +1,179 @@
+"""The contract of a user's module, and its check: errors say which part is not met."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dppo.errors import ConfigError
+from dppo.ppo.torch_state import default_dtype
+
+ROWS = 3  # of the observations that a module is tried with
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The module `name` maps observations [rows, *O] of `dtype` to a head [rows, head_size] and values [rows]."""
+
+    name: str
+    obs_shape: tuple[int, ...]
+    head_size: int
+    dtype: str
+
+    def checked(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
+        """Return what `build` makes of `seed`, in this dtype.
+
+        Raises:
+            ConfigError: `build` raises, or the module does not keep the contract.
+        """
+        module = self._built(build, seed)
+        self._check_forward(module)
+        if dict(module.named_buffers()):
+            self._check_buffers(module, self._built(build, seed + 1))
+        return module
+
+    def _built(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
+        try:
+            module = build(seed)
+        except Exception as error:
+            raise self._broken(
+                f"its constructor raised {_in_words(error)}. It is called with (spaces, head_size, **model_kwargs); "
+                f"head_size is {self.head_size}"
+            ) from error
+        self._check_parameters(module)
+        return module.to(getattr(torch, self.dtype))
+
+    def _check_parameters(self, module: nn.Module) -> None:
+        parameters = dict(module.named_parameters())
+        if not parameters:
+            raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
+        first_name, first = next(iter(parameters.items()))
+        for name, parameter in parameters.items():
+            if nn.parameter.is_lazy(parameter):
+                raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
+            if (parameter.device, parameter.dtype) != (first.device, first.dtype):
+                raise self._broken(
+                    f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
+                    f"{first.dtype} on {first.device}. Leave both to dppo (--device, --dtype)"
+                )
+        if first.device.type != "cpu" or not first.is_floating_point():
+            raise self._broken(
+                f"its parameters are {first.dtype} on {first.device}. Leave both to dppo (--device, --dtype)"
+            )
+
+    def _check_forward(self, module: nn.Module) -> None:
+        """Try the module on a few made-up observations."""
+        rows = np.random.default_rng(0).standard_normal((ROWS, *self.obs_shape))
+        obs = torch.from_numpy(rows).to(getattr(torch, self.dtype))
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        first, again, alone = (self._outputs(module, some) for some in (obs, obs, obs[:1]))
+        for name, buffer in module.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                raise self._broken(
+                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do: actors and learners would "
+                    f"hold different ones. Use LayerNorm or GroupNorm"
+                )
+        for name, one, other, single in zip(("head", "values"), first, again, alone, strict=True):
+            if not torch.equal(one, other):
+                raise self._broken(
+                    f"its {name} differ between two passes over the same observations. Leave out dropout and noise"
+                )
+            if not torch.allclose(single, one[:1], rtol=1e-3, atol=1e-4):
+                raise self._broken(
+                    f"its {name} of one observation depend on the other rows of the batch. Treat each row alone"
+                )
+            if not one.requires_grad:
+                raise self._broken(
+                    f"its {name} do not depend on any parameter that requires a gradient. Compute them from some"
+                )
+
+    def _outputs(self, module: nn.Module, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return head and values, if they are that."""
+        called = f"forward(obs), with obs of shape {tuple(obs.shape)} and {obs.dtype},"
+        try:
+            with torch.enable_grad(), default_dtype(obs.dtype):
+                outputs: Any = module(obs)
+        except Exception as error:
+            raise self._broken(f"{called} raised {_in_words(error)}") from error
+        if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True, True]):
+            raise self._broken(f"{called} returned {_kind(outputs)}. Return two tensors, head and values")
+        head, values = outputs
+        for name, output, shape, remedy in (
+            ("head", head, (len(obs), self.head_size), "[rows, head_size]"),
+            ("values", values, (len(obs),), "[rows]; values.squeeze(-1) removes a last axis"),
+        ):
+            if output.shape != shape:
+                raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {remedy}")
+            if output.dtype != obs.dtype:
+                raise self._broken(f"{called} returned {name} of {output.dtype}. Return the dtype of obs")
+            if not torch.isfinite(output).all():
+                raise self._broken(f"{called} returned {name} that are not finite. Look for a division by zero")
+        return head, values
+
+    def _check_buffers(self, module: nn.Module, other: nn.Module) -> None:
+        """Compare with a module built from another seed: actors build theirs without knowing the seed."""
+        others = dict(other.named_buffers())
+        for name, buffer in module.named_buffers():
+            if name not in others or not torch.equal(buffer, others[name]):
+                raise self._broken(
+                    f"its buffer {name} is drawn at random, and actors would draw another one. Make it a parameter "
+                    f"with requires_grad=False"
+                )
+
+    def _broken(self, fact: str) -> ConfigError:
+        return _broken(self.name, fact)
+
+
+def model_class(model: Any, name: str) -> type[nn.Module]:
+    """Return the class at the import path `model`, or `model` itself; errors call it `name`.
+
+    Raises:
+        ConfigError: it cannot be imported, or is not a class of modules.
+    """
+    found = _imported(model) if isinstance(model, str) else model
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise _broken(name, f"is not a class of torch modules, but {found!r}. Give a subclass of torch.nn.Module")
+    return found
+
+
+def _imported(path: str) -> Any:
+    module_name, _, name = path.rpartition(":")
+    if not module_name:
+        raise _broken(path, "is not of the form module:Class. Name the module that holds the class, too")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
+        raise _broken(
+            path,
+            f"importing {module_name} failed: {_in_words(error)}. It must be importable wherever actors and learners "
+            f"run",
+        ) from None
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise _broken(path, f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def _broken(name: str, fact: str) -> ConfigError:
+    return ConfigError(f"model={name}: {fact}.")
+
+
+def _in_words(error: BaseException) -> str:
+    """Return the last line of the traceback, and where it was raised."""
+    summary = traceback.format_exception_only(error)[-1].strip().rstrip(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{summary} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else summary
+
+
+def _kind(outputs: Any) -> str:
+    if isinstance(outputs, tuple):
+        return f"a tuple of {', '.join(type(one).__name__ for one in outputs) or 'nothing'}"
+    return f"a {type(outputs).__name__}"

@@ -1,0 +1,202 @@
+"""Any `torch.nn.Module` as a network: autograd for learning, torch for acting; torch is imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
+from dppo.ppo.torch_state import default_dtype, one_thread
+from dppo.spaces import Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ModelClass = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ModuleSpec(NetworkSpec):
+    """A user's module, by its class.
+
+    The contract: `Class(spaces, head_size, **kwargs)` makes a `torch.nn.Module` whose `forward(obs)` returns the head
+    [rows, head_size] and the values [rows] of observations [rows, *O], a floating-point tensor. `dppo.ppo.contract`
+    checks it.
+    """
+
+    obs_shape: tuple[int, ...]
+    distribution: Distribution
+    model: ModelClass
+    """`module:Class`, or the class itself."""
+    kwargs: dict[str, Any]
+    dtype: str
+    spaces: Spaces = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(spaces: Spaces, model: ModelClass, kwargs: dict[str, Any], dtype: str) -> ModuleSpec:
+        """Return the network for these spaces."""
+        return ModuleSpec(spaces.obs.shape, distribution_of(spaces.actions), model, kwargs, dtype, spaces)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return names and shapes in the order of `named_parameters`."""
+        return self._shapes
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self.module(0).named_parameters()}
+
+    def acting(self) -> ActingNetwork:
+        """Build the network for an actor.
+
+        Raises:
+            ConfigError: the module does not keep the contract.
+        """
+        return TorchActing(self)
+
+    def learning(
+        self, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+    ) -> LearningNetwork:
+        """Build the network for a trainer.
+
+        Raises:
+            ConfigError: the module does not keep the contract.
+        """
+        from dppo.ppo.quick import quick
+
+        module = quick(self.module(seed).to(device))
+        return Autograd(module, module.parameters(), zeros_like)
+
+    def module(self, seed: int) -> nn.Module:
+        """Build the module on the CPU, with initial weights drawn from `seed`; torch's global generator is left as is.
+
+        Raises:
+            ConfigError: the module does not keep the contract.
+        """
+        import torch
+
+        from dppo.ppo.contract import Contract, model_class
+
+        name = model_name(self.model)
+        contract = Contract(name, self.obs_shape, self.distribution.head_size, self.dtype)
+        made_of = model_class(self.model, name)
+
+        def build(seed: int) -> nn.Module:
+            torch.default_generator.manual_seed(seed)
+            with default_dtype(torch.float32):  # whatever the dtype is, as for the default network
+                return made_of(self.spaces, self.distribution.head_size, **self.kwargs)
+
+        with torch.random.fork_rng(devices=[]):
+            return contract.checked(build, seed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the import path of the class, its arguments and the dtype."""
+        return {"model": model_name(self.model), "model_kwargs": self.kwargs, "dtype": self.dtype}
+
+
+def check_model(model: ModelClass) -> None:
+    """Check that `model` names a class of torch modules, without making one; imports torch.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from dppo.ppo.contract import model_class
+
+    model_class(model, model_name(model))
+
+
+def model_name(model: ModelClass) -> str:
+    """Return the import path of a model's class, `module:Class`."""
+    return model if isinstance(model, str) else f"{model.__module__}:{getattr(model, '__qualname__', repr(model))}"
+
+
+class Autograd:
+    """Learn with any module: the gradient by the parameters is one vector-Jacobian product."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        zeros_like: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """
+        Args:
+            parameters: all of the module's, in the order in which they are to lie in the flat vector.
+        """
+        from dppo.ppo.flat import FlatParameters
+
+        self.parameters = FlatParameters(parameters, zeros_like)
+        self._module = module
+        self._dtype = self.parameters.weights.dtype
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Return head [rows, H], values [rows], and both with their graph."""
+        import torch
+
+        with torch.enable_grad(), default_dtype(self._dtype):
+            head, values = self._module(obs)
+        return head.detach(), values.detach(), (head, values)
+
+    def backward(
+        self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor, *, accumulate: bool
+    ) -> None:
+        """Let autograd add to the gradient, of which the module's parameters hold views."""
+        import torch
+
+        if not accumulate:
+            self.parameters.gradient.zero_()
+        with default_dtype(self._dtype):
+            torch.autograd.backward(residuals, (by_head, by_values))
+
+
+class TorchActing:
+    """Act with any module, on one thread: sums must not depend on how many there are.
+
+    A step on a few rows takes less time than the context managers of torch would; so they are entered only where an
+    environment of this process has changed what they protect from, and parameters without gradients build no graph.
+    """
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        import torch
+
+        from dppo.ppo.quick import quick
+
+        self._module = quick(spec.module(0).requires_grad_(False))
+        self._parameters = list(self._module.parameters())
+        self._dtype = self._parameters[0].dtype
+        self._dims = len(spec.obs_shape)
+        self._default_dtype, self._num_threads = torch.get_default_dtype, torch.get_num_threads
+        self._fit(torch.empty((1, *spec.obs_shape), dtype=self._dtype))
+
+    def _fit(self, inputs: Tensor) -> None:
+        """Let the module read its observations from `inputs`: memory of torch's own is aligned alike everywhere."""
+        self._inputs, self._rows = inputs, inputs.numpy()
+
+    def load(self, weights: np.ndarray) -> None:
+        """Copy `weights` [P]."""
+        import torch
+
+        flat, start = torch.from_numpy(weights.copy()), 0  # torch warns of arrays that are read-only
+        for parameter in self._parameters:
+            end = start + parameter.numel()
+            parameter.copy_(flat[start:end].view_as(parameter))
+            start = end
+
+    def step(self, obs: np.ndarray) -> Outputs:
+        """Return head and values of `obs` [..., E, *O]: E rows at a time, as torch does not stack bit for bit."""
+        if obs.ndim > self._dims + 1:
+            heads, values = zip(*map(self.step, obs), strict=True)
+            return Outputs(np.stack(heads), np.stack(values))
+        if obs.shape != self._rows.shape:
+            self._fit(self._inputs.new_empty(obs.shape))
+        np.copyto(self._rows, obs)
+        if self._default_dtype() is self._dtype and self._num_threads() == 1:
+            head, values = self._module(self._inputs)
+        else:
+            with default_dtype(self._dtype), one_thread():
+                head, values = self._module(self._inputs)
+        return Outputs(head.numpy(), values.numpy())

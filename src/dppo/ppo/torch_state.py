@@ -1,0 +1,42 @@
+"""Settings of torch that belong to the whole process, set for a moment; torch is imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let new tensors have `dtype`, whatever an environment in this process has set."""
+    import torch
+
+    before = torch.get_default_dtype()
+    if before == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in this thread of the process."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

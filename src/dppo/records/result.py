@@ -1,0 +1,97 @@
+"""The result of a run, for the caller of `train` and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dppo.config.trust import resume_command
+from dppo.records.metrics import read_metrics
+
+EPISODES = 100  # that the mean return is taken over
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a run, also of one that was stopped or failed."""
+
+    env_name: str
+    """The environment's id, or the import path of a callable."""
+    run_dir: Path
+    """Absolute."""
+    checkpoint: Path
+    """The last one written."""
+    iterations: int
+    resumed_at: int
+    """Iterations that were finished before this call; 0 for a new run."""
+    global_step: int
+    """Env steps, over all environments."""
+    episodes: int
+    episodic_return: float
+    """Mean of the last (at most 100) episodes; nan if none ended."""
+    wall_s: float
+    """From the call of `train` to the last checkpoint."""
+    training_s: float
+    """From the first request for segments to the end of the last update."""
+    steps_per_s: float
+    """Env steps per second of training in this call; nan if there was nothing to do."""
+    weights_sha256: str
+    """Fingerprint of the final weights."""
+    incidents: dict[str, int]
+    """Incidents that were dealt with, counted by kind."""
+    stopped_by: str | None
+    """Name of the signal, observer or exception that ended the run early; None if it ran to its end."""
+    model_name: str | None = None
+    """The import path of the user's network; None for the default network."""
+
+    bottleneck: str = ""
+    """The bottleneck of the run, in words; "" where no other setting would gain anything worth saying."""
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.jsonl that this call wrote. Each access reads the file."""
+        return [row for row in read_metrics(self.run_dir) if row["iteration"] > self.resumed_at]
+
+    @property
+    def picture(self) -> Path:
+        """The learning curve."""
+        return self.run_dir / "learning_curve.png"
+
+    def __repr__(self) -> str:
+        return (
+            f"Result(run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
+            f"episodic_return={self.episodic_return:.1f}, stopped_by={self.stopped_by!r})"
+        )
+
+
+def in_words(result: Result) -> list[str]:
+    """Sum a run up in some lines, for its end."""
+    lines = [
+        _ending(result),
+        f"Mean return of the last {min(result.episodes, EPISODES)} episodes: {result.episodic_return:.1f}"
+        if result.episodes
+        else "No episode has ended yet.",
+        f"Checkpoint: {result.checkpoint}",
+        f"Picture: {result.picture}",
+        f"Weights: sha256 {result.weights_sha256[:16]}",
+    ]
+    if not result.picture.exists():
+        lines.remove(f"Picture: {result.picture}")
+    if result.incidents:
+        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
+        lines.append(f"Dealt with: {', '.join(counts)}")
+    if result.bottleneck:
+        lines.append(result.bottleneck)
+    if result.stopped_by:
+        lines.append(f"Go on with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
+    return lines
+
+
+def _ending(result: Result) -> str:
+    if result.iterations == result.resumed_at and result.stopped_by is None:
+        return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
+    ending = f"Stopped by {result.stopped_by}" if result.stopped_by else "Done"
+    speed = "" if result.iterations == result.resumed_at else f" ({result.steps_per_s:,.0f} steps/s while training)"
+    return (
+        f"{ending} after {result.global_step:,} steps and {result.episodes:,} episodes in {result.wall_s:.1f} s{speed}."
+    )

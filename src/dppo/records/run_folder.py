@@ -1,0 +1,250 @@
+"""Open the folder of a run: a new one, one to go on from, or a new one that branches off another."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dppo.config import Config, flattened, grouped, read_settings, resolved
+from dppo.config.files import OBJECT
+from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.records import checkpoint as checkpoints
+from dppo.records.disk import cause, remedy, write_file
+from dppo.records.metrics import FILE
+from dppo.records.run_lock import RunLock
+
+CONFIG = "config.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A checkpoint that a run goes on from, or branches off."""
+
+    checkpoint: Path
+    arrays: dict[str, dict[str, np.ndarray]]
+    state: dict[str, Any]
+    damaged: tuple[str, ...]
+    """Newer checkpoints that cannot be used."""
+    newest: bool
+    """True if the run has written no good checkpoint after it."""
+    close_changes: tuple[str, ...] = ()
+    """What differs in the results from here on because of changed settings, in words."""
+
+
+class RunFolder:
+    """The folder of a run, locked while it is entered; one that was made for nothing is removed again."""
+
+    def __init__(
+        self, path: Path, lock: RunLock, *, made: bool, start: Start | None = None, origin: Start | None = None
+    ) -> None:
+        self.path = path
+        """Absolute: an environment may change the current directory."""
+        self.start = start
+        """The checkpoint to continue from; None for a new run."""
+        self.origin = origin
+        """The checkpoint of another run that this new one begins with; None for most."""
+        self.branched_from: dict[str, Any] | None = None
+        """The same as JSON values, also after a resume."""
+        if origin is not None:
+            self.branched_from = {"checkpoint": str(origin.checkpoint), "global_step": origin.state["global_step"]}
+        elif start is not None:
+            self.branched_from = start.state.get("branched_from")
+        self._lock = lock
+        self._made = made
+
+    def write_settings(self, config: Config) -> None:
+        """Write config.yaml, for whoever reads or resumes the run.
+
+        Raises:
+            CheckpointNotWritten: the disk is full, for example. An earlier file is untouched.
+        """
+        text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions()}, sort_keys=False)
+        if self.branched_from is not None:
+            text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
+        try:
+            write_file(self.path / CONFIG, text.encode())
+        except OSError as error:
+            raise CheckpointNotWritten(
+                f"{self.path / CONFIG}: could not be written: {cause(error)} {remedy(error)}"
+            ) from error
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+        if self._made:
+            with suppress(OSError):  # in use: it is not empty
+                (self.path / checkpoints.FOLDER).rmdir()
+            with suppress(OSError):
+                self.path.rmdir()
+
+
+def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> RunFolder:
+    """Open the folder of a new run, or of one to resume.
+
+    Args:
+        resume: a run's folder or one of its checkpoints; "auto": what `config.run_dir` holds, if it holds a run.
+        branch: open a new folder, `config.run_dir`, for a run that begins with what `resume` has learnt.
+
+    Raises:
+        ConfigError: the folder cannot be used, or a setting differs that changes what is learnt.
+        CheckpointError: nothing (good) to resume.
+    """
+    if branch:
+        if resume in (None, "auto"):
+            raise ConfigError(f"branch=True: needs a run to begin with, not resume={resume}. Name its folder.")
+        return _branch_off(config, Path(str(resume)))
+    if resume == "auto":
+        if config.run_dir is None:
+            raise ConfigError("resume=auto: needs a folder that stays the same. Give --run-dir.")
+        resume = config.run_dir if checkpoints.has_any(config.run_dir) else None
+    return _create(config) if resume is None else _open_to_resume(config, Path(resume))
+
+
+def _create(config: Config, origin: Start | None = None) -> RunFolder:
+    run_dir = config.run_dir
+    if run_dir is None:
+        env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
+        run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
+    path = Path(os.path.abspath(run_dir))
+    try:
+        made = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path, RunLock(path), made=made, origin=origin)
+    except OSError as error:
+        raise _not_writable(run_dir, error) from None
+    try:
+        if (path / FILE).exists() or checkpoints.has_any(path):
+            raise ConfigError(
+                f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
+            )
+        if (path / CONFIG).exists():
+            raise ConfigError(
+                f"run_dir={run_dir}: holds a {CONFIG}, which the run would overwrite with its own. Move it, or name "
+                f"another folder."
+            )
+    except BaseException:
+        folder.__exit__()
+        raise
+    return folder
+
+
+def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Name another with --run-dir."
+    )
+
+
+def _free(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3 ... that does not exist: two runs may start in the same second."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings`, unless they hold what only Python can hold.
+
+    Raises:
+        ConfigError: by name.
+    """
+    kwargs = settings.get("env_kwargs")  # those of a network are JSON in any case
+    for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
+        if OBJECT in (text := json.dumps(value)):
+            raise ConfigError(
+                f"env_kwargs: {name} was {text}, and a run's folder cannot hold Python objects. Give env_kwargs anew: "
+                f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
+            )
+    return settings
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the settings of the run that `path` (its folder, or something in it) belongs to.
+
+    Raises:
+        CheckpointError: no run there.
+        ConfigError: its environment was given Python objects.
+    """
+    return _refuse_objects(_settings_in(path))
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    run_dir = _run_dir_of(path)
+    if (run_dir / CONFIG).is_file():
+        return read_settings(run_dir / CONFIG)
+    return _settings_of(checkpoints.find(run_dir).path)  # killed before it could write them, or deleted
+
+
+def _settings_of(checkpoint: Path) -> dict[str, Any]:
+    settings = checkpoints.load(checkpoint).state.get("config")
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{checkpoint}: does not say what it was trained with. Give the folder of a run of dppo.")
+    return flattened(settings)
+
+
+def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the run at `path` with `changes`, without those that lose their meaning by the changes.
+
+    Raises:
+        CheckpointError, ConfigError: as `config_of`.
+    """
+    return _refuse_objects(leave_out_ineffective(_settings_in(path), changes))
+
+
+def _run_dir_of(path: Path) -> Path:
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
+            return folder
+    raise CheckpointError(f"{path}: is not the folder of a run (it has no {CONFIG}). Give runs/...")
+
+
+def _open_to_resume(config: Config, path: Path) -> RunFolder:
+    """Lock a run's folder, find what to go on from, and check that `config` is the same learning problem."""
+    run_dir = Path(os.path.abspath(_run_dir_of(path)))
+    try:
+        lock = RunLock(run_dir)
+    except OSError as error:
+        raise CheckpointNotWritten(f"{run_dir}: cannot be written: {cause(error)} {remedy(error)}") from None
+    try:
+        found = checkpoints.find(path)
+        checkpoint = checkpoints.load(found.path)
+        changes = changes_on_resume(_settings_of(found.path), config, found.path, checkpoint.state["iteration"])
+    except BaseException:
+        lock.close()
+        raise
+    start = Start(found.path, checkpoint.arrays, checkpoint.state, found.damaged, found.newest, changes)
+    return RunFolder(run_dir, lock, made=False, start=start)
+
+
+def _branch_off(config: Config, path: Path) -> RunFolder:
+    """Make a new folder for a run that begins with what the one at `path` has learnt."""
+    found = checkpoints.find(path)
+    checkpoint = checkpoints.load(found.path)
+    check_branch(_settings_of(found.path), config, found.path)
+    origin = Start(Path(os.path.abspath(found.path)), checkpoint.arrays, checkpoint.state, found.damaged, found.newest)
+    return _create(config, origin)

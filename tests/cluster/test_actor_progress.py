@@ -1,0 +1,155 @@
+"""What an actor shows of its work, and what replays cost."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dppo.assemble import network_spec, sampler_plan
+from dppo.cluster.collecting.actor import PPOActor, ProgressFile
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import Look
+from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
+from dppo.cluster.collecting.transports import _SayNowAndThen
+from dppo.cluster.wire import Answer, Question
+from dppo.config import make_config
+from dppo.ppo.progress import Phase, ProgressRecord, place_of
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.spaces import Spaces
+
+STEPS = 30
+
+
+def test_another_process_reads_what_was_recorded() -> None:
+    path, record = make_progress_file()
+    record.begin(to_replay=3700)
+    for _ in range(2100):
+        record.replay()
+    child = os.fork()
+    if child == 0:
+        seen = read_progress_file(path)
+        os._exit(0 if seen is not None and (seen.moves, seen.replayed) == (2100, 2100) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert str(read_progress_file(path)) == "replaying 2,100 of 3,700 steps"
+    remove_progress_file(path)
+    remove_progress_file(path)
+    assert read_progress_file(path) is None
+    record.replay()  # goes on where nobody can see it
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (Phase.MAKE, "making env 5 of sampler 123456"),
+        (Phase.RESET, "resetting env 5 of sampler 123456"),
+        (Phase.STEP, "stepping the environments of sampler 123456"),
+        (Phase.IDLE, "idle"),
+    ],
+)
+def test_a_look_says_what_is_being_done(phase: Phase, words: str) -> None:
+    record = ProgressRecord()
+    record.enter(place_of(phase, 123_456, 5))
+    assert str(record.look()) == words
+
+
+def test_a_torn_or_foreign_file_is_no_progress(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    for content in (b"", b"123", b"\xff" * 40):
+        path.write_bytes(content)
+        assert read_progress_file(str(path)) is None
+
+
+def test_without_room_for_a_file_an_actor_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    before = set(Path(tempfile.gettempdir()).glob("dppo-progress-*"))
+    monkeypatch.setattr(os, "write", full)
+    path, record = make_progress_file()
+    record.enter(place_of(Phase.STEP))
+    assert path == ""
+    assert set(Path(tempfile.gettempdir()).glob("dppo-progress-*")) == before
+
+
+def answered(actor: PPOActor, request: SegmentRequest) -> Answer:
+    spaces = actor.describe(0)
+    assert isinstance(spaces, Spaces)
+    weights = np.zeros(network_spec(PLAN.network, spaces).num_parameters, np.float32)
+    answer = actor.make_segments(Question((request,), (0,)), PolicySnapshot(0, weights))
+    assert isinstance(answer, Answer)
+    return answer
+
+
+PLAN = sampler_plan(
+    make_config(
+        {"env_id": "Pendulum-v1", "num_samplers": 1, "num_steps": STEPS, "envs_per_sampler": 2, "hidden_sizes": (2,)}
+    )
+)
+
+
+def test_an_answer_says_what_its_replay_cost() -> None:
+    record = ProgressRecord()
+    ledger, first, second = ReplayLedger(1, replay=True), PPOActor(PLAN), PPOActor(PLAN, progress=record)
+    for index in range(2):
+        answer = answered(first, SegmentRequest(0, index))
+        assert (answer.timings.replayed_steps, answer.timings.replay_s) == (0, 0.0)
+        ledger.record(answer.made[0][0])
+    rebuilt = answered(second, SegmentRequest(0, 2, ledger.rebuild(0, 2))).timings
+    assert rebuilt.replayed_steps == 2 * 2 * STEPS
+    assert 0 < rebuilt.replay_s < rebuilt.env_s < rebuilt.total_s
+    assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # made, reset, replayed, stepped
+    again = answered(second, SegmentRequest(0, 3)).timings
+    assert (again.replayed_steps, again.replay_s) == (0, 0.0)
+    first.close()
+    second.close()
+
+
+def test_in_process_a_long_replay_is_reported_now_and_then() -> None:
+    said: list[str] = []
+    now = [1000.0]
+    say = _SayNowAndThen(said.append, clock=lambda: now[0])
+    record = ProgressRecord(on_replay=say)
+    for _ in range(2):
+        record.begin(to_replay=70)
+        for _ in range(70):
+            record.replay()
+            now[0] += 1.0
+    assert said == ["replaying 31 of 70 steps", "replaying 61 of 70 steps"] * 2
+
+
+def test_actors_of_another_node_are_looked_at_through_a_witness(ray_session: None) -> None:
+    import ray
+
+    from dppo.cluster.collecting.watching import Watching
+
+    node_id = ray.get_runtime_context().get_node_id()
+    path, record = make_progress_file()
+    record.begin(to_replay=7)
+    record.replay()
+    watching = Watching(here="another node")
+    watching.started(0, ProgressFile(node_id, path))
+    watching.started(1, ProgressFile(node_id, "/no/such/file"))
+    watching.started(2, ProgressFile("ab" * 28, path))  # of a node that is gone
+    for actor_id in (0, 1, 2, 3):
+        watching.look(Look(actor_id, 5))
+    found, deadline = [], time.monotonic() + 60
+    while watching._looks:
+        found += watching.seen()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [(one.actor_id, one.process, one.progress.replayed) for one in found] == [(0, 5, 1)]
+    assert list(watching._witnesses) == [node_id]
+    for witness in watching.take_witnesses():
+        ray.kill(witness)
+    here = Watching()
+    here.started(0, ProgressFile(node_id, path))
+    here.look(Look(0, 5))
+    assert [one.progress.to_replay for one in here.seen()] == [7]
+    here.ended(0)
+    assert not Path(path).exists()

@@ -1,0 +1,218 @@
+"""The engine: its decisions one by one, and 2,000 runs of the real learner in virtual time with whatever goes wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from virtual import Drawn, Fake, Faults
+
+import dppo
+from dppo.assemble import sampler_plan, trainer_plan
+from dppo.cluster.collecting.collector import Collector, hosting
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import Limits
+from dppo.cluster.collecting.transports import InProcess, Transport
+from dppo.cluster.learning.trainers import LocalTrainer, Trainers
+from dppo.config import make_config
+from dppo.errors import ClusterError, SegmentsLost
+from dppo.learner import PPOLearner
+from dppo.ppo.network import NetworkSpec
+from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.segment import Incident, PolicySnapshot, Segment
+from dppo.signals import StopSignals
+from dppo.spaces import Spaces
+
+SAMPLERS, STEPS, ITERATIONS = 3, 2, 3
+SCHEDULES, PARTS = 2000, 5
+LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
+
+
+def config(**changes: Any) -> dppo.Config:
+    base = {"env_id": Drawn, "num_samplers": SAMPLERS, "num_steps": STEPS, "update_epochs": 1, "hidden_sizes": (2,)}
+    base |= {"norm_obs": True, "norm_reward": True, "norm_adv": False, "minibatch_size": SAMPLERS * STEPS}
+    base |= {"learning_rate": 0.01, "total_timesteps": SAMPLERS * STEPS * ITERATIONS, "progress": "off"}
+    return make_config(base | changes)
+
+
+class Mixing:
+    """Trainers that take no time: each bit that they are given changes all weights."""
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        self.spec = spec
+        self._weights = self._from(b"new")
+
+    def update(
+        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> dict[str, float]:
+        scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
+        given = [getattr(segment, one.name) for segment in segments for one in fields(segment)]
+        about = repr((policy.version, scale, reward_scale, iteration)).encode()
+        self._weights = self._from(b"".join([*(array.tobytes() for array in (*given, self._weights)), about]))
+        return {}
+
+    def _from(self, seen: bytes) -> np.ndarray:
+        return np.frombuffer(hashlib.shake_128(seen).digest(self.spec.num_parameters), np.int8).astype("f4") / 128
+
+    def weights(self) -> np.ndarray:
+        return self._weights.copy()
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        self._weights = weights.copy()
+
+    def take_incidents(self) -> list[Incident]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Losing:
+    """Trainers that lose the segments of some iterations on their way, before anything was learnt from them."""
+
+    def __init__(self, trainers: Trainers, lost: Sequence[int], world: Fake | None) -> None:
+        self.spec = trainers.spec
+        self._trainers, self._lost, self._world = trainers, list(lost), world
+        self.weights, self.state, self.load = trainers.weights, trainers.state, trainers.load
+        self.take_incidents, self.close = trainers.take_incidents, trainers.close
+
+    def update(
+        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> dict[str, float]:
+        if self._world is not None:
+            self._world.pass_time(random.Random(iteration).uniform(0, 40))
+        if iteration in self._lost:
+            self._lost.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return self._trainers.update(segments, policy, reward_scale, iteration)
+
+
+class Laboratory:
+    """Trainers for all runs, for making one takes longer than a run; and the results of undisturbed runs."""
+
+    def __init__(self) -> None:
+        self.config = config()
+        self.plan = sampler_plan(self.config)
+        real = LocalTrainer(trainer_plan(self.config), self._spaces())
+        self.trainers: tuple[Trainers, Trainers] = (Mixing(real.spec), real)
+        self.fresh = tuple((one.weights(), one.state()) for one in self.trainers)
+        self.expected = {
+            (overlap, real): self.run(InProcess(self.plan), overlap, real=real)
+            for overlap in (False, True)
+            for real in (False, True)
+        }
+
+    def _spaces(self) -> Spaces:
+        transport = InProcess(self.plan)
+        ledger = ReplayLedger(SAMPLERS, replay=True)
+        spaces = Collector(Collecting([[0, 1, 2]], ledger, Limits()), transport, print).describe(StopSignals())
+        transport.close()
+        return spaces
+
+    def run(
+        self,
+        transport: Transport,
+        overlap: bool,
+        *,
+        real: bool = False,
+        num_actors: int = 1,
+        stop_after: int = ITERATIONS,
+        state: Any = None,
+        lost: Sequence[int] = (),
+    ) -> Any:
+        """Train until `stop_after`; return the state at that moment.
+
+        Args:
+            real: train with PPO; otherwise mix the weights, which is quicker and notices more.
+        """
+        world = transport if isinstance(transport, Fake) else None
+        ledger, said = ReplayLedger(SAMPLERS, replay=True), list[str]()
+        engine = Collecting(hosting(SAMPLERS, num_actors), ledger, LIMITS if world else Limits())
+        collector = Collector(engine, transport, said.append, world.clock if world else lambda: 0.0)
+        trainers = Losing(self.trainers[real], lost, world)
+        trainers.load(*self.fresh[real])
+        statistics = Statistics(Moments.empty((2,)), Moments.empty(()))
+        learner = PPOLearner(collector, trainers, ledger, statistics, overlap=overlap, notify=said.append)
+        if state is not None:
+            learner.load(*state)
+        stop = StopSignals()
+        try:
+            collector.describe(stop)
+            for iteration in learner.run(ITERATIONS, stop):
+                if iteration.number == stop_after:
+                    break
+            return learner.state()
+        finally:
+            collector.close()
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    laboratory = Laboratory()
+    yield laboratory
+    for trainers in laboratory.trainers:
+        trainers.close()
+
+
+def contents(state: Any) -> dict[str, Any]:
+    """Everything in the state of a learner but the incidents that it has seen, ready to compare."""
+    arrays, values = state
+    flat = {f"{part}/{name}": array.tobytes() for part, named in arrays.items() for name, array in named.items()}
+    return flat | {name: value for name, value in values.items() if name != "incidents"}
+
+
+def some_faults(rng: random.Random) -> Faults:
+    """Now and then many of one kind, now and then some of all."""
+    faults = Faults(at_most=rng.choice([0, 1, 2, 5]), repeats=rng.choice([0.0, 0.3]))
+    for kind in ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long"):
+        setattr(faults, kind, rng.choice([0.0, 0.1, 0.4]))
+    return faults
+
+
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
+def test_two_thousand_runs_in_which_something_goes_wrong_come_to_the_same_weights(
+    part: int, laboratory: Laboratory
+) -> None:
+    """Delays, deaths, hangs, late, repeated and wrong answers, actors that leave and join, lost segments, a resume."""
+    seen: set[str] = set()
+    for seed in range(part, SCHEDULES, PARTS):
+        rng = random.Random(seed)
+        overlap, real, state, begun = seed % 2 == 1, seed % 41 == 0, None, 0
+        faults = some_faults(rng)
+        stops = sorted({ITERATIONS, *rng.sample(range(1, ITERATIONS), rng.choice([0, 0, 1]))})
+        lost = [index for index in range(ITERATIONS) if rng.random() < 0.05]
+        for stop_after in stops:
+            transport = Fake(laboratory.plan, rng, faults)
+            state = laboratory.run(
+                transport,
+                overlap,
+                real=real,
+                num_actors=rng.randint(1, SAMPLERS),
+                stop_after=stop_after,
+                state=state,
+                lost=[index for index in lost if begun <= index < stop_after],
+            )
+            begun = stop_after
+        assert state is not None
+        assert contents(state) == contents(laboratory.expected[overlap, real]), f"schedule {seed}: {faults.happened}"
+        assert state[1]["incidents"].get("segments_lost", 0) == len(lost)
+        seen.update(faults.happened, state[1]["incidents"])
+    assert seen >= {"dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long"}
+    assert seen >= {"actor_lost", "actor_hung", "samplers_moved", "segments_lost"}
+
+
+def test_actors_that_always_fail_end_the_run_whatever_they_do(laboratory: Laboratory) -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        always: dict[str, Any] = {rng.choice(["dies", "hangs", "forges"]): 1.0}
+        faults = Faults(at_most=10**6, **always)
+        with pytest.raises(ClusterError, match=r"replaced 6 times in a row .*max_actor_restarts=6"):
+            laboratory.run(Fake(laboratory.plan, rng, faults), seed % 2 == 1, num_actors=rng.randint(1, SAMPLERS))

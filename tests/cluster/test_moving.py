@@ -1,0 +1,118 @@
+"""An actor that cannot come back, on Ray: its samplers move to the others, and return when there is room."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from commandline import actors_of_this_process
+
+from dppo.assemble import sampler_plan, trainer_plan
+from dppo.cluster.collecting.collector import Collector, hosting
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import Limits
+from dppo.cluster.collecting.ray_transport import RayTransport
+from dppo.cluster.collecting.transports import InProcess
+from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.config import make_config
+from dppo.learner import Iteration, PPOLearner
+from dppo.ppo.normalizer import Statistics
+from dppo.signals import StopSignals
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+ITERATIONS = 8
+LIMITS = Limits(segment_timeout_s=60, max_actor_restarts=3, move_after_s=1.0)
+
+
+class Hogs:
+    """Takes all CPUs that are free, and the next one that becomes free, before anybody who asks later."""
+
+    def __init__(self) -> None:
+        import ray
+
+        class Hog:  # in here, so that Ray sends all of it
+            def here(self) -> None: ...
+
+        hog = ray.remote(num_cpus=1)(Hog)
+        free = int(ray.available_resources()["CPU"])
+        self._handles: list[Any] = [hog.remote() for _ in range(free)]
+        ray.get([handle.here.remote() for handle in self._handles], timeout=60)
+        self._handles.append(hog.remote())
+        self._next = self._handles[-1].here.remote()
+
+    def has_the_next_one(self) -> None:
+        import ray
+
+        ray.get(self._next, timeout=60)
+
+    def leave(self) -> None:
+        import ray
+
+        while self._handles:
+            ray.kill(self._handles.pop())
+
+
+def train(num_actors: int, say: Callable[[str], None], after: Callable[[Iteration], object]) -> tuple[str, Any]:
+    """Train as the runner does, with little patience; return the fingerprint of the weights, and the incidents."""
+    sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,)}
+    config = make_config({"env_id": "CartPole-v1", "num_actors": num_actors, **sizes})
+    ledger, stop, plan = ReplayLedger(4, replay=True), StopSignals(), sampler_plan(config)
+    hosts = hosting(4, num_actors)
+    transport = RayTransport(plan, config.actors) if num_actors else InProcess(plan)
+    collector = Collector(Collecting(hosts, ledger, LIMITS), transport, say)
+    try:
+        trainers = LocalTrainer(trainer_plan(config), collector.describe(stop))
+        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None), notify=say)
+        for iteration in learner.run(ITERATIONS, stop):
+            after(iteration)
+        trainers.close()
+        return learner.weights_sha256(), dict(learner.incidents)
+    finally:
+        collector.close()
+
+
+@pytest.fixture
+def hogs() -> Iterator[list[Hogs]]:
+    made: list[Hogs] = []
+    yield made
+    for one in made:
+        one.leave()
+
+
+def test_samplers_move_from_an_actor_that_cannot_come_back_and_return_when_there_is_room(hogs: list[Hogs]) -> None:
+    expected, _ = train(0, lambda text: None, lambda iteration: None)
+    said: list[str] = []
+    hosts: dict[int, int] = {}
+
+    def disturb(iteration: Iteration) -> None:
+        hosts[iteration.number] = len(iteration.collected.timings)
+        if iteration.number == 1:
+            hogs.append(Hogs())
+            os.kill(min(actors_of_this_process()), signal.SIGKILL)
+            hogs[0].has_the_next_one()
+        if iteration.number == 3:
+            hogs[0].leave()
+            wait_until(lambda: len(actors_of_this_process()) == 2)
+        if iteration.number > 3 and not any(text.endswith("is back") for text in said):
+            time.sleep(3)  # for it to say that it has started
+
+    weights, incidents = train(2, said.append, disturb)
+    assert weights == expected
+    assert incidents == {"actor_lost": 1, "samplers_moved": 1}
+    moved = [text for text in said if "until it is back, its samplers" in text]
+    assert len(moved) == 1
+    assert any(text.endswith("is back") for text in said)
+    assert hosts[3] == 1
+    assert hosts[8] == 2
+
+
+def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,384 @@
+"""Learners on Ray: what they come to, whatever happens to them; real processes, real gloo, real signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from commandline import Command
+from disturbance import Disturbance, in_the_middle_of_an_update, ours, send
+from made_up import POLICY, SPACES, STEPS, settings, some_segments
+from meetings import OwnOrders
+
+import dppo
+from dppo import streams
+from dppo.assemble import build_trainer, trainer_plan
+from dppo.cluster.learning import ranks, waiting
+from dppo.cluster.learning.rank import TrainerRank, interface_of
+from dppo.cluster.learning.ranks import RayTrainers
+from dppo.cluster.learning.trainers import LocalTrainer, worth_in_words
+from dppo.errors import ClusterError, TrainingDiverged
+from dppo.ppo.batch import Batch, make_batch
+from dppo.ppo.mlp import MLPSpec
+from dppo.streams import Stream
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+REBUILT_S = 60.0  # a promise
+LONG = 100  # epochs of an update that lasts long enough to be disturbed
+
+
+@contextmanager
+def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iterator[RayTrainers]:
+    trainers = RayTrainers(trainer_plan(config), SPACES, (notes if notes is not None else []).append)
+    try:
+        yield trainers
+    finally:
+        trainers.close()
+
+
+# ------------------------------------------------------------------ one group, disturbed again and again
+
+
+class Undisturbed:
+    """Two ranks in the middle of a training, and what their next update comes to when nobody disturbs it."""
+
+    def __init__(self, trainers: RayTrainers, notes: list[str]) -> None:
+        self.trainers, self.notes = trainers, notes
+        self.segments = [ray.put(segment) for segment in some_segments()]
+        self.update()
+        self.before = trainers.weights(), trainers.state()
+        self.expected = self.update()
+
+    def update(self) -> dict[str, Any]:
+        figures = self.trainers.update(self.segments, POLICY, 1.0, 3)
+        return {"figures": figures, "weights": self.trainers.weights(), **self.trainers.state()}
+
+    def go_back(self) -> None:
+        self.notes.clear()
+        self.trainers.take_incidents()
+        self.trainers.load(*self.before)
+
+    def assert_as_expected(self, found: dict[str, Any]) -> None:
+        assert found["figures"] == self.expected["figures"]
+        for name in ("weights", "exp_avg", "exp_avg_sq", "step"):
+            np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def group(ray_session: None) -> Iterator[Undisturbed]:
+    notes: list[str] = []
+    with ray_trainers_of(settings(update_epochs=LONG), notes) as trainers:
+        yield Undisturbed(trainers, notes)
+
+
+def test_an_update_done_again_comes_to_the_same_bits(group: Undisturbed) -> None:
+    group.go_back()
+    group.assert_as_expected(group.update())
+    assert (group.trainers.take_incidents(), group.notes) == ([], [])
+
+
+def assert_rebuilt(group: Undisturbed, words: str, times: int = 1, within_s: float = REBUILT_S) -> None:
+    """Do the update again, disturbed as it is; see that nobody can tell, but that it is told."""
+    began = time.monotonic()
+    found = group.update()
+    assert time.monotonic() - began < within_s
+    group.assert_as_expected(found)
+    incidents = group.trainers.take_incidents()
+    assert [incident.kind for incident in incidents] == ["learners_rebuilt"] * times
+    assert re.search(words, incidents[0].message), incidents
+    assert re.search(words, group.notes[0])
+    assert "all 2 are started anew" in group.notes[0]
+    assert re.fullmatch(r"learners are back after \d+ s", group.notes[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_in_an_update_is_not_noticed_in_its_result(group: Undisturbed, number: int) -> None:
+    group.go_back()
+    with in_the_middle_of_an_update(send(number)):
+        assert_rebuilt(group, "a learner died: ")
+
+
+@pytest.mark.parametrize("silent_s", [5.0, pytest.param(waiting.SILENT_S, marks=pytest.mark.slow)])
+def test_a_rank_that_is_stopped_in_an_update_is_replaced(
+    group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.go_back()
+    monkeypatch.setattr(waiting, "SILENT_S", silent_s)
+    monkeypatch.setattr(waiting, "ASK_EVERY_S", min(waiting.ASK_EVERY_S, silent_s / 4))
+    with in_the_middle_of_an_update(send(signal.SIGSTOP)) as disturbance:
+        assert_rebuilt(group, rf"a learner fell silent: rank [01] has not answered for {silent_s:.0f} s")
+        gone_by = time.monotonic() + 20
+        while Path(f"/proc/{disturbance.pids[0]}").exists() and time.monotonic() < gone_by:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{disturbance.pids[0]}").exists(), "it still holds its memory"
+
+
+def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], None]]:
+    """Two functions to be sent to a rank; they are made here, as a rank cannot import this module."""
+
+    def connections(_: Any) -> dict[int, tuple[str, str]]:
+        """Its TCP connections: own and other end by file descriptor."""
+        rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+        ends = {f"socket:[{row[9]}]": (row[1], row[2]) for row in rows if row[3] == "01"}
+        found = {}
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                if (target := os.readlink(link)) in ends:
+                    found[int(link.name)] = ends[target]
+        return found
+
+    def cut(_: Any, descriptors: list[int]) -> None:
+        """What a network does that breaks: the process lives, and its connection does not."""
+        for descriptor in descriptors:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    return connections, cut
+
+
+def test_ranks_whose_connection_is_cut_in_an_update_meet_anew(group: Undisturbed) -> None:
+    group.go_back()
+    connections, cut = within_a_rank()
+
+    def beside_the_update(rank: int, *work: Any) -> Any:
+        call = group.trainers._ranks[rank].__ray_call__.options(concurrency_group="life")
+        return ray.get(call.remote(*work), timeout=30)
+
+    of_each = [beside_the_update(rank, connections) for rank in range(2)]
+    other_ends = {own for own, _ in of_each[1].values()}
+    between = [descriptor for descriptor, (_, other) in of_each[0].items() if other in other_ends]
+    assert between, "the ranks are not connected"
+    with in_the_middle_of_an_update(lambda pid: beside_the_update(0, cut, between)):
+        assert_rebuilt(group, "a learner failed: .*([Cc]losed|reset|Broken)")
+
+
+@pytest.mark.slow
+def test_a_rank_that_died_between_updates_is_found_by_the_next(group: Undisturbed) -> None:
+    group.go_back()
+    os.kill(ours("ray::TrainerRank")[0], signal.SIGKILL)
+    assert_rebuilt(group, "a learner died: ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_the_group_is_rebuilt_is_rebuilt_too(group: Undisturbed) -> None:
+    group.go_back()
+    first = ours("ray::TrainerRank")
+    with (
+        in_the_middle_of_an_update(send(signal.SIGKILL)),
+        Disturbance("ray::TrainerRank.join", send(signal.SIGKILL)) as second,
+    ):
+        assert_rebuilt(group, "a learner died: ", times=2)
+    assert not set(second.pids) & set(first)
+
+
+@pytest.mark.slow
+def test_ranks_that_die_again_and_again_end_the_run() -> None:
+    rebuilds, notes = ranks.MAX_REBUILDS, list[str]()
+    with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:  # none of its updates ends in time
+        segments = [ray.put(segment) for segment in some_segments()]
+        told = rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*--num-learners 0"
+        with (
+            in_the_middle_of_an_update(send(signal.SIGKILL), times=rebuilds + 1),
+            pytest.raises(ClusterError, match=told),
+        ):
+            trainers.update(segments, POLICY, 1.0, 3)
+        assert len(trainers.take_incidents()) == rebuilds
+    assert sum("learners are back" in note for note in notes) == rebuilds
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_do_an_update_end_the_run_with_their_traceback() -> None:
+    segments = some_segments()
+    broken = [dataclasses.replace(segments[0], actions=segments[0].actions[:, :, None]), *segments[1:]]
+    with (
+        ray_trainers_of(settings()) as trainers,
+        pytest.raises(ClusterError, match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py"),
+    ):
+        trainers.update(broken, POLICY, 1.0, 0)
+
+
+def test_an_update_that_diverges_on_one_rank_ends_the_run_and_tells_of_all(group: Undisturbed) -> None:
+    group.go_back()
+    segments = some_segments()
+    rewards = segments[3].rewards.copy()
+    rewards[5] = np.nan
+    segments[3] = dataclasses.replace(segments[3], rewards=rewards)
+    with pytest.raises(TrainingDiverged) as raised:
+        group.trainers.update(segments, POLICY, 1.0, 3)
+    lines = str(raised.value).splitlines()
+    assert re.match(r"Learner 0: SGD step 0 .* returns from -?\d", lines[0])
+    assert re.match(r"Learner 1: SGD step 0 .* returns from nan to nan", lines[1])
+    assert group.trainers.take_incidents() == []
+    np.testing.assert_array_equal(group.trainers.weights(), group.before[0])
+
+
+def test_worth_is_measured_and_changes_nothing(group: Undisturbed) -> None:
+    group.go_back()
+    alone, shared, summing = group.trainers.worth(2 * STEPS)
+    assert 0 < summing < shared < 1000
+    assert 0 < alone < 1000
+    group.assert_as_expected(group.update())
+
+
+def test_that_several_learners_do_not_pay_is_told_where_they_do_not() -> None:
+    plan = trainer_plan(settings())
+    spec = MLPSpec.of(SPACES, (64, 64), "tanh", "float32")
+    slower = worth_in_words(plan, spec, alone_ms=1.0, shared_ms=1.25, summing_ms=0.75)
+    assert slower == (
+        "2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes 1.2 ms, 0.8 ms of it for "
+        "the sum; one learner takes 1.0 ms. Several learners do not pay here; --num-learners 0 is faster."
+    )
+    faster = worth_in_words(plan, spec, alone_ms=1000.0, shared_ms=550.0, summing_ms=20.0)
+    assert faster.endswith("one learner takes 1000.0 ms. They are 1.8 times as fast.")
+
+
+# ------------------------------------------------------------------ nodes that go
+
+# So that a node that died is noticed in seconds; by default Ray takes a quarter of a minute.
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@pytest.mark.slow
+def test_nodes_that_go_take_a_learner_or_segments_and_both_are_made_again(tmp_path: Path) -> None:
+    program = (str(Path(__file__).with_name("losing_nodes.py")), str(tmp_path))
+    with Command([], tmp_path, program=program, **QUICK) as command:
+        assert command.wait(400) == 0
+        told = json.loads(
+            next(line for line in command.out.splitlines() if line.startswith("told ")).removeprefix("told ")
+        )
+    assert told["lost segments"].startswith("the segments of iteration 4 were lost with the node that held them (")
+    assert told["nothing has changed"] is True
+    assert told["same weights"] is True
+    assert told["incidents"] == ["learners_rebuilt"]
+    assert any(note.startswith("a learner died: ") for note in told["notes"])
+    assert told["run"]["same"] is True
+    assert told["run"]["incidents"]["segments_lost"] == 2
+
+
+# ------------------------------------------------------------------ starting, and not
+
+
+def test_learners_without_room_are_told_and_leave_nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "START_TIMEOUT_S", 1.0)
+    with pytest.raises(ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*--learner-cpus"):
+        RayTrainers(trainer_plan(settings(learner_cpus=6)), SPACES, print)
+    assert_nothing_is_taken()
+
+
+def test_the_wait_for_room_can_be_given_up() -> None:
+    class GivenUp(BaseException):
+        pass
+
+    def check() -> None:
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        RayTrainers(trainer_plan(settings(learner_cpus=6)), SPACES, print, check)
+    assert_nothing_is_taken()
+
+
+def assert_nothing_is_taken() -> None:
+    """Apart from what the group of the tests above takes."""
+    waiting = [one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"]
+    assert not waiting
+
+
+def test_ranks_of_one_node_can_only_be_reached_from_it() -> None:
+    rank = TrainerRank(trainer_plan(settings()), SPACES, 0)
+    port = rank.open_store("127.0.0.1")
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+@pytest.mark.slow
+def test_ranks_that_meet_at_the_address_of_their_node_reach_each_other_there() -> None:
+    """As they do where they run on several nodes."""
+    plan = trainer_plan(settings())
+    ranks: list[Any] = [ray.remote(TrainerRank).remote(plan, SPACES, rank) for rank in range(2)]
+    _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
+    port = ray.get(ranks[0].open_store.remote(address), timeout=60)
+    assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == [None, None]
+    assert all(0 < seconds < 5 for seconds in ray.get([rank.time_summing.remote() for rank in ranks], timeout=60))
+    connections, _ = within_a_rank()
+    ends = [ray.get(rank.__ray_call__.remote(connections), timeout=30).values() for rank in ranks]
+    between = {own for own, _ in ends[0]} & {other for _, other in ends[1]}
+    written = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    assert {one.partition(":")[0] for one in between} == {written}
+    for rank in ranks:
+        ray.kill(rank)
+
+
+def test_the_interface_is_that_of_the_nodes_own_address() -> None:
+    assert interface_of("127.0.0.1") in ("lo", "lo0")
+    assert interface_of("203.0.113.77") is None
+    address = ray.util.get_node_ip_address()
+    found = interface_of(address)
+    assert found in {name for _, name in socket.if_nameindex()}
+    assert (found in ("lo", "lo0")) == address.startswith("127.")
+
+
+# ------------------------------------------------------------------ the same learning problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"micro_batch_size": 5, "clip_vloss": True}, pytest.param({"norm_adv": False}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: dict[str, Any]) -> None:
+    """In float64, to rounding; one trainer takes its minibatches whole."""
+    config = settings(dtype="float64", minibatch_size=64, **changes)
+    segments = some_segments("float64")
+    alone = build_trainer(trainer_plan(dataclasses.replace(config, micro_batch_size=None)), SPACES)
+    with ray_trainers_of(config) as trainers:
+        trainers.load(alone.weights(), alone.state())
+        figures = trainers.update(segments, POLICY, 1.0, 2)
+        found = {"weights": trainers.weights(), **trainers.state()}
+    shares = [
+        make_batch(share, None, 1.0, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        for share in (segments[:2], segments[2:])
+    ]
+    columns = [name for name in Batch.__slots__ if name not in ("weights", "length")]
+    joined: dict[str, Any] = {name: torch.cat([getattr(share, name) for share in shares]) for name in columns}
+    together = Batch(**joined)
+    orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
+    order: Any = OwnOrders(orders, config.minibatches_per_epoch)
+    expected = alone.update(together, config.learning_rate_at(2), order)
+    assert figures == pytest.approx(expected, rel=1e-10)
+    for name, array in {"weights": alone.weights(), **alone.state()}.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
+def test_one_rank_does_to_the_bit_what_the_driver_does() -> None:
+    config = settings(num_learners=1)
+    local = LocalTrainer(trainer_plan(dataclasses.replace(config, num_learners=0)), SPACES)
+    with ray_trainers_of(config) as remote:
+        for iteration in range(2):
+            figures = [one.update(some_segments(), POLICY, 1.0, iteration) for one in (local, remote)]
+            assert figures[0] == figures[1]
+            np.testing.assert_array_equal(local.weights(), remote.weights())
+            for name, array in local.state().items():
+                np.testing.assert_array_equal(array, remote.state()[name], err_msg=name)
+    local.close()

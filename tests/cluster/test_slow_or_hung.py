@@ -1,0 +1,308 @@
+"""The engine alone, event by event: who is slow, who is hung, who is gone, and what a person reads meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import (
+    Answered,
+    Ask,
+    Command,
+    Describe,
+    Described,
+    Died,
+    Joined,
+    Kill,
+    Left,
+    Limits,
+    Look,
+    Progressed,
+    Report,
+    Say,
+    Start,
+    Started,
+)
+from dppo.cluster.wire import Answer
+from dppo.ppo.progress import Phase, Progress
+from dppo.ppo.segment import PolicySnapshot, SamplerCarry, SegmentReport, Timings
+
+LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
+STEP_S = 0.5
+
+
+def report(sampler: int, index: int) -> SegmentReport:
+    one = np.zeros(1)
+    carry = SamplerCarry(one.astype(np.int64), one, one.astype(np.int64), one, one.astype(np.uint32))
+    return SegmentReport(sampler, index, index, 1, carry, (np.zeros(1, np.int64),))
+
+
+class Driver:
+    """The engine with a clock, and what it has ordered so far."""
+
+    def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS) -> None:
+        self.now = 0.0
+        self.ledger = ReplayLedger(sum(map(len, hosting)), replay=True)
+        self.engine = Collecting(hosting, self.ledger, limits)
+        self.commands: list[tuple[float, Command]] = []
+        self.asks: list[Ask] = []
+        self.moving: dict[int, Any] = {}
+        """What is seen of an actor, if it is looked at: a function of the time."""
+        self._take(self.engine.describe(0.0))
+        for actor_id in range(len(hosting)):
+            self.on(Started(actor_id, 1))
+        describe = self.all(Describe)[0]
+        self.on(Described(describe.actor_id, describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
+
+    def _take(self, commands: list[Command]) -> None:
+        for command in commands:
+            self.commands.append((self.now, command))
+            self.asks += [command] if isinstance(command, Ask) else []
+            if isinstance(command, Look) and command.actor_id in self.moving:
+                seen = self.moving[command.actor_id](self.now)
+                self._take(self.engine.on(Progressed(command.actor_id, command.process, seen), self.now))
+
+    def on(self, event: Any) -> None:
+        self._take(self.engine.on(event, self.now))
+        self._take(self.engine.tick(self.now))
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += STEP_S
+            self._take(self.engine.tick(self.now))
+
+    def request(self, index: int) -> None:
+        self._take(self.engine.request(PolicySnapshot(index, np.zeros(1, np.float32)), index, self.now))
+
+    def answer(self) -> None:
+        """Let every actor that was asked last answer, and record it as the learner does."""
+        asks, self.asks = self.asks, []
+        for ask in asks:
+            if not self.engine.finished:
+                made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.requests)
+                self.on(Answered(ask.actor_id, ask.process, ask.ask_id, Answer(made, Timings())))
+        for one, _ in self.engine.received.values():
+            self.ledger.record(one)
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [command for _, command in self.commands if isinstance(command, kind)]
+
+    def times(self, kind: type[Any]) -> list[float]:
+        return [when for when, command in self.commands if isinstance(command, kind)]
+
+    def said(self) -> list[str]:
+        return [command.text for command in self.all(Say)]
+
+    def forget(self) -> None:
+        self.commands.clear()
+
+
+def replaying(per_s: float, of: int, until: float = float("inf"), since: float = 0.0) -> Any:
+    """What is seen of an actor that plays so many steps again, until it stops."""
+
+    def look(now: float) -> Progress:
+        done = int(per_s * (min(now, until) - since))
+        return Progress(1000 + done, 1000, Phase.REPLAY, 0, 0, done, of)
+
+    return look
+
+
+def one_that_rebuilds() -> Driver:
+    """An actor that has made two segments, was lost, and is asked to rebuild its sampler."""
+    driver = Driver([[0]])
+    for index in range(2):
+        driver.request(index)
+        driver.answer()
+    driver.request(2)
+    driver.on(Died(0, 1, "died"))
+    driver.on(Started(0, 2))
+    assert driver.all(Ask)[-1].requests[0].rebuild is not None
+    driver.forget()
+    return driver
+
+
+# ------------------------------------------------------------------ slow or hung
+
+
+def test_a_replay_that_goes_on_has_no_deadline() -> None:
+    driver = one_that_rebuilds()
+    driver.moving[0] = replaying(3, 3700)
+    driver.wait(1000)
+    assert not driver.all(Kill)
+    driver.forget()
+    driver.answer()
+    assert driver.engine.finished
+    assert not driver.all(Report)
+
+
+def test_a_replay_that_stops_is_hung_after_one_deadline_without_any_progress() -> None:
+    driver = one_that_rebuilds()
+    driver.moving[0] = replaying(3, 3700, until=100)
+    driver.wait(200)
+    assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
+    lost = driver.all(Report)[0]
+    assert lost.incident.kind == "actor_hung"
+    assert "actor 0 (samplers 0) sent no segment for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
+        lost.text
+    )
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["that never moved", "that cannot be looked at"])
+def test_a_replay_is_hung_after_one_deadline(seen: bool) -> None:
+    driver = one_that_rebuilds()
+    if seen:
+        driver.moving[0] = replaying(0, 3700)
+    driver.wait(20)
+    assert driver.times(Kill)[0] == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
+
+
+def test_a_first_segment_that_goes_on_has_no_deadline_and_a_later_one_has() -> None:
+    """A later one has no environments to make: its environments may step for ever."""
+    driver = Driver([[0]])
+    driver.moving[0] = replaying(3, 0)
+    driver.request(0)
+    driver.wait(100)
+    assert not driver.all(Kill)
+    driver.answer()
+    driver.forget()
+    driver.request(1)
+    driver.wait(20)
+    assert not driver.all(Look)
+    assert driver.times(Kill) == [110.5]
+
+
+def test_the_making_of_the_first_environments_has_no_deadline_while_it_goes_on() -> None:
+    driver = Driver.__new__(Driver)
+    driver.now, driver.commands, driver.asks, driver.moving = 0.0, [], [], {0: replaying(1, 0)}
+    driver.engine = Collecting([[0]], ReplayLedger(1, replay=True), LIMITS)
+    driver._take(driver.engine.describe(0.0))
+    driver.on(Started(0, 1))
+    driver.wait(100)
+    assert not driver.all(Kill)
+    driver.moving.clear()
+    driver.wait(20)
+    assert "made no environment within segment_timeout_s=10" in driver.all(Report)[0].text
+
+
+def test_an_answer_ends_the_patience() -> None:
+    """The process that was rebuilt goes on with ordinary deadlines."""
+    driver = one_that_rebuilds()
+    driver.moving[0] = replaying(3, 3700)
+    driver.wait(50)
+    driver.answer()
+    driver.forget()
+    driver.request(3)
+    driver.wait(20)
+    assert driver.times(Kill) == [60.5]
+
+
+def test_after_a_long_update_an_actor_is_looked_at_before_it_counts_as_hung() -> None:
+    """With overlap the learner may be busy for longer than a deadline while an actor rebuilds its samplers."""
+    driver = one_that_rebuilds()
+    driver.moving[0] = replaying(3, 3700)
+    driver.now += 500
+    driver.wait(20)
+    assert not driver.all(Kill)
+
+
+def test_a_look_at_a_process_that_was_given_up_counts_for_nothing() -> None:
+    driver = one_that_rebuilds()
+    driver.on(Died(0, 2, "died"))
+    driver.wait(2)
+    driver.on(Started(0, 3))
+    for moves in range(100):
+        driver._take(driver.engine.on(Progressed(0, 2, Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)), driver.now))
+        driver.wait(0.5)
+    assert "counts as hung" in driver.all(Report)[1].text
+
+
+# ------------------------------------------------------------------ what a person reads
+
+
+def test_a_long_replay_is_reported_every_half_minute() -> None:
+    driver = one_that_rebuilds()
+    driver.moving[0] = replaying(35, 3700)
+    driver.wait(100)
+    assert driver.said()[1].startswith("waiting for 1 of 1 segments for 6")
+    assert "actor 0: replaying 2,100 of 3,700 steps" in driver.said()[1]
+    assert len(driver.said()) == 3
+
+
+def test_while_an_actor_is_restarted_the_run_says_so() -> None:
+    limits = Limits(segment_timeout_s=100, max_actor_restarts=3, move_after_s=1000, start_timeout_s=1000, quiet_s=30)
+    driver = Driver([[0, 1], [2]], limits)
+    driver.request(0)
+    for ask in driver.all(Ask)[1:]:
+        made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.requests)
+        driver.on(Answered(1, 1, ask.ask_id, Answer(made, Timings())))
+    driver.on(Died(0, 1, "died"))
+    driver.wait(35)
+    assert driver.said() == [
+        "waiting for 2 of 3 segments for 30 s (samplers 0, 1); actor 0 is being restarted; an actor that sends none "
+        "for 100 s is replaced"
+    ]
+
+
+def test_nothing_is_waited_for_when_all_segments_are_here() -> None:
+    """Between a request that was answered and the next one actors may come and go: no line says "0 of 1"."""
+    driver = Driver([[0], [1]])
+    driver.request(0)
+    driver.answer()
+    driver.on(Died(1, 1, "died"))
+    driver.wait(100)
+    assert driver.engine.finished
+    assert not driver.said()
+
+
+def test_before_the_first_environment_there_are_no_segments_to_count() -> None:
+    driver = Driver.__new__(Driver)
+    driver.now, driver.commands, driver.asks, driver.moving = 0.0, [], [], {}
+    driver.engine = Collecting([[0], [1]], ReplayLedger(2, replay=True), LIMITS)
+    driver._take(driver.engine.describe(0.0))
+    driver.wait(31)
+    assert driver.said() == [
+        "waiting for the first environment for 30 s; actor 0 is being started; actor 1 is being started"
+    ]
+
+
+def test_of_many_actors_in_the_same_state_four_are_named() -> None:
+    driver = Driver(
+        [[actor] for actor in range(9)], Limits(segment_timeout_s=1e6, max_actor_restarts=3, move_after_s=1e6)
+    )
+    driver.request(0)
+    for actor in range(9):
+        driver.on(Died(actor, 1, "died"))
+    driver.wait(31)
+    assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.said()[0]
+    assert "waiting for 9 of 9 segments" in driver.said()[0]
+
+
+# ------------------------------------------------------------------ gone, and back
+
+
+def test_samplers_move_when_their_actor_does_not_come_back_and_return_when_it_does() -> None:
+    driver = Driver([[0, 1], [2, 3]])
+    driver.request(0)
+    driver.answer()
+    driver.request(1)
+    driver.on(Left(0))
+    moved = driver.all(Report)[0]
+    assert moved.incident.kind == "samplers_moved"
+    assert moved.text == "actor 0 has left; until it is back, its samplers 0, 1 are on actor 1"
+    driver.answer()
+    driver.forget()
+    driver.request(2)
+    assert [(ask.actor_id, ask.hosted) for ask in driver.all(Ask)] == [(1, (0, 1, 2, 3))]
+    driver.answer()
+    driver.on(Joined(0))
+    start = driver.all(Start)[-1]
+    driver.on(Started(0, start.process))
+    assert driver.said() == ["actor 0 is back"]
+    driver.forget()
+    driver.request(3)
+    assert sorted((ask.actor_id, len(ask.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]

@@ -1,0 +1,191 @@
+"""Actors in virtual time: real samplers behind a transport that delays, loses, repeats and forges what they send."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dppo.assemble import SamplerPlan
+from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.messages import (
+    Answered,
+    Ask,
+    Describe,
+    Described,
+    Died,
+    Event,
+    ForTransport,
+    Joined,
+    Kill,
+    Left,
+    Look,
+    Progressed,
+    Start,
+    Started,
+)
+from dppo.cluster.wire import Answer, Question
+from dppo.ppo.progress import Phase, Progress
+from dppo.signals import StopSignals
+
+TICK_S = 2.0
+LONGEST_S = 20_000.0  # of a whole run in virtual time; nothing that waits may get there
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Episodes of 2 to 5 steps whose observations follow from the seed and from all actions."""
+
+    observation_space = gym.spaces.Box(-4, 4, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._state, self._steps = (seed or 0) % 2**31, 0
+        self._length = 2 + self._state % 4
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
+        over = self._steps == self._length
+        return self._obs(), float(self._state % 7), over and self._state % 2 == 0, over and self._state % 2 == 1, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._state % 1009 / 504.5 - 1, self._state % 997 / 498.5 - 1], np.float32)
+
+
+@dataclass
+class Faults:
+    """How often things go wrong, as probabilities, and how often at most."""
+
+    at_most: int
+    dies: float = 0.0
+    hangs: float = 0.0
+    forges: float = 0.0
+    never_starts_soon: float = 0.0
+    replays_long: float = 0.0
+    """A replay takes several deadlines, and makes progress."""
+    repeats: float = 0.0
+    """Each answer comes twice; does not count."""
+    leaves: float = 0.0
+    """At each question, one actor leaves and joins again later, perhaps under a new number."""
+    happened: list[str] = field(default_factory=list)
+
+    def strikes(self, rng: random.Random, kind: str) -> bool:
+        if len(self.happened) >= self.at_most or rng.random() >= getattr(self, kind):
+            return False
+        self.happened.append(kind)
+        return True
+
+
+class Fake:
+    """A transport without processes; its clock advances when somebody waits, and at no other time."""
+
+    parallel = True
+
+    def __init__(self, plan: SamplerPlan, rng: random.Random, faults: Faults) -> None:
+        self.now = 0.0
+        self._plan, self._rng, self._faults = plan, rng, faults
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], Event | None]]] = []
+        self._actors: dict[tuple[int, int], PPOActor] = {}
+        self._killed: set[tuple[int, int]] = set()
+        self._answers: dict[int, Event] = {}
+        self._busy: dict[tuple[int, int], float] = {}  # a process works off its questions in their order
+        self._moves: dict[tuple[int, int], tuple[float, float]] = {}  # it makes progress between these times
+
+    def clock(self) -> float:
+        return self.now
+
+    def do(self, command: ForTransport) -> None:
+        who = command.actor_id, command.process
+        if isinstance(command, Kill):
+            self._killed.add(who)
+            return
+        assert who not in self._killed, f"{command} to a process that was killed"
+        if isinstance(command, Look):
+            found = self._progress(who)
+            self._later(self._rng.uniform(0, 1), lambda: Progressed(*who, found))
+            return
+        if isinstance(command, Start):
+            assert who not in self._actors
+            assert all(one in self._killed for one in self._actors if one[0] == who[0]), "two processes of one actor"
+            self._actors[who] = PPOActor(self._plan)
+            slow = self._faults.strikes(self._rng, "never_starts_soon")
+            self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(*who))
+        else:
+            self._ask(command, who)
+
+    def _ask(self, command: Ask | Describe, who: tuple[int, int]) -> None:
+        rng, faults = self._rng, self._faults
+        begins = max(self.now, self._busy.get(who, 0.0))
+        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.requests)
+        slow = replays and faults.strikes(rng, "replays_long")
+        delay = begins + (rng.uniform(30, 90) if slow else rng.uniform(0, 8)) - self.now
+        self._busy[who] = self.now + delay
+        self._moves[who] = begins, self.now + delay
+        if faults.strikes(rng, "dies"):
+            self._later(delay, lambda: Died(*who, "died: of a fault in virtual time"))
+        elif not faults.strikes(rng, "hangs"):
+            forged = faults.strikes(rng, "forges")
+            self._later(delay, lambda: self._answer(command, who, forged))
+            if rng.random() < faults.repeats:
+                self._later(delay + rng.uniform(0, 30), lambda: self._answers.get(command.ask_id))
+        if faults.strikes(rng, "leaves"):
+            self._later(rng.uniform(0, 10), lambda: Left(who[0]))
+            back = rng.choice([who[0], who[0] + 10])
+            self._later(rng.uniform(10, 60), lambda: Joined(back))
+
+    def _progress(self, who: tuple[int, int]) -> Progress:
+        """What is seen now of a process; it does ten things a second while it works."""
+        begins, ends = self._moves.get(who, (0.0, 0.0))
+        done = int(10 * max(0.0, min(self.now, ends) - begins))
+        return Progress(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
+
+    def _answer(self, command: Ask | Describe, who: tuple[int, int], forged: bool) -> Event | None:
+        if who in self._killed and self._rng.random() < 0.5:
+            return None  # most die in time, some send their answer nevertheless
+        actor = self._actors[who]
+        if isinstance(command, Describe):
+            return self._sent(command.ask_id, Described(*who, command.ask_id, actor.describe(command.sampler_id)))
+        answer = actor.make_segments(Question(command.requests, command.hosted), command.policy)
+        assert isinstance(answer, Answer)
+        if forged:
+            (report, segment), *rest = answer.made
+            answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))
+        return self._sent(command.ask_id, Answered(*who, command.ask_id, answer))
+
+    def _sent(self, ask_id: int, event: Event) -> Event:
+        self._answers[ask_id] = event
+        return event
+
+    def _later(self, delay: float, what: Callable[[], Event | None]) -> None:
+        heapq.heappush(self._due, (self.now + delay, next(self._order), what))
+
+    def events(self, stop: StopSignals) -> list[Event]:
+        assert self.now < LONGEST_S, "waits for ever"
+        stop.check()
+        when = self._due[0][0] if self._due else self.now + TICK_S
+        self.now = max(self.now, min(when, self.now + TICK_S))
+        found = []
+        while self._due and self._due[0][0] <= self.now:
+            event = heapq.heappop(self._due)[2]()
+            if event is not None:
+                found.append(event)
+        return found
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the learner be busy for some time."""
+        self.now += seconds
+
+    def take_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        for actor in self._actors.values():
+            actor.close()

@@ -1,0 +1,114 @@
+"""Code that only a run's folder names is not run unless the user trusts the folder, or names the code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import read_settings
+from dppo.config.trust import code_named_by, resume_command
+
+FACTORY = """
+import pathlib
+import gymnasium as gym
+
+pathlib.Path("imported").touch()
+
+def make(**kwargs):
+    pathlib.Path("called").touch()
+    return gym.make("CartPole-v1")
+"""
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of an environment that an installed package registered."""
+    run_dir = tmp_path_factory.mktemp("honest") / "run"
+    dppo.train(dppo.Config(env_id="CartPole-v1", num_steps=8, total_timesteps=64, progress="off", run_dir=run_dir))
+    return run_dir
+
+
+@pytest.fixture(params=["flat", "in groups"])
+def evil(request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run in a shared folder, in which somebody has changed the settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mysim_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(FACTORY, encoding="utf8")
+    shutil.copytree(honest, tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    changed = {"env_id": f"{name}:make", "env_kwargs": {"command": "rm"}}
+    if request.param == "flat":
+        settings = read_settings(file) | changed
+    else:
+        settings = yaml.safe_load(file.read_text(encoding="utf8")) | {"env": changed}
+    file.write_text(yaml.safe_dump(settings), encoding="utf8")
+    return Path("run")
+
+
+def traces() -> set[str]:
+    """What the code of the folder has done."""
+    return {name for name in ("imported", "called") if Path(name).exists()}
+
+
+@pytest.mark.parametrize("command", [["eval"], ["train", "--resume"]])
+def test_code_that_only_a_folder_names_is_refused_and_shown(
+    command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, str(evil)]) == 2
+    said = capsys.readouterr().err
+    assert "it imports mysim_" in said
+    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name the environment" in said
+    assert len(said.splitlines()) == 1
+    assert not traces()
+
+
+def test_with_trust_it_is_run_and_said(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
+    assert traces() == {"imported", "called"}
+    said = capsys.readouterr().out
+    assert said.startswith("run imports mysim_")
+    assert "and calls make(command='rm')." in said.splitlines()[0]
+
+
+def test_an_environment_that_the_user_names_is_played_instead(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2  # which is not there
+    assert "env_id=nosim:other" in capsys.readouterr().err
+    Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")
+    assert main(["eval", str(evil), "--env-id", "named:make", "--episodes", "1"]) == 0
+    assert not Path("imported").exists()
+
+
+def test_a_plain_id_needs_no_trust(honest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(honest), "--episodes", "1"]) == 0
+    assert main(["train", "--resume", str(honest)]) == 0
+    assert "imports" not in capsys.readouterr().out
+
+
+def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "CartPole-v1", "--trust"]) == 2
+    assert "trust=True has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env_id": "CartPole-v1"}, None),
+        ({"env_id": "dppo/SlowCartPole-v0"}, None),
+        ({"env_id": "os:system", "env_kwargs": {"command": "ls"}}, "imports os and calls system(command='ls')"),
+        ({"env_id": "highway_env:highway-v0"}, "imports highway_env and makes highway-v0"),
+        ({"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}}, "imports nets and calls Net(n=1)"),
+    ],
+)
+def test_code_is_named_in_words(settings: dict[str, object], words: str | None) -> None:
+    assert list(code_named_by(settings).values()) == ([words] if words else [])
+
+
+def test_the_command_that_continues_a_run_works_as_printed() -> None:
+    assert resume_command("CartPole-v1", Path("r")) == "dppo train --resume r"
+    assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"

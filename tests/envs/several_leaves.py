@@ -1,0 +1,96 @@
+"""An environment whose observation has several leaves, and a sampler that reads them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from dppo import streams
+from dppo.envs.group import EnvGroup
+from dppo.envs.spaces import dtype_of
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.distributions import Categorical
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.network import Outputs
+from dppo.ppo.sampler import PPOSampler
+from dppo.spaces import DiscreteActions, Spaces, leaves
+from dppo.streams import Stream
+
+ROBOT = spaces.Dict(
+    arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(-9, 9, (), np.float32)]),
+    camera=spaces.Box(0, 255, (2, 3, 1), np.uint8),
+    gear=spaces.Discrete(5),
+    lamps=spaces.MultiBinary(3),
+)
+OBS = dtype_of(ROBOT)
+
+
+class Robot(gym.Env[Any, Any]):
+    """Every leaf follows from the seed and the actions; an episode is truncated after `length` steps."""
+
+    observation_space = ROBOT
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, length: int = 7) -> None:
+        self._length = length
+        self._steps = 0
+        self._arm = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        self._arm = self.np_random.normal(size=2)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._arm += self.np_random.normal(size=2) * 0.1 + action
+        np.clip(self._arm, -9, 9, out=self._arm)
+        return self._observation(), float(self._arm.sum()), False, self._steps == self._length, {}
+
+    def _observation(self) -> dict[str, Any]:
+        return {
+            "lamps": np.array([self._steps & 1, self._steps & 2, self._steps & 4], bool),  # in an order of its own
+            "gear": self._steps % 5,
+            "camera": np.full((2, 3, 1), 10 * self._steps + int(self.np_random.integers(9)), np.uint8),
+            "arm": (self._arm, np.float32(self._arm.mean())),
+        }
+
+
+class ReadsLeaves(PPOAgent):
+    """An agent that lays the leaves side by side."""
+
+    def _outputs(self, obs: np.ndarray) -> Outputs:
+        assert obs.dtype == OBS
+        rows = obs.shape
+        return super()._outputs(
+            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64)
+        )
+
+
+def robots(lengths: tuple[int, ...] = (7, 5)) -> EnvGroup:
+    return EnvGroup(
+        [Robot(length) for length in lengths],
+        Spaces(OBS, DiscreteActions(3)),
+        episode_seed=partial(streams.integer, 1, Stream.EPISODES, 0),
+        owner="sampler 0 (Robot)",
+    )
+
+
+def robot_sampler(num_steps: int) -> tuple[PPOSampler, MLPSpec]:
+    spec = MLPSpec((2 + 1 + 6 + 1 + 3,), Categorical(3), (8,), "tanh", "float32")
+    sampler = PPOSampler(
+        0,
+        ReadsLeaves(spec),
+        robots(),
+        num_steps=num_steps,
+        gamma=0.9,
+        noise=partial(streams.generator, 1, Stream.ACTIONS, 0),
+        track_obs=False,
+        track_returns=True,
+    )
+    return sampler, spec

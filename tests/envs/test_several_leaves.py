@@ -1,0 +1,161 @@
+"""Observations of several leaves: packed, checked, and carried through segment, ledger, wire and batch."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import assert_same_bytes, random_weights
+from gymnasium import spaces
+from several_leaves import OBS, ROBOT, Robot, robot_sampler, robots
+
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.envs.packing import BadObservation, packer
+from dppo.envs.spaces import dtype_of
+from dppo.errors import EnvironmentFault
+from dppo.ppo.batch import make_batch
+from dppo.ppo.segment import EnvLog, PolicySnapshot, SegmentRequest
+from dppo.spaces import leaves
+
+# ----------------------------------------------------------------------------------------- packing
+
+
+def test_a_box_keeps_what_the_environment_gave_in_an_array_of_its_own() -> None:
+    pack = packer(dtype_of(spaces.Box(-1, 1, (2,), np.float64)))
+    raw = np.array([0.1, 0.2])
+    packed = pack(raw)
+    raw[:] = 0
+    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums are of all its bits
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_nest_is_packed_leaf_by_leaf(seed: int) -> None:
+    ROBOT.seed(seed)
+    raw = ROBOT.sample()
+    packed = packer(OBS)(raw)
+    assert (packed.dtype, packed.shape, len(packed.tobytes())) == (OBS, (), OBS.itemsize)
+    found = leaves(packed)
+    np.testing.assert_array_equal(found["arm.0"], raw["arm"][0].astype(np.float32))
+    np.testing.assert_array_equal(found["arm.1"], raw["arm"][1])
+    np.testing.assert_array_equal(found["camera"], raw["camera"])
+    np.testing.assert_array_equal(found["lamps"], raw["lamps"])
+    assert found["gear"] == raw["gear"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"camera": np.zeros((2, 2, 1), np.uint8)},
+            "observation leaf 'camera' of shape (2, 2, 1), its space has (2, 3, 1)",
+        ),
+        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of float64, its space has uint8"),
+        ({"gear": 2.5}, "observation leaf 'gear' of float64, its space has int64"),
+        ({"arm": (np.array([0.0, np.nan]), 0.0)}, "observation leaf 'arm.0' that is nan at index 1"),
+        ({"arm": (np.zeros(2), np.float32(np.inf))}, "observation leaf 'arm.1' that is inf at index 0"),
+        ({"arm": (np.zeros(2),)}, "observation leaf 'arm' without part '1'"),
+        ({"arm": (np.zeros(2), 0.0, 0.0)}, "observation leaf 'arm' with the unexpected part '2'"),
+        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray, its space has the parts 0, 1"),
+        ({"horn": 1}, "an observation with the unexpected part 'horn'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+    ROBOT.seed(0)
+    with pytest.raises(BadObservation) as caught:
+        packer(OBS)({**ROBOT.sample(), **change})
+    assert str(caught.value) == words
+
+
+def test_a_fault_of_the_group_names_place_and_leaf() -> None:
+    class Blind(Robot):
+        def _observation(self) -> dict[str, Any]:
+            whole = super()._observation()
+            return whole if self._steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
+
+    group = robots()
+    group._envs[1] = Blind()
+    obs = np.empty(2, group.obs)
+    group.start(obs, EnvLog())
+    with pytest.raises(
+        EnvironmentFault, match=r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation"
+    ):
+        group.step(np.zeros(2, np.int64), obs, np.empty(2), np.empty(2, bool), np.empty(2, bool), EnvLog())
+
+
+# ------------------------------------------------------- segments, ledger, wire, batch of many leaves
+
+
+def snapshots() -> list[PolicySnapshot]:
+    _, spec = robot_sampler(1)
+    return [PolicySnapshot(k, random_weights(spec, seed=k)) for k in range(4)]
+
+
+def test_a_segment_of_structured_observations_holds_what_the_environments_gave() -> None:
+    sampler, _ = robot_sampler(num_steps=12)
+    report, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
+    assert (segment.obs.dtype, segment.obs.shape) == (OBS, (12, 2))
+    assert segment.obs["gear"][:, 0].tolist() == [t % 7 % 5 for t in range(12)]
+    assert segment.obs["lamps"][:, 1, 0].tolist() == [t % 5 & 1 for t in range(12)]
+    assert segment.truncated[:, 0].nonzero()[0].tolist() == [6]
+    inside = ~(segment.truncated[:-1] | segment.terminated[:-1])
+    np.testing.assert_array_equal(segment.next_values[:-1][inside], segment.values[1:][inside])
+    assert not np.array_equal(segment.next_values[6, 0], segment.values[7, 0])  # of the final observation
+    last = robots()
+    obs = np.empty(2, OBS)
+    last.restore(report.carry, report.open_actions, obs, EnvLog())
+    checksums = [
+        zlib.crc32(np.float64(total).tobytes(), zlib.crc32(row.tobytes()))
+        for total, row in zip(report.carry.episode_returns, obs, strict=True)
+    ]
+    assert report.carry.checksums.tolist() == checksums
+
+
+def test_a_rebuilt_sampler_of_structured_observations_makes_the_same_bytes() -> None:
+    sampler, _ = robot_sampler(num_steps=9)
+    ledger, policies = ReplayLedger(1, replay=True), snapshots()
+    for index in range(2):
+        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[0])
+    expected = sampler.collect(SegmentRequest(0, 2), policies[2])
+    rebuilt, _ = robot_sampler(num_steps=9)
+    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
+    assert found[0].incidents == ()
+    assert_same_bytes(found, expected, but=["env_s"])
+    going_on = sampler.collect(SegmentRequest(0, 3), policies[3])
+    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
+
+
+def test_a_structured_segment_is_pickled_with_one_buffer_for_its_observations() -> None:
+    sampler, _ = robot_sampler(num_steps=9)
+    _, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
+    assert_same_bytes(pickle.loads(pickle.dumps(segment, pickle.HIGHEST_PROTOCOL)), segment)
+    buffers: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(segment.obs, 5, buffer_callback=buffers.append)
+    assert [buffer.raw().nbytes for buffer in buffers] == [segment.obs.nbytes]
+    assert len(frame) < 1000
+    assert pickle.loads(frame, buffers=buffers).tobytes() == segment.obs.tobytes()
+
+
+def test_a_batch_has_a_tensor_for_each_leaf() -> None:
+    sampler, _ = robot_sampler(num_steps=9)
+    made = [sampler.collect(SegmentRequest(0, index), snapshots()[0])[1] for index in range(2)]
+    batch = make_batch(made, None, None, gamma=0.9, gae_lambda=0.8)
+    assert isinstance(batch.obs, dict)
+    together = leaves(np.concatenate([segment.obs for segment in made], axis=1).reshape(-1))
+    assert list(batch.obs) == list(together) == ["arm.0", "arm.1", "camera", "gear", "lamps"]
+    for name, leaf in together.items():
+        assert batch.obs[name].is_contiguous()
+        np.testing.assert_array_equal(batch.obs[name], leaf, strict=True)
+    index = torch.tensor([3, 17, 0])
+    some = batch.take(index)
+    assert isinstance(some.obs, dict)
+    assert some.actions.tolist() == batch.actions[index].tolist()
+    np.testing.assert_array_equal(some.obs["camera"], together["camera"][index])
+    pieces = batch.split([30, 6])
+    assert [len(piece) for piece in pieces] == [30, 6]
+    assert isinstance(pieces[1].obs, dict)
+    np.testing.assert_array_equal(pieces[1].obs["gear"], together["gear"][30:])

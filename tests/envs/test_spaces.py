@@ -1,0 +1,240 @@
+"""Spaces as plain data: dtypes of observations, actions, and what cannot be learnt on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from several_leaves import OBS
+from testbeds import Counting
+
+from dppo.envs.make import make_env
+from dppo.envs.spaces import describe_spaces, dtype_of
+from dppo.errors import ConfigError
+from dppo.spaces import BoxActions, DiscreteActions, dtype_as_json, dtype_from_json, leaves
+
+# ------------------------------------------------------------------------------------------ dtypes
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "shape"),
+    [
+        (spaces.Box(-1, 1, (3,), np.float32), "float32", (3,)),
+        (spaces.Box(-1, 1, (3,), np.float64), "float32", (3,)),
+        (spaces.Box(0, 255, (4, 5, 3), np.uint8), "uint8", (4, 5, 3)),
+        (spaces.Box(0, 9, (2,), np.int64), "int64", (2,)),
+        (spaces.Box(-1, 1, (), np.float64), "float32", ()),
+        (spaces.Box(-1, 1, (1,), np.float32), "float32", (1,)),
+        (spaces.Box(-1, 1, (2,), np.dtype(">f4")), "=f4", (2,)),
+        (spaces.Discrete(5), "int64", ()),
+        (spaces.MultiBinary(4), "int8", (4,)),
+        (spaces.MultiDiscrete([2, 3]), "int64", (2,)),
+    ],
+    ids=str,
+)
+def test_an_array_of_observations_is_the_plain_array(space: gym.Space[Any], dtype: str, shape: tuple[int, ...]) -> None:
+    obs = dtype_of(space)
+    storage = np.empty((6, 2), obs)
+    assert (storage.dtype, storage.shape, obs.shape) == (np.dtype(dtype), (6, 2, *shape), shape)
+    assert storage.flags.c_contiguous
+
+
+def test_a_structured_observation_has_no_padding() -> None:
+    assert OBS.names == ("arm", "camera", "gear", "lamps")
+    assert OBS.itemsize == 2 * 4 + 4 + 6 + 8 + 3
+    assert {name: (leaf.dtype.type, leaf.shape) for name, leaf in leaves(np.empty((6, 2), OBS)).items()} == {
+        "arm.0": (np.float32, (6, 2, 2)),
+        "arm.1": (np.float32, (6, 2)),
+        "camera": (np.uint8, (6, 2, 2, 3, 1)),
+        "gear": (np.int64, (6, 2)),
+        "lamps": (np.int8, (6, 2, 3)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Dict(a=spaces.Dict(b=spaces.Text(5))), "observation_space, leaf 'a.b': is Text("),
+        (spaces.Tuple([spaces.Box(-1, 1, (3, 0))]), "observation_space, leaf '0': is Box([], [], (3, 0), float32)"),
+        (spaces.Dict(a=spaces.Dict()), "observation_space, leaf 'a': has no parts"),
+        (spaces.Dict({"": spaces.Discrete(2)}), "observation_space: has the keys ['']"),
+        (
+            spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(2))}),
+            "observation_space: two leaves are named 'a.b'",
+        ),
+        (spaces.Graph(spaces.Discrete(2), None), "observation_space: is Graph("),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_leaf_that_is_not_an_array_of_numbers_is_refused_by_name(space: gym.Space[Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dtype_of(space)
+    assert str(caught.value).startswith(words)
+
+
+LEAVES = st.builds(
+    lambda dtype, shape: np.dtype((dtype, tuple(shape))),
+    st.sampled_from(["float32", "float16", "uint8", "int64", "bool"]),
+    st.lists(st.integers(1, 3), max_size=3),
+)
+NESTS = st.recursive(
+    LEAVES,
+    lambda inner: st.dictionaries(st.text("abc.0é", min_size=1, max_size=4), inner, min_size=1, max_size=3).map(
+        lambda fields: np.dtype(list(fields.items()))
+    ),
+    max_leaves=6,
+)
+
+
+@given(NESTS)
+def test_a_dtype_survives_json_and_pickle(obs: np.dtype[Any]) -> None:
+    back = dtype_from_json(json.loads(json.dumps(dtype_as_json(obs))))
+    assert back == pickle.loads(pickle.dumps(obs)) == obs
+    assert np.empty(3, back).shape == np.empty(3, obs).shape
+    assert back.itemsize == obs.itemsize
+
+
+# ----------------------------------------------------------------------------- what can be learnt on
+
+
+class Shaped(gym.Env[Any, Any]):
+    """Has spaces, and nothing else."""
+
+    def __init__(self, obs: Any = None, act: Any = None) -> None:
+        self.observation_space = obs or spaces.Box(-1, 1, (3,), np.float32)
+        self.action_space = act or spaces.Discrete(2)
+
+
+def test_spaces_become_plain_data() -> None:
+    found = describe_spaces(Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1)))
+    assert (found.obs, found.deterministic) == (np.dtype(("uint8", (2, 3))), True)
+    assert found.actions == DiscreteActions(4, -1)
+    low, high = np.array([[-1.0], [-np.inf]], np.float64), np.array([[1.0], [np.inf]])
+    actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
+    assert isinstance(actions, BoxActions)
+    assert (actions.shape, actions.size, actions.low.dtype.type) == ((2, 1), 2, np.float64)
+    np.testing.assert_array_equal(actions.low, low)
+    np.testing.assert_array_equal(actions.high, high)
+
+
+def test_a_spec_that_says_nondeterministic_is_believed() -> None:
+    env = make_env("CartPole-v1", {})
+    assert env.spec is not None
+    assert describe_spaces(env).deterministic
+    gym.register("worlds/Chance-v0", entry_point=lambda **kwargs: Counting(**kwargs), nondeterministic=True)
+    try:
+        assert not describe_spaces(make_env("worlds/Chance-v0", {})).deterministic
+    finally:
+        del gym.registry["worlds/Chance-v0"]
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (Shaped(spaces.Discrete(5)), ("observation_space=Discrete(5)", "it is a Discrete", "FlattenObservation")),
+        (
+            Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
+            ("observation_space=Dict(", "'arm' is Box(", "'text' is Text(", "FlattenObservation"),
+        ),
+        (Shaped(spaces.Tuple([spaces.Discrete(2)])), ("it is a Tuple ([0] is Discrete(2))",)),
+        (Shaped(spaces.Box(-1, 1, ())), ("has no dimensions", "FlattenObservation")),
+        (Shaped(spaces.Box(-1, 1, (3, 0))), ("has no elements",)),
+        (Shaped(act=spaces.MultiDiscrete([2, 3])), ("action_space=MultiDiscrete([2 3])", "it is a MultiDiscrete")),
+        (Shaped(act=spaces.Box(0, 9, (2,), np.int64)), ("it is a Box of int64 with shape (2,)",)),
+        (Shaped(act=spaces.Box(0, 9, ())), ("it is a Box of float32 with shape ()",)),
+        (
+            Shaped(act=spaces.Dict(grip=spaces.Discrete(2))),
+            ("action_space=Dict(", "'grip' is Discrete(2)", "only Discrete and floating-point Box actions"),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_spaces_that_cannot_be_learnt_on_name_the_part(env: gym.Env[Any, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        describe_spaces(env)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1)], ids=str)
+def test_an_image_needs_a_network_for_images(shape: tuple[int, ...]) -> None:
+    image = Shaped(spaces.Box(0, 255, shape, np.uint8))
+    with pytest.raises(ConfigError) as caught:
+        describe_spaces(image)
+    for word in (f"observation_space=Box(0, 255, {shape}, uint8): is an image", "--model", "FlattenObservation"):
+        assert word in str(caught.value)
+    assert describe_spaces(image, own_network=True).obs == np.dtype((np.uint8, shape))
+    flat = gym.wrappers.FlattenObservation(image)
+    assert describe_spaces(flat).obs == np.dtype((np.uint8, (int(np.prod(shape)),)))
+
+
+def test_bytes_that_are_not_an_image_are_accepted() -> None:
+    for shape in [(128,), (8, 8)]:
+        assert describe_spaces(Shaped(spaces.Box(0, 255, shape, np.uint8))).obs.shape == shape
+    assert describe_spaces(Shaped(spaces.Box(0, 1, (8, 8, 3), np.float32))).obs.shape == (8, 8, 3)
+
+
+def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:
+    class Duck:
+        observation_space = spaces.Box(-1, 1, (3,), np.float32)
+        action_space = spaces.Discrete(2)
+
+    assert describe_spaces(Duck()).deterministic  # type: ignore[arg-type]
+
+
+def test_a_space_of_the_old_package_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = type("Box", (), {"__module__": "gym.spaces.box", "__str__": lambda self: "Box(3,)", "shape": (3,)})
+    for env in (Shaped(old()), Shaped(act=old())):
+        with pytest.raises(ConfigError, match=r"space=Box\(3,\): is a space of the package gym, .* shimmy"):
+            describe_spaces(env)
+
+
+ACTIONS = {
+    "dials": spaces.MultiDiscrete([3, 4]),
+    "many dials": spaces.MultiDiscrete([50, 60], start=[-1, 2]),
+    "switches": spaces.MultiBinary(4),
+    "many switches": spaces.MultiBinary((5, 6)),
+    "whole numbers": spaces.Box(-3, 9, (2,), np.int64),
+    "a number": spaces.Box(0, 9, (), np.float32),
+    "dict": spaces.Dict(grip=spaces.Discrete(2), turn=spaces.Box(-1, 1)),
+    "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_wrapper_that_a_refusal_proposes_works(name: str) -> None:
+    """The line is run as it stands: the wrapped environment can be learnt on, and gets actions of its space."""
+    got: list[Any] = []
+
+    class Taking(Shaped):
+        def step(self, action: Any) -> Any:
+            got.append(action)
+            return np.zeros(3, np.float32), 0.0, False, False, {}
+
+    env = Taking(act=ACTIONS[name])
+    with pytest.raises(ConfigError) as caught:
+        describe_spaces(env)
+    line = (
+        str(caught.value).split(": gymnasium.wrappers.")[1].removesuffix(", with Box and Discrete of gymnasium.spaces.")
+    )
+    choices = [env.action_space.sample() for _ in range(5)]
+    names = {"np": np, "env": env, "CHOICES": choices, "Box": spaces.Box, "Discrete": spaces.Discrete}
+    wrapped = eval(line, {**names, "TransformAction": gym.wrappers.TransformAction})
+    actions = describe_spaces(wrapped).actions
+    for _ in range(50):
+        wrapped.step(wrapped.action_space.sample())
+    assert all(env.action_space.contains(action) for action in got)
+    if isinstance(actions, DiscreteActions) and "CHOICES" not in line:
+        got.clear()
+        for action in range(actions.n):
+            wrapped.step(action)
+        assert len({str(action) for action in got}) == actions.n  # each number is another choice, and all are there
+        assert actions.n == {"dials": 3 * 4, "switches": 2**4}[name]

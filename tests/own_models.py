@@ -1,0 +1,161 @@
+"""Modules as users write them: some keep the contract, and each of the others breaks one part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dppo
+
+
+class Plain(nn.Module):
+    """Shares its layers between head and value; a deviation that depends on the observation."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int, units: int = 16) -> None:
+        super().__init__()
+        inputs = int(torch.Size(spaces.obs.shape).numel())
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, units), nn.Tanh())
+        self.head = nn.Linear(units, head_size)
+        self.value = nn.Linear(units, 1)
+
+    def forward(self, obs: Tensor) -> Any:
+        hidden = self.body(obs)
+        return self.head(hidden), self.value(hidden).squeeze(-1)
+
+
+class Residual(nn.Module):
+    """With a frozen parameter, a constant buffer, tensors made on the way, and normalised layers."""
+
+    scale: Tensor
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int, blocks: int = 1) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(int(torch.Size(spaces.obs.shape).numel()), 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(blocks))
+        self.outputs = nn.Linear(8, head_size + 1)
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, obs: Tensor) -> Any:
+        hidden = self.inputs(obs.flatten(1)) * self.scale + torch.ones(8) * self.frozen
+        for block in self.blocks:
+            hidden = hidden + block(hidden).relu()
+        outputs = self.outputs(hidden)
+        return outputs[:, :-1], outputs[:, -1]
+
+
+# ------------------------------------------------------------------ each breaks one part of the contract
+
+
+def not_a_class(spaces: dppo.Spaces, head_size: int) -> nn.Module:
+    return Plain(spaces, head_size)
+
+
+class NotAModule:
+    """Has all that a module has, but is none."""
+
+
+class Raises(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        raise RuntimeError("no such layer")
+
+
+class RaisesForward(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        raise RuntimeError("shapes do not fit")
+
+
+class WideHead(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size + 1)
+
+
+class ColumnOfValues(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return head, values[:, None]
+
+
+class SqueezesAll(Plain):
+    """Right for three rows, and not for one."""
+
+    def forward(self, obs: Tensor) -> Any:
+        hidden = self.body(obs)
+        return self.head(hidden), self.value(hidden).squeeze()
+
+
+class HeadOnly(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        return super().forward(obs)[0]
+
+
+class Doubles(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return head, values.double()
+
+
+class Infinite(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return head / 0.0, values
+
+
+class Normalised(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.norm = nn.BatchNorm1d(head_size, momentum=0.1)
+
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return (self.norm(head) if len(head) > 1 else head), values
+
+
+class Centred(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return head - head.mean(dim=0), values
+
+
+class Drops(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        head, values = super().forward(obs)
+        return nn.functional.dropout(head), values
+
+
+class NoCritic(Plain):
+    def forward(self, obs: Tensor) -> Any:
+        return super().forward(obs)[0], obs.new_zeros(len(obs))
+
+
+class Empty(nn.Module):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+
+
+class Mixed(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.value.double()
+
+
+class Elsewhere(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.value.to("meta")
+
+
+class Lazy(Plain):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.value = nn.LazyLinear(1)
+
+
+class RandomBuffer(Plain):
+    features: Tensor
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.register_buffer("features", torch.randn(3))

@@ -1,0 +1,248 @@
+"""For every network: acting equals learning, gradients equal autograd's, samplers act together bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from builders import BOX, DISCRETE, random_weights
+from own_models import Plain, Residual
+from torch import Tensor, nn
+
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.mlp_torch import HandwrittenMLP, initial_mlp
+from dppo.ppo.model import PPOModel
+from dppo.ppo.module import Autograd, ModuleSpec
+from dppo.ppo.network import LearningNetwork, NetworkSpec
+from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.quick import quick
+from dppo.ppo.segment import PolicySnapshot
+from dppo.spaces import Spaces
+
+OBS = (2, 2)
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+SCALE = ObsScale(np.array([[0.5, -1.0], [100.0, 0.0]]), np.array([[1.0, 2.0], [30.0, 1e-4]]))
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "discrete": distribution_of(DISCRETE),
+    "box": distribution_of(BOX),
+    "joint": Joint((Categorical(3), DiagonalGaussian(2))),
+}
+
+
+def mlp(hidden_sizes: tuple[int, ...], activation: str) -> Callable[[Distribution, str], NetworkSpec]:
+    return lambda distribution, dtype: MLPSpec(OBS, distribution, hidden_sizes, activation, dtype)
+
+
+def module(model: type[nn.Module], **kwargs: int) -> Callable[[Distribution, str], NetworkSpec]:
+    spaces = Spaces(np.dtype((np.float32, OBS)), DISCRETE)
+    return lambda distribution, dtype: ModuleSpec(OBS, distribution, model, kwargs, dtype, spaces)
+
+
+NETWORKS = {
+    "mlp": mlp((64, 64), "tanh"),
+    "mlp without hidden layers": mlp((), "tanh"),
+    "mlp of one layer": mlp((32,), "relu"),
+    "mlp of three layers": mlp((64, 64, 16), "tanh"),
+    "module": module(Plain, units=24),
+    "residual module": module(Residual, blocks=2),
+}
+networks = pytest.mark.parametrize("network", NETWORKS)
+distributions = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def observations(rows: int, *leading: int) -> np.ndarray:
+    return (np.random.default_rng(4).normal(size=(*leading, rows, *OBS)) * 3).astype(np.float32)
+
+
+def agent_of(spec: NetworkSpec, scale: ObsScale | None = None) -> PPOAgent:
+    agent = PPOAgent(spec)
+    agent.load(PolicySnapshot(3, random_weights(spec), scale))
+    return agent
+
+
+@networks
+@distributions
+@dtypes
+@pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
+def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
+    spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
+    scale = SCALE if norm_obs else None
+    agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
+    with torch.no_grad():
+        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
+    drawn, head, values = agent.act(obs, noise)
+
+    x = obs.astype(dtype)
+    if scale is not None:
+        x = np.clip((x - scale.mean.astype(dtype)) / scale.std.astype(dtype), -10, 10)
+    scored = model.forward(torch.from_numpy(x), torch.from_numpy(drawn))
+    model_head, model_values, _ = model.network.forward(torch.from_numpy(x))
+    tolerance = TOLERANCE[dtype]
+    np.testing.assert_allclose(head, model_head, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(values, model_values, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(agent.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
+    assert {str(array.dtype) for array in (head, values, agent.log_prob(head, drawn))} == {dtype}
+    np.testing.assert_array_equal(agent.best_action(obs), agent.distribution.mode(head))
+    assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
+
+
+def gradient_of(network: LearningNetwork, obs: Tensor, *, pieces: int = 1) -> np.ndarray:
+    """The gradient of a made-up loss that all outputs have a share in; the gradient of before is loud."""
+    network.parameters.gradient.fill_(1e6)
+    for number, rows in enumerate(obs.chunk(pieces)):
+        head, values, residuals = network.forward(rows)
+        by_head, by_values = (2 * head).clone(), values.exp()
+        network.backward(residuals, by_head, by_values, accumulate=number > 0)
+    return network.parameters.gradient.numpy().copy()
+
+
+@distributions
+@pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_gradients_by_hand_are_those_of_autograd(
+    distribution: str, hidden_sizes: tuple[int, ...], activation: str, pieces: int
+) -> None:
+    """Of the same module, in float64."""
+    spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
+    obs = torch.from_numpy(observations(9).astype(np.float64))
+    plain = initial_mlp(spec, seed=1)
+    by_hand, twin = HandwrittenMLP(initial_mlp(spec, seed=1)), Autograd(plain, plain.ordered_parameters())
+    for network in (by_hand, twin):
+        with torch.no_grad():
+            network.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    for found, expected in zip(by_hand.forward(obs)[:2], twin.forward(obs)[:2], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    gradient, of_twin = (gradient_of(network, obs, pieces=pieces) for network in (by_hand, twin))
+    np.testing.assert_allclose(gradient, of_twin, rtol=1e-10, atol=1e-12)
+    assert np.abs(gradient).min() > 0 or activation == "relu"
+
+
+@networks
+@distributions
+def test_gradients_are_finite_differences(network: str, distribution: str) -> None:
+    spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float64")
+    learning = spec.learning(3)
+    obs = torch.from_numpy(observations(5).astype(np.float64))
+    gradient = gradient_of(learning, obs)
+
+    def loss() -> float:
+        head, values, _ = learning.forward(obs)
+        return float(head.square().sum() + values.exp().sum())
+
+    weights = learning.parameters.weights.data
+    frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes().items()}
+    held = spec.flatten(frozen).astype(bool)
+    assert not gradient[held].any()
+    for index in np.random.default_rng(0).integers(0, spec.num_parameters, 12):
+        if held[index]:
+            continue
+        kept, differences = weights[index].item(), []
+        for step in (1e-6, -1e-6):
+            weights[index] = kept + step
+            differences.append(loss() / 2e-6)
+        weights[index] = kept
+        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-4, abs=1e-5)
+
+
+@networks
+@distributions
+@dtypes
+@pytest.mark.parametrize("samplers", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_samplers_act_together_as_each_alone(
+    network: str, distribution: str, dtype: str, samplers: int, rows: int
+) -> None:
+    """Bit for bit, all that the agent gives."""
+    spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
+    agent, obs = agent_of(spec, SCALE), observations(rows, samplers)
+    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
+    together = agent.act(obs, noise)
+    assert together.values.shape == (samplers, rows)
+    alone = [agent.act(one, own) for one, own in zip(obs, noise, strict=True)]
+    for s, one in enumerate(alone):
+        for name in ("actions", "head", "values"):
+            np.testing.assert_array_equal(getattr(together, name)[s], getattr(one, name), err_msg=name)
+        np.testing.assert_array_equal(agent.values(obs)[s], one.values)
+        np.testing.assert_array_equal(agent.best_action(obs)[s], agent.best_action(obs[s]))
+
+
+@pytest.mark.parametrize("obs_size", [1, 3, 17, 111])
+@pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (256, 128), (512,)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8, 33])
+@dtypes
+def test_products_of_any_size_stack(obs_size: int, hidden_sizes: tuple[int, ...], rows: int, dtype: str) -> None:
+    """A row of a larger product would differ in its last bits from the row alone."""
+    for distribution in (Categorical(2), DiagonalGaussian(6)):
+        spec = MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype)
+        network = spec.acting()
+        network.load(random_weights(spec, scale=0.1))
+        obs = np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype)
+        head, values = network.step(obs)
+        for s in range(8):
+            alone = network.step(obs[s])
+            np.testing.assert_array_equal(head[s], alone.head)
+            np.testing.assert_array_equal(values[s], alone.values)
+
+
+@networks
+@dtypes
+def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
+    spec = NETWORKS[network](DISTRIBUTIONS["box"], dtype)
+    before = torch.get_rng_state()
+    one = spec.learning(3).parameters.weights.detach()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(10)
+    torch.set_default_dtype(torch.float64)  # as an environment of the same process may
+    try:
+        two, other = (spec.learning(seed).parameters.weights.detach() for seed in (3, 4))
+        acting = agent_of(spec).values(observations(2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert str(one.dtype) == f"torch.{dtype}"
+    np.testing.assert_array_equal(acting, agent_of(spec).values(observations(2)))
+
+
+@networks
+@distributions
+def test_names_and_shapes_are_those_of_the_parameters(network: str, distribution: str) -> None:
+    spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float32")
+    weights = spec.learning(3).parameters.weights.detach().numpy()
+    assert weights.shape == (spec.num_parameters,)
+    named = spec.unflatten(weights)
+    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
+    np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
+
+
+def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 2))
+    model[0].register_forward_hook(lambda *_: calls.append("hook"))
+    obs, parameters = torch.randn(3, 4), list(model.parameters())
+    expected = model(obs)
+    names = [name for name, _ in model.named_parameters()]
+    assert quick(model) is model
+    assert torch.equal(model(obs), expected)
+    assert calls == ["hook", "hook"]
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert [name for name, _ in model.named_parameters()] == names
+    with torch.no_grad():
+        parameters[-1].add_(1)
+    assert torch.allclose(model(obs), expected + 1)
+
+
+@networks
+def test_specs_are_compared_by_value(network: str) -> None:
+    one, two = (NETWORKS[network](DISTRIBUTIONS["box"], "float32") for _ in range(2))
+    assert one == two
+    assert one != NETWORKS[network](DISTRIBUTIONS["box"], "float64")
+    assert one.as_json() == two.as_json()

@@ -1,0 +1,93 @@
+"""Records of the algorithm: arrays have the shapes that are written beside them, and nobody writes into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import BOX, spec_of
+from jaxtyping import TypeCheckError
+
+from dppo.ppo.advantages import generalized_advantages
+from dppo.ppo.batch import Batch
+from dppo.ppo.distributions import Categorical
+from dppo.ppo.losses import policy_loss
+from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.segment import PolicySnapshot, Rebuild, SamplerCarry, Segment
+
+T, E = 3, 2
+
+
+def segment(**changes: Any) -> Segment:
+    rows, flags = np.zeros((T, E)), np.zeros((T, E), bool)
+    columns: dict[str, Any] = {"obs": np.zeros((T, E, 4)), "actions": np.zeros((T, E), np.int64)}
+    columns |= {name: rows.copy() for name in ("logprobs", "values", "next_values", "rewards")}
+    columns |= {name: flags.copy() for name in ("terminated", "truncated", "valid")}
+    return Segment(**columns | changes)
+
+
+def batch(**changes: Any) -> Batch:
+    columns: dict[str, Any] = {name: torch.zeros(6) for name in ("logprobs", "values", "advantages", "returns")}
+    return Batch(**{"obs": torch.zeros(6, 4), "actions": torch.zeros(6, 2)} | columns | changes)
+
+
+def carry(**changes: Any) -> SamplerCarry:
+    columns: dict[str, Any] = {name: np.zeros(E, np.int64) for name in ("episodes", "episode_lengths")}
+    columns |= {name: np.zeros(E) for name in ("episode_returns", "discounted_returns")}
+    return SamplerCarry(**columns | {"checksums": np.zeros(E, np.uint32)} | changes)
+
+
+def advantages(**changes: Any) -> np.ndarray:
+    columns: dict[str, Any] = {name: np.zeros((T, E)) for name in ("rewards", "values", "next_values")}
+    columns |= {name: np.zeros((T, E), bool) for name in ("terminated", "truncated")}
+    return generalized_advantages(**columns | changes, gamma=0.9, gae_lambda=0.8)
+
+
+def scale(**changes: Any) -> ObsScale:
+    return ObsScale(**{"mean": np.zeros(4), "std": np.ones(4)} | changes)
+
+
+WRONG: dict[str, Callable[[], object]] = {
+    "a column of a segment": lambda: segment(rewards=np.zeros((T, E + 1))),
+    "a column of a segment that has another dtype": lambda: segment(valid=np.ones((T, E))),
+    "observations of a segment without environments": lambda: segment(obs=np.zeros(T)),
+    "a column of a batch": lambda: batch(returns=torch.zeros(6, 1)),
+    "a leaf of a batch": lambda: batch(obs={"arm": torch.zeros(5, 4)}),
+    "sequences of a batch": lambda: batch().take(torch.zeros(2, 1, dtype=torch.int64)),
+    "what a sampler carries": lambda: carry(checksums=np.zeros(E + 1, np.uint32)),
+    "weights": lambda: PolicySnapshot(0, np.zeros((2, 3))),
+    "a scale": lambda: scale(std=np.ones(3)),
+    "advantages": lambda: advantages(next_values=np.zeros((T + 1, E))),
+    "a loss": lambda: policy_loss(torch.ones(3), torch.ones(3, 1), 0.2),
+    "a head": lambda: Categorical(3).log_prob(np.zeros((2, 3)), np.zeros((2, 1), np.int64)),
+    "parameters": lambda: spec_of(BOX).unflatten(np.zeros((1, 7))),
+}
+
+
+@pytest.mark.parametrize("wrong", list(WRONG))
+def test_a_wrong_shape_is_noticed_in_tests(wrong: str) -> None:
+    segment(), batch(), carry(), scale(), advantages()
+    with pytest.raises(TypeCheckError):
+        WRONG[wrong]()
+
+
+def made() -> list[Any]:
+    rebuild = Rebuild(carry(), (np.zeros((2, 3)),))
+    return [segment(), carry(), scale(), rebuild, PolicySnapshot(0, np.zeros(5), scale())]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_nobody_writes_into_a_record(pickled: bool) -> None:
+    for record in pickle.loads(pickle.dumps(made())) if pickled else made():
+        values = [getattr(record, field.name) for field in dataclasses.fields(record)]
+        arrays = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+        arrays = [one for one in arrays if isinstance(one, np.ndarray)]
+        assert arrays
+        for array in arrays:
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 1

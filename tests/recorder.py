@@ -1,0 +1,91 @@
+"""An observer and a listener for tests: they keep what they are given, and act on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import dppo
+from dppo.ppo.segment import Episode, Incident
+from dppo.records.result import in_words
+
+
+class Recorder(dppo.Observer):
+    """Keeps all it is given. May press Ctrl-C at an iteration, or call something after each."""
+
+    def __init__(
+        self, *, interrupt_at: int | None = None, after_iteration: Callable[[int], object] = lambda number: None
+    ) -> None:
+        self.calls: list[str] = []
+        self.run: dppo.RunInfo | None = None
+        self.rows: list[dict[str, float]] = []
+        self.episodes: list[Episode] = []
+        self.incidents: list[Incident] = []
+        self.checkpoints: list[Path] = []
+        self.result: dppo.Result | None = None
+        self.error: BaseException | None = None
+        self._interrupt_at = interrupt_at
+        self._after_iteration = after_iteration
+
+    @property
+    def ending(self) -> list[str]:
+        """What is said at the end of the run."""
+        assert self.result is not None
+        return in_words(self.result)
+
+    def on_start(self, run: dppo.RunInfo) -> None:
+        self.calls.append("start")
+        self.run = run
+
+    def on_iteration(self, row: dict[str, float]) -> bool | None:
+        self.calls.append("iteration")
+        self.rows.append(row)
+        self._after_iteration(int(row["iteration"]))
+        if row["iteration"] == self._interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)  # a person pressing Ctrl-C
+        return None
+
+    def on_episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+    def on_incident(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+
+    def on_checkpoint(self, path: Path) -> None:
+        self.calls.append(path.stem)
+        self.checkpoints.append(path)
+
+    def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
+        self.calls.append("end")
+        self.result, self.error = result, error
+
+
+class Notes(logging.Handler):
+    """What `dppo` logs while it is entered, as text; may call something after each."""
+
+    def __init__(self, after: Callable[[str], object] = lambda text: None) -> None:
+        super().__init__(logging.INFO)
+        self.texts: list[str] = []
+        self._after = after
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self._after(record.getMessage())
+
+    def __enter__(self) -> Notes:
+        logger = logging.getLogger("dppo")
+        self._level_before = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        logger = logging.getLogger("dppo")
+        logger.removeHandler(self)
+        logger.setLevel(self._level_before)

@@ -1,0 +1,432 @@
+"""A run's folder belongs to one run and one process, and nothing of a user's in it is touched."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from commandline import fresh_environment
+from recorder import Recorder
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import make_config, resolved
+from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
+from dppo.records import checkpoint as checkpoints
+from dppo.records.run_folder import config_of
+from dppo.records.run_lock import RunLock
+
+BATCH, ITERATIONS = 32, 3
+
+
+def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
+    sizes = {"num_samplers": 2, "num_steps": 16, "total_timesteps": BATCH * ITERATIONS, "update_epochs": 1}
+    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run")).weights_sha256
+
+
+# ---------------------------------------------------------------------- one process
+
+
+def test_a_folder_in_use_is_refused_and_says_by_whom(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    class Again(dppo.Observer):
+        said = ""
+
+        def on_iteration(self, row: dict[str, float]) -> None:
+            for resume in (None, run, "auto"):
+                with pytest.raises(ConfigError, match="is in use by process") as refused:
+                    dppo.train(settings(run), resume=resume)
+            self.said = str(refused.value)
+
+    again = Again()
+    result = dppo.train(settings(run), observers=[again])
+    assert result.iterations == ITERATIONS, "the run itself is not disturbed"
+    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in again.said
+    assert not (run / "run.lock").exists()
+    dppo.train(settings(run), resume=run)
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    with locked_elsewhere(tmp_path) as other:
+        with pytest.raises(ConfigError, match=f"process {other.pid} on "):
+            RunLock(tmp_path)
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert (tmp_path / "run.lock").exists(), "it could not tidy up"
+        RunLock(tmp_path).close()
+
+
+def locked_elsewhere(folder: Path, then: str = "time.sleep(1000)") -> subprocess.Popen[str]:
+    code = (
+        "import os, sys, time; from pathlib import Path; from dppo.records.run_lock import RunLock\n"
+        f"lock = RunLock(Path({str(folder)!r}))\n{then}\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], env=fresh_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "run.lock").exists() or not (folder / "run.lock").read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        assert other.poll() is None
+        time.sleep(0.01)
+    return other
+
+
+def test_a_child_of_a_killed_run_does_not_keep_the_folder(tmp_path: Path) -> None:
+    """It was forked, and so holds the lock of its parent: an environment with processes of its own."""
+    then = "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
+    with locked_elsewhere(tmp_path, then) as other:
+        assert other.stdout is not None
+        child = int(other.stdout.readline())
+        try:
+            with pytest.raises(ConfigError, match="in use"):
+                RunLock(tmp_path)
+            other.send_signal(signal.SIGKILL)
+            other.wait()
+            lock = RunLock(tmp_path)
+            with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
+                RunLock(tmp_path)
+            lock.close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_of_a_finished_run_does_not_keep_the_folder(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    try:
+        lock.close()
+        RunLock(tmp_path).close()
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}'])
+def test_a_lock_file_that_nobody_holds_is_stale(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text(content)
+    RunLock(tmp_path).close()
+
+
+def test_without_locks_of_the_system_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems."""
+    import fcntl
+
+    def unsupported(handle: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    lock = RunLock(tmp_path)
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
+        RunLock(tmp_path)
+    lock.close()
+    RunLock(tmp_path).close()
+    for owner, refused in {(2**22 + 1, socket.gethostname()): False, (1, "another-host"): True}.items():
+        (tmp_path / "run.lock").write_text(json.dumps({"pid": owner[0], "host": owner[1]}))
+        if refused:
+            with pytest.raises(ConfigError, match="on another-host"):
+                RunLock(tmp_path)
+        else:
+            RunLock(tmp_path).close()
+
+
+# ---------------------------------------------------------------------- a user's own files
+
+
+def test_a_users_own_config_is_neither_overwritten_nor_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "exp" / "config.yaml"
+    mine.parent.mkdir()
+    mine.write_text("# my own words\nenv_id: CartPole-v1\n")
+    assert main(["train", "--config", "exp/config.yaml", "--run-dir", "exp"]) == 2
+    assert "holds a config.yaml, which the run would overwrite" in capsys.readouterr().err
+    assert mine.read_text().startswith("# my own words")
+    assert os.listdir(tmp_path / "exp") == ["config.yaml"]
+
+
+def raises() -> gym.Env[Any, Any]:
+    raise RuntimeError("licence")
+
+
+def test_a_run_that_never_began_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name in ("notes", "empty", "new"):
+        with pytest.raises(EnvironmentFault):
+            dppo.train(settings(tmp_path / name, env_id=raises))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "todo.txt"]
+
+
+# ---------------------------------------------------------------------- started and killed at any time
+
+
+def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path, whole: str) -> None:
+    """A killed run leaves its folder as it is then."""
+    seen: list[str] = []
+
+    def first_reset() -> gym.Env[Any, Any]:
+        class Looking(gym.Wrapper[Any, Any, Any, Any]):
+            def reset(self, **keywords: Any) -> Any:
+                seen[:] = seen or sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+                return self.env.reset(**keywords)
+
+        return Looking(gym.make("CartPole-v1"))
+
+    dppo.train(settings(tmp_path / "run", env_id=first_reset))
+    assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(seen)
+
+
+def test_killed_before_its_settings_were_written_a_run_goes_on(tmp_path: Path, whole: str) -> None:
+    run = tmp_path / "run"
+    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
+    (run / "config.yaml").unlink()
+    assert config_of(run)["env_id"] == "CartPole-v1"
+    assert main(["train", "--resume", str(run)]) == 0
+    assert dppo.train(settings(run), resume=run).weights_sha256 == whole
+
+
+def test_resume_auto_starts_or_goes_on(tmp_path: Path, whole: str) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(run), resume="auto", observers=[Recorder(interrupt_at=1)])
+    assert (stopped.resumed_at, stopped.iterations) == (0, 1)
+    ended = dppo.train(settings(run), resume="auto")
+    assert (ended.resumed_at, ended.iterations, ended.weights_sha256) == (1, ITERATIONS, whole)
+    again = dppo.train(settings(run), resume="auto")
+    assert (again.resumed_at, again.metrics) == (ITERATIONS, [])
+    with pytest.raises(ConfigError, match="resume=auto: needs a folder"):
+        dppo.train(settings(None), resume="auto")
+
+
+class Fatal(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends its process at the step that it is set to, as SIGKILL does."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._marker = Path(marker)
+
+    def step(self, action: Any) -> Any:
+        if self._marker.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+def test_killed_after_going_back_a_run_loses_no_row(tmp_path: Path) -> None:
+    """Resumed further back, rows are cut off; killed then, it must not go on from a checkpoint that is past them."""
+    run, marker = tmp_path / "run", tmp_path / "marker"
+    config = settings(run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0)
+    whole = dppo.train(config)
+    marker.touch()
+    child = multiprocessing.get_context("fork").Process(
+        target=dppo.train, args=(config,), kwargs={"resume": run / "checkpoints" / "iter_000001"}
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    marker.unlink()
+    again = dppo.train(config, resume=run)
+    assert (again.resumed_at, again.weights_sha256) == (1, whole.weights_sha256)
+    assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
+
+
+# ---------------------------------------------------------------------- where it is
+
+
+class Wandering(gym.Wrapper[Any, Any, Any, Any]):
+    """Changes the current directory, as many simulators do."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._folder = folder
+
+    def reset(self, **keywords: Any) -> Any:
+        os.chdir(self._folder)
+        return self.env.reset(**keywords)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_an_environment_may_change_the_current_directory(
+    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    monkeypatch.chdir(home)
+    run_dir = Path("run") if fixed else None
+    result = dppo.train(settings(run_dir, env_id=Wandering, env_kwargs={"folder": str(away)}))
+    assert result.run_dir.is_absolute()
+    assert result.run_dir.is_relative_to(home)
+    assert (result.run_dir / "learning_curve.png").exists()
+    assert checkpoints.find(result.run_dir).path == result.checkpoint
+    assert list(away.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- what an environment is given
+
+
+class Scenario:
+    def __init__(self, pole: float) -> None:
+        self.pole = pole
+
+
+class Staged(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, scenario: Scenario, weights: np.ndarray) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        assert isinstance(scenario, Scenario)
+        assert isinstance(weights, np.ndarray)
+
+
+def test_an_environment_may_be_given_python_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+
+    def config() -> dppo.Config:
+        return settings(run, env_id=Staged, env_kwargs={"scenario": Scenario(1.0), "weights": np.arange(3)})
+
+    dppo.train(config(), observers=[Recorder(interrupt_at=1)])
+    assert dppo.train(config(), resume=run).iterations == ITERATIONS
+    for command in (["train", "--resume", str(run)], ["eval", str(run)]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "env_kwargs: scenario was " in said
+        assert "Scenario object" in said
+        assert "train(config, resume=...)" in said
+    assert dppo.load_policy(run).act(np.zeros(4, np.float32)) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"),
+    [
+        (Path("/a/b"), "/a/b"),
+        (np.float32(0.5), 0.5),
+        ((1, 2), [1, 2]),
+        ({1: {"x": None}}, {"1": {"x": None}}),
+        ([{1, 2}], [{"!python": "{1, 2}"}]),
+        ({(1, 2): 3}, {"!python": "{(1, 2): 3}"}),
+        (np.arange(2), {"!python": "array([0, 1])"}),
+    ],
+)
+def test_values_are_recorded_for_people(value: Any, recorded: Any) -> None:
+    assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
+
+
+# ---------------------------------------------------------------------- a full disk
+
+
+class Full:
+    """Lets nothing be written to a folder, once it is told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from dppo.records.disk import Disk
+
+        real, self.full = Disk.write, False
+
+        def write(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            real(disk, path, *parts)
+
+        monkeypatch.setattr(Disk, "write", write)
+
+
+def test_resuming_on_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
+    Full(monkeypatch).full = True
+    assert main(["train", "--resume", str(run)]) == 1
+    said = capsys.readouterr().err
+    assert "config.yaml: could not be written: No space left on device. Free some space there." in said
+    assert "Traceback" not in said
+
+
+def test_a_last_checkpoint_that_cannot_be_written_does_not_lose_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Full(monkeypatch)
+
+    def fill(iteration: int) -> None:
+        full.full = iteration == ITERATIONS
+
+    recorder = Recorder(after_iteration=fill)
+    with pytest.raises(CheckpointError, match=r"iter_000003\.safetensors: the checkpoint could not be written") as no:
+        dppo.train(settings(tmp_path / "run", progress="plain"), observers=[recorder])
+    assert no.value.exit_code == 1
+    said = capsys.readouterr().out
+    assert recorder.result is not None
+    assert recorder.result.iterations == ITERATIONS
+    assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in said
+    assert "iter_000000.safetensors" in said
+    assert "Go on with: dppo train --resume " in said
+
+
+# ---------------------------------------------------------------------- the best
+
+
+def test_the_best_is_not_one_lucky_episode(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = dppo.train(settings(run, checkpoint_interval_s=0))
+    assert 0 < few.episodes < 20
+    assert not (run / "checkpoints" / "best.json").exists()
+    many = dppo.train(settings(tmp_path / "many", total_timesteps=BATCH * 30, checkpoint_interval_s=0))
+    assert many.episodes >= 20
+    best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
+    episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
+    assert episodes[best["iteration"]] >= 20
+
+
+# ---------------------------------------------------------------------- divergence
+
+
+class Spiking(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives a reward in the third iteration that no float32 can square, as long as the marker is there."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._marker, self._steps = Path(marker), 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        if self._steps == 2 * BATCH + 5 and self._marker.exists():
+            reward = 1e30
+        return obs, reward, terminated, truncated, info
+
+
+def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    one: dict[str, Any] = {"num_samplers": 1, "num_steps": BATCH, "minibatch_size": 4, "gamma": 0.0, "gae_lambda": 0.0}
+    one |= {"env_id": Spiking, "env_kwargs": {"marker": str(marker)}, "checkpoint_interval_s": 0}
+    whole = dppo.train(settings(tmp_path / "whole", **one))
+    marker.touch()
+    with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
+        dppo.train(settings(tmp_path / "run", **one | {"checkpoint_interval_s": 1000}))
+    assert "step 0" not in str(diverged.value), "some steps of the update were made, and are taken back"
+    left = checkpoints.find(tmp_path / "run").path
+    same = [checkpoints.load(path) for path in (left, tmp_path / "whole" / "checkpoints" / left.name)]
+    assert left.stem == "iter_000002"
+    for part in ("model", "optimizer", "samplers"):
+        for name, array in same[0].arrays[part].items():
+            assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
+    marker.unlink()
+    assert dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256 == whole.weights_sha256

@@ -1,0 +1,61 @@
+"""Shapes as annotated, checked whenever a test calls a function or makes a record of the algorithm."""
+
+from __future__ import annotations
+
+import importlib
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from unittest import mock
+
+from beartype import beartype
+from jaxtyping import AbstractArray, install_import_hook
+
+MODULES = [
+    f"dppo.ppo.{name}"
+    for name in ("normalizer", "segment", "advantages", "distributions", "network", "losses", "batch")
+]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check_shapes() -> None:
+    """Import `MODULES` so that each call and each new record is checked against its annotations.
+
+    There jaxtyping is imported under TYPE_CHECKING, for no actor shall pay for it; while these modules are imported
+    here, that is true. Whatever does not expect it is imported before.
+    """
+    import torch  # noqa: F401
+
+    import dppo.spaces  # noqa: F401
+
+    with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):
+        for name in MODULES:
+            importlib.import_module(name)
+
+
+def checked(function: F) -> F:
+    """Check the annotations of `function` that name shapes, and no others: mypy does these.
+
+    Sequences of any length are left out: beartype checks one element of them, chosen by Python's global generator,
+    which no test may disturb.
+    """
+    shaped = {
+        name: hint
+        for name, hint in function.__annotations__.items()
+        if _names_shapes(hint) and not _has_any_length(hint)
+    }
+    if not shaped:
+        return function
+    function.__annotations__ = shaped
+    return beartype(function)
+
+
+def _has_any_length(hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    endless = Ellipsis in inner if origin is tuple else isinstance(origin, type) and issubclass(origin, Sequence)
+    return bool(endless) or any(map(_has_any_length, inner))
+
+
+def _names_shapes(hint: Any) -> bool:
+    named = isinstance(hint, type) and issubclass(hint, AbstractArray)
+    return named or any(map(_names_shapes, typing.get_args(hint)))

@@ -1,0 +1,364 @@
+"""A user's own network from end to end: `--model module:Class`, `Config(model=Class)`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import own_models
+import pytest
+import yaml
+from commandline import fresh_environment
+from recorder import Recorder
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import make_config
+from dppo.errors import CheckpointError, ConfigError
+from dppo.records import checkpoint as checkpoints
+
+ITERATIONS = 4
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "own_network.py"
+KWARGS = {"units": 12}
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    base = {"env_id": "Pendulum-v1", "num_samplers": 4, "num_steps": 50, "update_epochs": 2, "gamma": 0.9}
+    base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 4 * 50 * ITERATIONS}
+    base |= {"model": "own_models:Plain", "model_kwargs": KWARGS, "progress": "off", "run_dir": run_dir}
+    return make_config(base | changes)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    """An undisturbed run in this process."""
+    return dppo.train(settings(tmp_path_factory.mktemp("trained") / "run"))
+
+
+# ------------------------------------------------------------------ the promise
+
+
+@pytest.mark.parametrize("num_actors", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
+    """By its name to one, as a class to two."""
+    model = "own_models:Plain" if num_actors == 1 else own_models.Plain
+    result = dppo.train(settings(tmp_path / "run", num_actors=num_actors, model=model))
+    assert (result.weights_sha256, result.incidents) == (trained.weights_sha256, {})
+
+
+def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: Path) -> None:
+    result = dppo.train(settings(tmp_path / "run", model=own_models.Plain))
+    assert result.weights_sha256 == trained.weights_sha256
+    assert result.model_name == "own_models:Plain"
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["network"]["model"] == "own_models:Plain"
+
+
+def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [
+        {"model_kwargs": {"units": 13}},
+        {"model": own_models.Residual, "model_kwargs": {"blocks": 2}},
+        {"seed": 2},
+    ]
+    for number, changes in enumerate(others):
+        other = dppo.train(settings(tmp_path / str(number), **changes))
+        assert other.weights_sha256 != trained.weights_sha256
+        assert other.iterations == ITERATIONS
+
+
+def test_stopped_and_resumed_it_comes_to_the_same_weights(trained: dppo.Result, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(run), observers=[Recorder(interrupt_at=2)])
+    assert stopped.iterations == 2
+    last = Recorder()
+    resumed = dppo.train(settings(run, model=own_models.Plain), resume=run, observers=[last])
+    assert resumed.weights_sha256 == trained.weights_sha256
+
+
+def test_the_command_line_trains_stops_and_resumes_it(
+    trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    half = yaml.safe_load((trained.run_dir / "config.yaml").read_text())
+    half.pop("versions")
+    half["run"] |= {"total_timesteps": 4 * 50 * 2}
+    half["ppo"] |= {"anneal_lr": False}
+    half["network"] |= {"model": None, "model_kwargs": {}}
+    (tmp_path / "half.yaml").write_text(yaml.safe_dump(half))
+    given = ["--model", "own_models:Plain", "--model-kwargs", json.dumps(KWARGS)]
+    assert main(["train", "--config", str(tmp_path / "half.yaml"), "--run-dir", str(run), *given]) == 0
+    resume = ["train", "--resume", str(run), "--total-timesteps", str(4 * 50 * ITERATIONS)]
+    assert main(resume) == 2
+    assert "it imports own_models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    assert main([*resume, "--trust"]) == 0
+    whole = dppo.train(settings(tmp_path / "whole", anneal_lr=False))
+    assert dppo.load_policy(run).weights.tobytes() == dppo.load_policy(whole.run_dir).weights.tobytes()
+
+
+def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
+    others: list[dict[str, Any]] = [
+        {"model": None, "model_kwargs": {}},
+        {"model": own_models.Residual},
+        {"model_kwargs": {}},
+    ]
+    for changes in others:
+        with pytest.raises(ConfigError, match=r"^model(_kwargs)?=.* was made with "):
+            dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
+
+
+def test_two_learners_train_it_with_any_number_of_actors(
+    trained: dppo.Result, tmp_path: Path, ray_session: None
+) -> None:
+    """By its name, and as a class that only this module has."""
+
+    class Plain(own_models.Plain):
+        pass
+
+    two = {"num_learners": 2, "cpus_per_actor": 0.5}
+    one = dppo.train(settings(tmp_path / "1", num_actors=1, **two))
+    other = dppo.train(settings(tmp_path / "2", num_actors=2, model=Plain, **two))
+    assert one.weights_sha256 == other.weights_sha256 != trained.weights_sha256
+    assert one.incidents == other.incidents == {}
+
+
+# ------------------------------------------------------------------ playing
+
+
+def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
+    import torch
+
+    policy = dppo.load_policy(trained.run_dir)
+    module = own_models.Plain(policy.spaces, head_size=2, **KWARGS)
+    arrays = checkpoints.load(trained.checkpoint).arrays
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays["model"].items()})
+    obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    seen = arrays["normalizer"]
+    std = np.sqrt(seen["obs.m2"] / seen["obs.count"] + 1e-8)
+    x = np.clip((obs - seen["obs.mean"]) / std, -10, 10).astype(np.float32)
+    with torch.no_grad():
+        head, _ = module(torch.from_numpy(x))
+    np.testing.assert_allclose(policy.act(obs), head[:, :1].clamp(-2, 2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(policy.act(obs[0]), policy.act(obs[:1])[0])
+    drawn = [policy.act(obs, generator=np.random.default_rng(3)) for _ in range(2)]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Result) -> None:
+    class Moved(own_models.Plain):
+        pass
+
+    class Changed(own_models.Plain):
+        def __init__(self, spaces: dppo.Spaces, head_size: int, units: int) -> None:
+            super().__init__(spaces, head_size, units + 1)
+
+    obs = np.ones(3)
+    np.testing.assert_array_equal(
+        dppo.load_policy(trained.run_dir, model=Moved).act(obs), dppo.load_policy(trained.run_dir).act(obs)
+    )
+    with pytest.raises(CheckpointError, match="own_models:Plain is not the network that was trained: parameter"):
+        dppo.load_policy(trained.run_dir, model=Changed)
+
+
+def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_models", None)
+    with pytest.raises(CheckpointError, match=r"its network cannot be made here: model=own_models:Plain: importing"):
+        dppo.load_policy(trained.run_dir)
+
+
+def test_evaluation_plays_it_where_it_is_trusted_or_named(
+    trained: dppo.Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval", str(trained.run_dir), "--episodes", "1"]
+    assert main(command) == 2
+    assert "it imports own_models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    for more in (["--trust"], ["--model", "own_models:Plain"]):
+        assert main([*command, *more]) == 0
+        assert "imports own_models and calls Plain(units=12)" in capsys.readouterr().out
+
+
+def test_a_checkpoint_cannot_name_a_network_behind_the_back_of_its_settings(
+    trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module that would be imported is that of the checkpoint, whatever config.yaml says."""
+    arrays = checkpoints.load(trained.checkpoint)
+    state = arrays.state | {"model": arrays.state["model"] | {"model": "evil:Net"}}
+    run = tmp_path / "run"
+    checkpoints.save(run / "checkpoints", 1, checkpoints.Checkpoint(arrays.arrays, state), keep=1, score=None)
+    (run / "config.yaml").write_text(yaml.safe_dump({"env_id": "Pendulum-v1"}))
+    assert main(["eval", str(run), "--episodes", "1"]) == 2
+    assert "it imports evil" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the contract
+
+BROKEN = {  # by the class in own_models: what the message says
+    "not_a_class": "is not a class of torch modules, but <function not_a_class",
+    "NotAModule": "is not a class of torch modules, but <class 'own_models.NotAModule'>. Give a subclass of",
+    "Raises": "its constructor raised RuntimeError: no such layer (",
+    "RaisesForward": "raised RuntimeError: shapes do not fit (",
+    "WideHead": "returned head of shape (3, 3), not (3, 2): [rows, head_size]",
+    "ColumnOfValues": "returned values of shape (3, 1), not (3,): [rows]; values.squeeze(-1)",
+    "SqueezesAll": "with obs of shape (1, 4) and torch.float32, returned values of shape (), not (1,)",
+    "HeadOnly": "returned a Tensor. Return two tensors, head and values",
+    "Doubles": "returned values of torch.float64. Return the dtype of obs",
+    "Infinite": "returned head that are not finite. Look for a division by zero",
+    "Normalised": "its buffer norm.running_mean changes in a forward pass, as those of BatchNorm do",
+    "Centred": "its head of one observation depend on the other rows of the batch. Treat each row alone",
+    "Drops": "its head differ between two passes over the same observations. Leave out dropout and noise",
+    "NoCritic": "its values do not depend on any parameter that requires a gradient",
+    "Empty": "it has no parameters, so there is nothing to learn. Assign its layers to self",
+    "Mixed": "its parameters differ: value.weight is torch.float64 on cpu, body.1.weight is torch.float32 on cpu",
+    "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
+    "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
+    "RandomBuffer": "its buffer features is drawn at random, and actors would draw another one",
+    "Missing": "the module own_models has no Missing. Check the spelling",
+}
+
+
+def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
+    return settings(run_dir, **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_contract_is_named_before_training_starts(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dppo.train(cartpole(tmp_path / "run", model=f"own_models:{name}"))
+    text = str(caught.value)
+    assert text.startswith(f"model=own_models:{name}: ")
+    assert BROKEN[name] in text
+    assert text.endswith(".")
+    assert len(text.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_broken_network_is_tried() -> None:
+    made = {name for name, one in vars(own_models).items() if getattr(one, "__module__", "") == "own_models"}
+    assert made - {"Plain", "Residual"} == BROKEN.keys() - {"Missing"}
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Plain", "is not of the form module:Class. Name the module that holds the class, too"),
+        (
+            "no_such_module:Net",
+            "importing no_such_module failed: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (lambda spaces, head_size: None, "is not a class of torch modules"),
+    ],
+    ids=["no module", "not there", "a function"],
+)
+def test_what_cannot_be_imported_is_refused_before_anything_is_made(model: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dppo.train(cartpole(tmp_path / "run", model=model))
+    assert words in str(caught.value)
+
+
+def test_arguments_that_the_class_does_not_know_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"constructor raised TypeError: .*'width'.*called with \(spaces, head_size"):
+        dppo.train(settings(tmp_path / "run", model_kwargs={"width": 3}))
+
+
+def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_session: None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dppo.train(cartpole(tmp_path / "run", model=own_models.WideHead, num_actors=2))
+    assert str(caught.value).startswith("model=own_models:WideHead: forward(obs), with obs of shape (3, 4)")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
+    tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that only this process has."""
+    here = type(sys)("only_here")
+    exec(compile("from own_models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    for number, model in enumerate(("only_here:Net", here.Net)):
+        with pytest.raises(ConfigError) as caught:
+            dppo.train(cartpole(tmp_path / str(number), model=model, num_actors=2))
+        text = str(caught.value)
+        assert text.startswith("model")
+        assert "No module named 'only_here'" in text
+        assert "importable" in text
+        assert len(text.splitlines()) == 1
+
+
+# ------------------------------------------------------------------ images, and torch's default dtype
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Small images."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+        self.black = np.zeros((8, 8, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.black + np.uint8(9), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.black + np.uint8(self.steps + action), float(action), self.steps == 20, False, {}
+
+
+def test_a_network_of_your_own_may_read_images(tmp_path: Path) -> None:
+    result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=own_models.Plain))
+    assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
+
+
+class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
+    """A simulator that works with torch, in float64."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.at = at
+        self._set("constructor")
+
+    def step(self, action: Any) -> Any:
+        self._set("step")
+        return super().step(action)
+
+    def _set(self, where: str) -> None:
+        import torch
+
+        if self.at == where:
+            torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("model", [None, "own_models:Plain", "own_models:Residual"])
+def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weights(
+    model: str | None, tmp_path: Path
+) -> None:
+    import torch
+
+    weights = set()
+    for at in ("nowhere", "constructor", "step"):
+        config = cartpole(tmp_path / at, env_id=SetsDefaultDtype, env_kwargs={"at": at}, model=model)
+        try:
+            weights.add(dppo.train(config).weights_sha256)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert len(weights) == 1
+
+
+# ------------------------------------------------------------------ the example
+
+
+def test_the_example_trains_its_network(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "2048"],
+        cwd=tmp_path,
+        env=fresh_environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].startswith("Mean return after 2,048 steps: ")

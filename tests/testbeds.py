@@ -1,0 +1,175 @@
+"""Environments that put a run to the test: they crash, hang, drift, or show an off-by-one.
+
+Actors import this module by name: `testbeds:crashing_cartpole`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+
+from dppo.envs.simulated import check_choice, check_number
+
+
+class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Fails at one place: in a step, in a reset or in its constructor.
+
+    `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
+    its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...),
+    "reset": the reset that begins that episode, or "constructor". Each instance counts its own episodes. With
+    `marker`, the path of a file that is not there yet, it fails once only among all processes that see that path:
+    whoever makes the file fails.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        *,
+        how: str = "raise",
+        where: str = "step",
+        at_step: int = 1,
+        at_episode: int = 0,
+        marker: str | None = None,
+    ) -> None:
+        check_choice("how", how, ("raise", "interrupt", "bare", "exit", "kill", "hang"))
+        check_choice("where", where, ("step", "reset", "constructor"))
+        check_number("at_step", at_step, "the step that fails, counted from 1,", 1)
+        check_number("at_episode", at_episode, "the episode that fails, counted from 0,", 0)
+        super().__init__(env)
+        self._how, self._where, self._at_step, self._at_episode = how, where, at_step, at_episode
+        self._marker = None if marker is None else Path(marker)
+        self._episode, self._steps = -1, 0
+        self._fail_if("constructor", here=True)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._episode, self._steps = self._episode + 1, 0
+        self._fail_if("reset", here=self._episode == self._at_episode)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        self._fail_if("step", here=self._episode == self._at_episode and self._steps == self._at_step)
+        return self.env.step(action)
+
+    def _fail_if(self, where: str, *, here: bool) -> None:
+        if where != self._where or not here or not self._is_first():
+            return
+        if self._how == "exit":
+            os._exit(13)
+        if self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self._how == "hang":
+            time.sleep(3600.0)
+        if self._how == "interrupt":
+            raise KeyboardInterrupt
+        if self._how == "bare":
+            raise BaseException("neither an error nor an exit")
+        place = "" if where == "constructor" else f" (episode {self._episode}, step {self._steps})"
+        raise RuntimeError(f"the simulator failed in its {where}{place}")
+
+    def _is_first(self) -> bool:
+        if self._marker is None:
+            return True
+        try:
+            self._marker.touch(exist_ok=False)  # atomic: of several processes, one makes it
+        except FileExistsError:
+            return False
+        return True
+
+
+def crashing_cartpole(**failure: Any) -> gymnasium.Env[Any, Any]:
+    """CartPole-v1 that fails as `failure` says: the arguments of CrashingSimulator."""
+    return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
+
+
+class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose gravity is drawn at each reset from what no seed governs.
+
+    Neither its spec nor the first observation of an episode says so: only a replay shows it.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        cartpole: Any = self.env.unwrapped
+        cartpole.gravity = 9.8 + np.random.default_rng().uniform(0.01, 0.1)
+        return self.env.reset(seed=seed, options=options)
+
+
+def drifting_cartpole() -> gymnasium.Env[Any, Any]:
+    """CartPole-v1 that no seed reproduces."""
+    return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
+
+
+class PointMass(gymnasium.Env[Any, Any]):
+    """Push a point to a goal on a square.
+
+    Observation [6]: position, velocity, goal. Action [2]: force, from -1 to 1. Reward: minus the distance to
+    the goal. `is_success`: the point is within 0.1 of the goal.
+    """
+
+    def __init__(self) -> None:
+        high = np.array([2, 2, 1, 1, 1, 1], np.float32)
+        self.observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._position = self._velocity = self._goal = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._position = self.np_random.uniform(-1, 1, 2)
+        self._velocity = np.zeros(2)
+        self._goal = self.np_random.uniform(-1, 1, 2)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        force = np.clip(np.asarray(action, np.float64), -1, 1)
+        self._velocity = 0.8 * self._velocity + 0.2 * force
+        self._position = np.clip(self._position + 0.2 * self._velocity, -2, 2)
+        away_x, away_y = self._goal - self._position
+        distance = math.sqrt(away_x * away_x + away_y * away_y)
+        return self._observation(), -distance, False, False, {"is_success": distance < 0.1}
+
+    def _observation(self) -> np.ndarray:
+        return np.concatenate([self._position, self._velocity, self._goal]).astype(np.float32)
+
+
+def point_mass() -> gymnasium.Env[Any, Any]:
+    """PointMass with episodes of 50 steps."""
+    return TimeLimit(PointMass(), 50)
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """The observation is the number of steps since the reset, the reward is the action.
+
+    It terminates with step `terminate_after`, and is truncated with step `truncate_after`, where these are
+    given.
+    """
+
+    def __init__(
+        self, *, num_actions: int = 4, terminate_after: int | None = None, truncate_after: int | None = None
+    ) -> None:
+        check_number("num_actions", num_actions, "the number of actions", 1)
+        for setting, value in (("terminate_after", terminate_after), ("truncate_after", truncate_after)):
+            if value is not None:
+                check_number(setting, value, "the last step, counted from 1,", 1)
+        self.observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(num_actions)
+        self._terminate_after, self._truncate_after = terminate_after, truncate_after
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        terminated, truncated = self._steps == self._terminate_after, self._steps == self._truncate_after
+        return np.array([self._steps], np.float32), float(action), terminated, truncated, {}
