@@ -93,6 +93,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
 
     Args:
         progress: where its environments record what they are doing.
+
     Raises:
         EnvironmentFault: the environment's constructor raised.
         ConfigError: its spaces cannot be learnt on, or the user's network cannot be used.

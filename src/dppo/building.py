@@ -39,6 +39,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
     Args:
         stack: closes them.
+
     Raises:
         CheckpointError: the environment is another than that of the run to go on from.
     """

@@ -65,10 +65,9 @@ class PPOLearner:
         overlap: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """
-        Args:
-            overlap: request segments with the weights that are about to be updated, so that actors and learner work
-                at the same time; policy lag is then exactly one.
+        """Args:
+        overlap: request segments with the weights that are about to be updated, so that actors and learner work
+            at the same time; policy lag is then exactly one.
         """
         self._collector = collector
         self._trainers = trainers

@@ -41,6 +41,7 @@ class Policy:
 
         Args:
             generator: draw the action from the policy with it; None takes the likeliest action.
+
         Raises:
             ValueError: `obs` has another shape than the environment's observations.
         """
@@ -78,6 +79,7 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
 
     Args:
         model: the class of the run's own network, or its import path, in place of what the checkpoint names.
+
     Raises:
         CheckpointError: there is none, it is damaged, or its network cannot be made here.
     """

@@ -55,6 +55,7 @@ def train(
             `resume`. Counters begin at zero, episodes afresh; the network's shape and what is normalised may not
             change, other settings may.
         observers: watch the run, and may stop it; beside the display that `config.progress` names.
+
     Raises:
         ConfigError: an invalid setting, environment or cluster, detected before training starts.
         CheckpointError: nothing to resume from.

@@ -237,7 +237,7 @@ def test_the_environment_may_stand_anywhere_beside_the_flags(line: str) -> None:
     "flags", ["--gamma 2", "--num-steps many", "--num-steps 1.5", "--env-kwargs [1]", "--activation gelu", "--seed -1"]
 )
 def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{flags.split()[0][2:].replace('-', '_')}="):
+    with pytest.raises(ConfigError, match=f"^{flags.split(maxsplit=1)[0][2:].replace('-', '_')}="):
         make_config(settings(f"Acrobot-v1 {flags}"))
 
 

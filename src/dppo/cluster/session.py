@@ -37,6 +37,7 @@ class RaySession:
 
         Args:
             store_bytes: what weights and segments in flight may come to, for a Ray that is started here.
+
         Raises:
             ClusterError: no connection, or Ray cannot start.
             ConfigError: the cluster, or this machine, cannot hold the actors; or another Ray is in use already.

@@ -63,6 +63,7 @@ def _settings(run: Path, model_name: str | None, named: dict[str, str], *, trust
 
     Args:
         model_name: the network that the checkpoint names: that one is imported.
+
     Raises:
         ConfigError: they name code, and the user neither names it nor trusts them.
     """
@@ -139,6 +140,7 @@ def evaluate(
 
     Args:
         tell: print a line every few seconds.
+
     Raises:
         CheckpointError: the environment's spaces are not those that the policy was trained on.
     """

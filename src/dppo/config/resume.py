@@ -30,6 +30,7 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
     Args:
         before: the settings that `checkpoint` was made with, flat or in groups.
         iteration: how many iterations the checkpoint has behind it.
+
     Raises:
         ConfigError: a setting differs that may not change.
     """
@@ -56,6 +57,7 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
 
     Args:
         before: the settings that it was made with, flat or in groups.
+
     Raises:
         ConfigError: a setting differs that may not change.
     """

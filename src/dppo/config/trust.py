@@ -39,6 +39,7 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         stored: flat settings from a file.
         named: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
+
     Raises:
         ConfigError: a stored setting would import code, with what it would do; or names none that can be imported.
     """

@@ -43,11 +43,10 @@ class EnvGroup:
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
     ) -> None:
-        """
-        Args:
-            episode_seed: the seed of an episode, from the environment's index in the group and the episode's.
-            owner: who these environments belong to, for error messages: "sampler 3 (CartPole-v1)".
-            sampler_id, progress: where to record each step, reset and replay, and for which sampler.
+        """Args:
+        episode_seed: the seed of an episode, from the environment's index in the group and the episode's.
+        owner: who these environments belong to, for error messages: "sampler 3 (CartPole-v1)".
+        sampler_id, progress: where to record each step, reset and replay, and for which sampler.
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
@@ -90,6 +89,7 @@ class EnvGroup:
             obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` gets what the next action follows from.
             log: gets the episodes that end, and the time.
         Returns: the final observation of each environment that was truncated and not terminated, by its index.
+
         Raises:
             EnvironmentFault: an environment raised, or returned an invalid observation or reward.
         """

@@ -20,6 +20,7 @@ def describe_spaces(env: gym.Env[Any, Any], *, own_network: bool = False) -> Spa
 
     Args:
         own_network: the user gave a network, which may read images.
+
     Raises:
         ConfigError: a space that cannot be learnt on; names the part and a wrapper that helps.
     """

@@ -18,10 +18,9 @@ class FlatParameters:
     def __init__(
         self, parameters: Iterable[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """
-        Args:
-            parameters: all of them, in the order in which they are to lie in the vector.
-            zeros_like: makes the vector of gradients; `torch.zeros_like` where None.
+        """Args:
+        parameters: all of them, in the order in which they are to lie in the vector.
+        zeros_like: makes the vector of gradients; `torch.zeros_like` where None.
         """
         parameters = list(parameters)
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))

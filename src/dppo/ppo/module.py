@@ -123,9 +123,8 @@ class Autograd:
         parameters: Iterable[nn.Parameter],
         zeros_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """
-        Args:
-            parameters: all of the module's, in the order in which they are to lie in the flat vector.
+        """Args:
+        parameters: all of the module's, in the order in which they are to lie in the flat vector.
         """
         from dppo.ppo.flat import FlatParameters
 

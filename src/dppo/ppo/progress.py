@@ -59,10 +59,9 @@ class ProgressRecord:
     def __init__(
         self, cells: memoryview | None = None, on_replay: Callable[[int, int], None] = lambda replayed, to_replay: None
     ) -> None:
-        """
-        Args:
-            cells: `CELLS` int64 to write into, which another process may read; None: memory of its own.
-            on_replay: called after each replayed step with their number and the number of all.
+        """Args:
+        cells: `CELLS` int64 to write into, which another process may read; None: memory of its own.
+        on_replay: called after each replayed step with their number and the number of all.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay

@@ -70,10 +70,9 @@ class PPOSampler:
         track_obs: bool,
         track_returns: bool,
     ) -> None:
-        """
-        Args:
-            noise: gives the generator of the exploration noise of a segment, by the segment's index.
-            track_obs, track_returns: whether to report moments for the normalisers.
+        """Args:
+        noise: gives the generator of the exploration noise of a segment, by the segment's index.
+        track_obs, track_returns: whether to report moments for the normalisers.
         """
         self.sampler_id = sampler_id
         self._agent = agent

@@ -57,10 +57,9 @@ class PPOTrainer:
         micro_batch_size: int | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        """
-        Args:
-            minibatches: of an epoch.
-            micro_batch_size: rows of a minibatch that go through the network at once; None: all.
+        """Args:
+        minibatches: of an epoch.
+        micro_batch_size: rows of a minibatch that go through the network at once; None: all.
         """
         self.model = model
         self.ppo = ppo
@@ -78,6 +77,7 @@ class PPOTrainer:
 
         Waits for: all ranks, in each minibatch.
         Returns: the losses and diagnostics of detail 12, means over the transitions of all ranks.
+
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those of the minibatch before.
         """

@@ -69,9 +69,8 @@ class Observers:
     """Call the observers of one run in a fixed order: files first, so that rows are safe; then display, then users."""
 
     def __init__(self, display: Observer, users: Sequence[Observer]) -> None:
-        """
-        Raises:
-            TypeError: one of `users` is not an Observer.
+        """Raises:
+        TypeError: one of `users` is not an Observer.
         """
         for user in users:
             if not isinstance(user, Observer):

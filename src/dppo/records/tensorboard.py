@@ -27,9 +27,8 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, run_dir: Path, purge_step: int) -> None:
-        """
-        Args:
-            purge_step: the step from which on earlier events of the run are void.
+        """Args:
+        purge_step: the step from which on earlier events of the run are void.
         """
         self._run_dir = run_dir
         self._purge_step = purge_step

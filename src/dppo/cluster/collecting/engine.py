@@ -46,9 +46,8 @@ class Collecting:
     """
 
     def __init__(self, hosting: Sequence[Sequence[int]], ledger: ReplayLedger, limits: Limits) -> None:
-        """
-        Args:
-            hosting: the samplers of each actor to begin with.
+        """Args:
+        hosting: the samplers of each actor to begin with.
         """
         self.limits = limits
         self.spaces: Spaces | None = None

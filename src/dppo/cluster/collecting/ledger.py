@@ -30,9 +30,8 @@ class ReplayLedger:
     KEPT = 2
 
     def __init__(self, num_samplers: int, *, replay: bool) -> None:
-        """
-        Args:
-            replay: false gives up open episodes instead, where a replay is unwanted or cannot be trusted.
+        """Args:
+        replay: false gives up open episodes instead, where a replay is unwanted or cannot be trusted.
         """
         self._replay = replay
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]

@@ -64,9 +64,9 @@ class RayTransport:
         *,
         by_reference: bool = False,
     ) -> None:
-        """
-        Args:
+        """Args:
             by_reference: leave the arrays of segments with Ray, for learners that fetch them themselves.
+
         Raises:
             ConfigError: the environment, or the user's network, cannot be sent.
         """

@@ -22,9 +22,8 @@ class Watching:
     """
 
     def __init__(self, here: str | None = None) -> None:
-        """
-        Args:
-            here: id of the node whose files can be read directly; None: the node of this process.
+        """Args:
+        here: id of the node whose files can be read directly; None: the node of this process.
         """
         self._here = here
         self._files: dict[int, ProgressFile] = {}

@@ -44,6 +44,7 @@ class RayTrainers:
 
         Args:
             check: called now and then while this waits, then and later; may raise, to give up.
+
         Raises:
             ClusterError: there is no room, or ranks cannot start or meet.
         """
@@ -79,6 +80,7 @@ class RayTrainers:
 
         Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, or the group has been
         rebuilt too often in a row.
+
         Raises:
             SegmentsLost: they must be made again; nothing has changed.
         """
