@@ -83,8 +83,8 @@ class Command:
             time.sleep(0.05)
 
     def send(self, number: int) -> None:
-        """A signal to the command alone, as `kill` sends it."""
-        os.kill(self.pid, number)
+        """Send a signal to the command alone, as `kill` does; do nothing if it has ended."""
+        self._process.send_signal(number)
 
     def press_ctrl_c(self) -> None:
         """SIGINT to all processes of the terminal's foreground group, which the command's children may be in too."""

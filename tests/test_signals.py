@@ -56,7 +56,7 @@ def busy_command(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *m
 
 
 def checkpoints_in(folder: Path) -> list[str]:
-    return sorted(path.stem for path in (folder / "run" / "checkpoints").glob("iter_*"))
+    return sorted(path.stem for path in (folder / "run" / "checkpoints").glob("iter_*.safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,8 @@ def test_after_sigkill_nothing_is_left_but_a_run_that_can_go_on(
     with busy_command(tmp_path, num_actors, SLOW_AFTER, "--checkpoint-interval-s", "0") as command:
         if num_actors:
             assert sum("ray::PPOActor" in line for line in command.processes().values()) == num_actors
+        # Actors collect the third segments before the checkpoint of the second iteration has been written.
+        command.wait_until(lambda: "iter_000002" in checkpoints_in(tmp_path))
         command.send(signal.SIGKILL)
         assert command.wait(SOON_S) == 137
         command.leaves_nothing_within(20, but=HELPERS_OF_RAY)
