@@ -112,7 +112,7 @@ def _gpu_slots(count: int, each: float) -> float:
 
 
 def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
-    """Raise `ConfigError` if the cluster is too small, where Ray would wait silently; warn if it can grow or is busy."""
+    """Raise `ConfigError` if the cluster is too small: Ray would wait silently. Warn if it can grow or is busy."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     shortage = _shortage(nodes, demand)
     if shortage is not None:

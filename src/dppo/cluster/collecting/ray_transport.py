@@ -95,6 +95,7 @@ class RayTransport:
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._watching = Watching()
         self._policy: tuple[PolicySnapshot, Any] | None = None
+        self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0
 
     # ------------------------------------------------------------------ commands
@@ -121,6 +122,8 @@ class RayTransport:
         self._seconds += time.monotonic() - began
 
     def _ask(self, ask: Ask) -> None:
+        if self._is_ray_lost():
+            return  # large arguments would end this process if the raylet has died; the next `events` raises
         handle, policy = self._handles[ask.actor_id], self._sent(ask.policy)
         question = wire.encode_question(Question(ask.requests, ask.hosted))
         if self._by_reference:
@@ -139,9 +142,17 @@ class RayTransport:
             except RayError as error:
                 raise ClusterError(
                     f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
-                    f"Ray's object store, then continue with --resume."
+                    f"Ray's object store, then resume (--resume)."
                 ) from None
         return self._policy[1]
+
+    def _is_ray_lost(self) -> bool:
+        try:
+            if self._stop is not None:
+                self._stop.run_added_checks()
+        except ClusterError:
+            return True
+        return False
 
     def _kill(self, actor_id: int) -> None:
         handle = self._handles.pop(actor_id, None)
@@ -154,6 +165,7 @@ class RayTransport:
 
     def events(self, stop: StopSignals) -> list[Event]:
         """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
+        self._stop = stop
         stop.check()
         seen: list[Event] = [*self._watching.seen()]
         if seen:
