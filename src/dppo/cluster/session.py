@@ -44,14 +44,14 @@ class RaySession:
         """
         demand, address, dashboard = demand_of(actors, learners), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        source, cluster = _wanted_cluster(address) if self._ours else ("address", address)
+        source, cluster = wanted_cluster(address) if self._ours else ("address", address)
         started_here = self._ours and cluster is None
         if self._ours:
             set_environment(start_here=started_here, dashboard=dashboard)
         import ray
 
         if not self._ours:
-            _check_connected(ray, address, dashboard)
+            check_connected(ray, address, dashboard)
         elif cluster is None:
             _start(ray, demand, store_bytes, dashboard, notify)
         else:
@@ -107,7 +107,7 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
 # ------------------------------------------------------------------ which cluster
 
 
-def _wanted_cluster(address: str | None) -> tuple[str, str | None]:
+def wanted_cluster(address: str | None) -> tuple[str, str | None]:
     """Return the setting that names the cluster, and its address; None to start Ray here.
 
     Raises:
@@ -132,7 +132,7 @@ def _wanted_cluster(address: str | None) -> tuple[str, str | None]:
     )
 
 
-def _check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
+def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
     """Reject settings that would have no effect, because this process is connected to Ray already.
 
     Raises:
@@ -221,19 +221,19 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
                 num_cpus=cpus,
                 num_gpus=gpus,
                 resources=wanted or None,
-                object_store_memory=_store_size(store_bytes, notify),
+                object_store_memory=store_size(store_bytes, notify),
                 include_dashboard=dashboard,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {_session_logs()}. "
+            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {session_logs()}. "
             f"num_actors=0 trains without Ray."
         ) from None
 
 
-def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
+def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
     spill = shutil.disk_usage(_ray_folder())
     if spill.used / (spill.used + spill.free) > FULL_DISK:
@@ -265,7 +265,8 @@ def _in_a_line(error: BaseException) -> str:
     return text[:300] or type(error).__name__
 
 
-def _session_logs() -> str:
+def session_logs() -> str:
+    """Return the folder of the logs of the newest Ray that was started here."""
     return str(Path(_ray_folder()) / "ray" / "session_latest" / "logs")
 
 

@@ -70,6 +70,11 @@ class Watching:
         seen, self._seen = self._seen, []
         return seen
 
+    @property
+    def idle(self) -> bool:
+        """True if no look is pending."""
+        return not self._looks
+
     def take_witnesses(self) -> list[Any]:
         """Return all witnesses to be killed, and forget them."""
         witnesses = list(self._witnesses.values())
