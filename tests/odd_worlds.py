@@ -20,7 +20,8 @@ from testbeds import CrashingSimulator
 class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
     """Takes a second for each step after the first `slow_after`, while `folder` contains a file named `slow`.
 
-    It creates the file `waiting-PID` when its first slow step begins.
+    It creates the file `waiting-PID` when its first slow step begins. If `folder` contains a file named `interrupt`, it
+    removes the file and raises KeyboardInterrupt instead.
     """
 
     def __init__(self, env: gym.Env[Any, Any], folder: str, slow_after: int) -> None:
@@ -30,6 +31,9 @@ class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._fast_steps_left -= 1
+        if self._fast_steps_left < 0 and (self._folder / "interrupt").exists():
+            (self._folder / "interrupt").unlink()
+            raise KeyboardInterrupt
         if self._fast_steps_left < 0 and (self._folder / "slow").exists():
             (self._folder / f"waiting-{os.getpid()}").touch()
             time.sleep(1.0)

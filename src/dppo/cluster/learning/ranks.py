@@ -55,7 +55,8 @@ class RayTrainers:
         self._spaces = spaces
         self._notify = notify
         self._budget = RestartBudget(MAX_REBUILDS)
-        self._ranks: list[Any] = []
+        self.ranks: list[Any] = []
+        """Ray's handles of the ranks; a rebuild replaces them."""
         self._weights: np.ndarray | None = None
         self._state: dict[str, np.ndarray] | None = None
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
@@ -134,9 +135,9 @@ class RayTrainers:
         Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
         """
         try:
-            alone = self._ask(self._ranks[:1], "time_learning", rows)[0]
-            shared = max(self._ask(self._ranks, "time_learning", rows // len(self._ranks)))
-            summing = max(self._ask(self._ranks, "time_summing"))
+            alone = self._ask(self.ranks[:1], "time_learning", rows)[0]
+            shared = max(self._ask(self.ranks, "time_learning", rows // len(self.ranks)))
+            summing = max(self._ask(self.ranks, "time_summing"))
         except (RayError, TimeoutError) as error:
             raise ClusterError(f"a learner {cause(error)}\nTraining had not begun; start the run again.") from None
         return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
@@ -146,7 +147,7 @@ class RayTrainers:
     def _attempt(
         self, segments: Sequence[Any], obs_scale: ObsScale | None, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
-        share = len(segments) // len(self._ranks)
+        share = len(segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process
         calls = [
             handle.update.options(num_returns=3).remote(
@@ -156,10 +157,10 @@ class RayTrainers:
                 rank in self._reporters,
                 *segments[rank * share : (rank + 1) * share],
             )
-            for rank, handle in enumerate(self._ranks)
+            for rank, handle in enumerate(self.ranks)
         ]
         try:
-            answers = wait_while_alive(self._ranks, [losses for losses, _, _ in calls], _is_alive, self._check)
+            answers = wait_while_alive(self.ranks, [losses for losses, _, _ in calls], _is_alive, self._check)
         except ObjectLostError as error:
             self._rebuild(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
@@ -213,7 +214,7 @@ class RayTrainers:
                 )
         try:
             self._build()
-            weights, state = self._ask(self._ranks[:1], "snapshot")[0]
+            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
             # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
             self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
         except (RayError, TimeoutError) as error:
@@ -226,7 +227,7 @@ class RayTrainers:
         """Start all ranks and form the group."""
         # The extra concurrency group lets a rank answer during an update.
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
-        self._ranks = [
+        self.ranks = [
             remote_class.options(
                 num_cpus=self._learners.learner_cpus,
                 num_gpus=self._learners.learner_gpus,
@@ -236,22 +237,22 @@ class RayTrainers:
             ).remote(self._plan, self._spaces, rank, import_paths(), self._model)
             for rank in range(self._learners.num_learners)
         ]
-        places = wait_for([handle.whereabouts.remote() for handle in self._ranks], START_TIMEOUT_S, self._check)
+        places = wait_for([handle.whereabouts.remote() for handle in self.ranks], START_TIMEOUT_S, self._check)
         nodes, addresses = zip(*places, strict=True)
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
         host = (
             LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         )  # on one node they need not be reachable from others
-        port = wait_for([self._ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
-        joined = [handle.join.remote(host, port) for handle in self._ranks]
+        port = wait_for([self.ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
+        joined = [handle.join.remote(host, port) for handle in self.ranks]
         for answer in wait_for(joined, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds(), self._check):
             or_raise(answer)
 
     def _load(self) -> None:
-        self._ask(self._ranks, "load", ray.put(self._weights), ray.put(self.state()))
+        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))
 
     def _kill(self) -> None:
-        ranks, self._ranks = self._ranks, []
+        ranks, self.ranks = self.ranks, []
         within(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
 
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
