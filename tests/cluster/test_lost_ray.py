@@ -95,6 +95,7 @@ def check_until_it_raises(watch: ClusterWatch, timeout_s: float = 60.0) -> None:
     [
         ("gcs_server", "Ray's GCS", ()),
         pytest.param("raylet", "the raylet", (), marks=pytest.mark.slow),
+        pytest.param("raylet", "the raylet", ("--hidden-sizes", "256", "256"), marks=pytest.mark.slow),  # not inline
         pytest.param("gcs_server", "Ray's GCS", ("--num-learners", "2"), marks=pytest.mark.slow),
         pytest.param("raylet", "the raylet", ("--num-learners", "2"), marks=pytest.mark.slow),
     ],
