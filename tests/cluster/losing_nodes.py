@@ -53,7 +53,7 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
         return update(self, segments, policy, scale, iteration)
 
     undisturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "undisturbed"}))
-    RayTrainers.update = update_after_a_loss  # type: ignore[method-assign]
+    RayTrainers.update = update_after_a_loss  # type: ignore[assignment, method-assign]
     disturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "disturbed"}))
     return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
 

@@ -16,7 +16,7 @@ from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Look
 from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
-from dppo.cluster.collecting.transports import _SayNowAndThen
+from dppo.cluster.collecting.transports import ReplayLog
 from dppo.cluster.wire import Answer, Question
 from dppo.config import make_config
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
@@ -113,7 +113,7 @@ def test_an_answer_reports_the_cost_of_its_replay() -> None:
 def test_a_long_replay_in_process_is_logged_every_half_minute() -> None:
     said: list[str] = []
     now = [1000.0]
-    say = _SayNowAndThen(said.append, clock=lambda: now[0])
+    say = ReplayLog(said.append, clock=lambda: now[0])
     record = ProgressRecord(on_replay=say)
     for _ in range(2):
         record.begin(to_replay=70)

@@ -20,10 +20,10 @@ from dppo.cluster.collecting.messages import (
     Kill,
     Left,
     Limits,
+    Log,
     Look,
     Progressed,
     Report,
-    Say,
     Start,
     Started,
 )
@@ -99,7 +99,7 @@ class Driver:
         return [when for when, command in self.commands if isinstance(command, kind)]
 
     def logged(self) -> list[str]:
-        return [command.text for command in self.all(Say)]
+        return [command.text for command in self.all(Log)]
 
     def forget(self) -> None:
         self.commands.clear()
