@@ -240,9 +240,8 @@ class RayTrainers:
         places = wait_for([handle.whereabouts.remote() for handle in self.ranks], START_TIMEOUT_S, self._check)
         nodes, addresses = zip(*places, strict=True)
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
-        host = (
-            LOOPBACK if len(set(addresses)) == 1 else addresses[0]
-        )  # on one node they need not be reachable from others
+        # On one node the store need not be reachable from others.
+        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         port = wait_for([self.ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
         joined = [handle.join.remote(host, port) for handle in self.ranks]
         for answer in wait_for(joined, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds(), self._check):
