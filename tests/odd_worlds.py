@@ -100,7 +100,7 @@ def deadly_cartpole(folder: str) -> gym.Env[Any, Any]:
     The files `constructor`, `reset` and `step` in `folder` show that it has happened.
     """
     env: Any = CartPoleEnv()
-    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 3, "at_step": 10})):
+    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 5, "at_step": 5})):
         env = CrashingSimulator(env, how="kill", where=where, marker=str(Path(folder) / where), **when)
     return TimeLimit(env, 500)
 

@@ -203,7 +203,7 @@ def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     assert state() == before
 
 
-@with_actors(("cartpole", 0), ("continuous", 0), ("cartpole", 1), more=(("cartpole", 3), ("continuous", 3)))
+@with_actors(("cartpole", 0), ("continuous", 0), more=(("cartpole", 1), ("cartpole", 3), ("continuous", 3)))
 def test_segments_lost_before_the_update_are_collected_again(
     case: str,
     num_actors: int,

@@ -150,7 +150,7 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, code
         assert command.wait(SOON_S) == code
 
 
-@each_way((0, signal.SIGINT))
+@each_way()
 def test_a_stop_while_simulators_are_created_ends_the_command(
     num_actors: int, number: int, code: int, tmp_path: Path
 ) -> None:

@@ -277,7 +277,7 @@ def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> Non
 
 
 def test_learners_without_room_raise_and_release_their_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
     with pytest.raises(ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"):
         RayTrainers(trainer_plan(settings(learner_cpus=6)), SPACES, print)
     assert_nothing_is_taken()

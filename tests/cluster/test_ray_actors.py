@@ -231,11 +231,13 @@ def test_a_keyboard_interrupt_in_a_simulator_saves_and_ends_the_run(undisturbed:
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
+@pytest.mark.slow
 def test_a_keyboard_interrupt_in_a_constructor_is_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
 
 
+@pytest.mark.slow
 def test_any_exception_of_a_simulator_is_its_fault_and_leaves_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"):
         dppo.train(crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2))
@@ -276,6 +278,7 @@ def test_a_local_function_can_be_sent_to_actors(undisturbed: str, tmp_path: Path
     assert dppo.train(config).weights_sha256 == undisturbed
 
 
+@pytest.mark.slow
 def test_a_lambda_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", lambda: gym.make("CartPole-v1"), num_actors=1)
     assert dppo.train(config).weights_sha256 == undisturbed

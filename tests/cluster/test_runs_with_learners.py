@@ -51,6 +51,7 @@ def test_one_learner_gives_the_same_weights_as_none(in_process: str, tmp_path: P
     assert result.weights_sha256 == in_process
 
 
+@pytest.mark.slow  # tests/cluster/test_ranks.py has two learners in the fast set
 def test_two_learners_give_other_weights_and_log_whether_they_pay(
     in_process: str, with_two: tuple[str, list[str]]
 ) -> None:

@@ -379,6 +379,7 @@ def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         check_gpus(demand, gpus_here())
 
 
+@pytest.mark.slow
 def test_a_run_that_needs_missing_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--num-actors", "2", "--actor-gpus", "1", "--run-dir", "run"]
     code, _, err = run(words, tmp_path, timeout_s=60, CUDA_VISIBLE_DEVICES="")

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dppo.assemble import TrainerPlan, network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
-from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, wait_for, wait_while_alive
+from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
 from dppo.ppo.normalizer import ObsScale
@@ -205,7 +205,7 @@ class RayTrainers:
     def _start(self) -> None:
         learners = f"num_learners={self._learners.num_learners}: learners of {_in_words(self._bundle)} each"
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._group.wait(1):
+        while not self._group.wait(TICK_S):
             self._check()
             if time.monotonic() > deadline:
                 raise ClusterError(
