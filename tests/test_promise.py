@@ -114,6 +114,8 @@ def test_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_weights(
     case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     killed: list[int] = []
+    while list(busy_actors()):  # of an earlier run, killed already
+        time.sleep(0.05)
     killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
     killer.start()
     recorder = Recorder()
@@ -288,6 +290,8 @@ def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_
     case: str, overlapped: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     killed: list[int] = []
+    while list(busy_actors()):  # of an earlier run, killed already
+        time.sleep(0.05)
     killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
     killer.start()
     delayed = {"env_id": DELAYED[case], "env_kwargs": QUICK}

@@ -42,6 +42,12 @@ def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None =
     return settings(run_dir, "testbeds:crashing_cartpole", env_kwargs=failure, **changes)
 
 
+@pytest.fixture(autouse=True)
+def no_other_actors(ray_session: None) -> None:
+    """Wait for the actors of earlier runs, which have been killed, to end."""
+    wait_until(lambda: not actors_of_this_process())
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the weights of the same run in this process, without faults."""
