@@ -181,7 +181,7 @@ def _device(wanted: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use device=cpu, or give learners a "
-            f"GPU with num_learners=1 and learner_gpus=1."
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use device=cpu, or give learners "
+            f"a GPU with num_learners=1 and learner_gpus=1."
         )
     return "cuda"

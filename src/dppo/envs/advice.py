@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -24,10 +24,10 @@ def short(space: Any, most: int = 80) -> str:
 
 
 def kind_of(space: gym.Space[Any]) -> str:
-    """Describe the kind of a space and of its parts: "a Dict ('arm' is Box(...), 'gear' is Discrete(5))"."""
+    """Describe the kind of a space; if its text is too long, also its parts: "a Dict (['arm'] is Box(...), ...)"."""
     parts = _parts(space)
-    if parts:
-        named = [f"{_subscript(key, space)} is {short(part, 60)}" for key, part in parts[:MOST_PARTS]]
+    if parts and short(space).endswith("..."):
+        named = [f"[{key!r}] is {short(part, 40)}" for key, part in parts[:MOST_PARTS]]
         more = [f"{len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
         return f"a {type(space).__name__} ({', '.join([*named, *more])})"
     if isinstance(space, gym.spaces.Box):
@@ -48,15 +48,14 @@ def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
     return []
 
 
-def _subscript(key: Any, space: gym.Space[Any]) -> str:
-    return repr(key) if isinstance(space, gym.spaces.Dict) else f"[{key}]"
-
-
-def _leaves(space: gym.Space[Any], path: str = "") -> Iterator[tuple[str, gym.Space[Any]]]:
-    """Yield the leaves of a space with their paths, as Python writes them: ['arm']['camera']."""
+def _leaves(
+    space: gym.Space[Any], path: str = "", only: list[Any] | None = None
+) -> Iterator[tuple[str, gym.Space[Any]]]:
+    """Yield the leaves of a space, or of its parts `only`, with their paths in Python: ['arm']['camera']."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         for key, part in _parts(space):
-            yield from _leaves(part, f"{path}[{key!r}]")
+            if only is None or key in only:
+                yield from _leaves(part, f"{path}[{key!r}]")
     else:
         yield path, space
 
@@ -65,31 +64,28 @@ def _leaves(space: gym.Space[Any], path: str = "") -> Iterator[tuple[str, gym.Sp
 
 
 def flattened(space: gym.Space[Any]) -> str:
-    """Return how to turn observations of `space` into a vector, without the leaves that are not arrays of numbers."""
+    """Return how to turn observations of `space` into a vector, leaving out what is not an array of numbers."""
     odd = [(path, leaf) for path, leaf in _leaves(space) if not isinstance(leaf, NUMBERS)]
     kept = [key for key, part in _parts(space) if all(isinstance(leaf, NUMBERS) for _, leaf in _leaves(part))]
     if not odd:
-        return _wrapped("FlattenObservation(env)") + _images(space)
+        return _wrapped("FlattenObservation(env)") + _image(_leaves(space))
     path, leaf = odd[0]
-    named = f"The leaf {path}" if path else "It"
-    fact = f"{named} is a {type(leaf).__name__}, which is not an array of numbers"
+    fact = f"{path} is a {type(leaf).__name__}, not an array of numbers. " if path else ""
     if kept:
         code = f"FlattenObservation(gymnasium.wrappers.FilterObservation(env, {kept!r}))"
-        return f"{fact}. To leave it out: {_wrapped(code)}{_images(space)}"
+        return f"{fact}{_wrapped(code, 'To leave it out, return')}{_image(_leaves(space, only=kept))}"
     code = "TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,)))"
-    return (
-        f"{fact}. Write a function encode(obs) that returns n numbers as a float32 array, and use it: {_wrapped(code)}"
-    )
+    return f"{fact}Write a function encode(obs) that returns n numbers in float32. {_wrapped(code, 'Then return')}"
 
 
-def _images(space: gym.Space[Any]) -> str:
-    """Return how to read the first image of a space as an image; "" if there is none."""
-    for path, leaf in _leaves(space):
+def _image(leaves: Iterable[tuple[str, gym.Space[Any]]]) -> str:
+    """Return how to read the first image among these leaves as an image; "" if there is none."""
+    for path, leaf in leaves:
         if is_image(leaf):
             code = f"TransformObservation(env, lambda obs: obs{path}, env.observation_space{path})"
             return (
-                f" This passes the image {path} to the network as {math.prod(leaf.shape or ()):,} single numbers. To use "
-                f"it alone, as an image, set model to a network of your own and return gymnasium.wrappers.{code}."
+                f" The image {path} becomes {math.prod(leaf.shape or ()):,} single numbers. To use it as an image, "
+                f"and nothing else, set model to a network of your own and return gymnasium.wrappers.{code}."
             )
     return ""
 
@@ -99,12 +95,12 @@ def _images(space: gym.Space[Any]) -> str:
 
 def chosen(space: gym.Space[Any]) -> str:
     """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
-    for convert in (_array_of_choices, _rounded, _parts_numbered, _concatenated):
+    for convert in (_array_of_choices, _rounded, _reshaped, _parts_numbered, _concatenated):
         code = convert(space)
         if code:
             return _wrapped(f"TransformAction(env, {code})")
     listed = "TransformAction(env, lambda a: CHOICES[a], gymnasium.spaces.Discrete(len(CHOICES)))"
-    return f"Make a list CHOICES of the actions to choose from. {_wrapped(listed)}"
+    return f"Make a list CHOICES of the actions to choose from. {_wrapped(listed, 'Then return')}"
 
 
 def _array_of_choices(space: gym.Space[Any]) -> str:
@@ -120,22 +116,30 @@ def _array_of_choices(space: gym.Space[Any]) -> str:
 
 
 def _rounded(space: gym.Space[Any]) -> str:
-    """Round real numbers to integers; reshape a Box without axes."""
+    """Round real numbers to integers."""
     low, high = "env.action_space.low", "env.action_space.high"
     if isinstance(space, gym.spaces.MultiDiscrete):
         low, high = "env.action_space.start", "env.action_space.start + env.action_space.nvec - 1"
         return f"lambda a: np.rint(a).astype('{space.dtype}'), gymnasium.spaces.Box({low}, {high}, dtype=np.float32)"
     if isinstance(space, gym.spaces.MultiBinary):
         return f"lambda a: np.rint(a).astype('{space.dtype}'), gymnasium.spaces.Box(0, 1, {space.shape})"
-    if not isinstance(space, gym.spaces.Box) or 0 in space.shape:
+    if isinstance(space, gym.spaces.Box) and space.shape and space.dtype.kind != "f" and _is_exact(space):
+        return f"lambda a: np.rint(a).astype('{space.dtype}'), gymnasium.spaces.Box({low}, {high}, dtype=np.float32)"
+    return ""
+
+
+def _is_exact(space: gym.spaces.Box) -> bool:
+    return bool(np.abs(np.array([space.low, space.high], np.float64)).max() <= EXACT)
+
+
+def _reshaped(space: gym.Space[Any]) -> str:
+    """Take one number from a vector, for a Box without axes."""
+    if not isinstance(space, gym.spaces.Box) or space.shape != ():
         return ""
-    if np.issubdtype(space.dtype, np.floating):
-        return f"lambda a: a.reshape(()), gymnasium.spaces.Box({low}, {high}, (1,))" if space.shape == () else ""
-    if np.abs(np.array([space.low, space.high], np.float64)).max() > EXACT:
-        return ""
-    if space.shape == ():
-        return f"lambda a: np.rint(a[0]).astype('{space.dtype}'), gymnasium.spaces.Box({low}, {high}, (1,))"
-    return f"lambda a: np.rint(a).astype('{space.dtype}'), gymnasium.spaces.Box({low}, {high}, dtype=np.float32)"
+    box = "gymnasium.spaces.Box(env.action_space.low.item(), env.action_space.high.item(), (1,))"
+    if space.dtype.kind == "f":
+        return f"lambda a: a.reshape(()), {box}"
+    return f"lambda a: np.array(np.rint(a[0]), '{space.dtype}'), {box}" if _is_exact(space) else ""
 
 
 def _parts_numbered(space: gym.Space[Any]) -> str:
@@ -162,6 +166,6 @@ def _discrete(n: int) -> str:
     return f"gymnasium.spaces.Discrete({n})"
 
 
-def _wrapped(code: str) -> str:
-    """Return where to put a wrapper."""
-    return f"Return gymnasium.wrappers.{code} from a function of your own, and pass that as env_id (module:function)."
+def _wrapped(code: str, verb: str = "Return") -> str:
+    """Return a sentence that says where to use a wrapper."""
+    return f"{verb} gymnasium.wrappers.{code} from a function that you pass as env_id (module:function)."

@@ -73,6 +73,19 @@ def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _not_one_environment(env: Any) -> str | None:
     """Describe something that is not a single Gymnasium environment, with advice; return None if it is one."""
+    other = _other_kind(env)
+    if other:
+        return other
+    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    if isinstance(env, gym.Env) and missing:
+        return f"a {_class(env)} without {missing[0]}. Set self.{missing[0]} in its constructor."
+    if missing or not hasattr(env, "reset") or not hasattr(env, "step"):
+        return f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
+    return None
+
+
+def _other_kind(env: Any) -> str | None:
+    """Recognise environments for several agents, vector environments, those of dm_env, and functions."""
     if inspect.isclass(env) or inspect.isroutine(env):
         return f"{env!r}, which is not an environment. Return the result of calling it."
     space = getattr(env, "observation_space", None)
@@ -94,11 +107,6 @@ def _not_one_environment(env: Any) -> str | None:
             f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and set "
             f"envs_per_sampler={env.num_envs}."
         )
-    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
-    if isinstance(env, gym.Env) and missing:
-        return f"a {_class(env)} without {missing[0]}. Set self.{missing[0]} in its constructor."
-    if missing or not hasattr(env, "reset") or not hasattr(env, "step"):
-        return f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
     return None
 
 
