@@ -191,7 +191,7 @@ def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
     after = Stepper(group_of([DriftingSimulator(CartPoleEnv()), CartPoleEnv()]))
     incidents = after.restore(carried(before.group), tuple(map(np.array, actions)))
     assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [("replay_mismatch", 0, 5)]
-    assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: gave up episode 0 after 5 steps")
+    assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps")
     assert after.group.open_episodes()["episodes"].tolist() == [1, 0]
     assert after.group.open_episodes()["episode_lengths"].tolist() == [0, 5]
     seed = streams.integer(1, Stream.EPISODES, 0, 0, 1)

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from several_leaves import OBS, ROBOT, Robot, robot_sampler, robots
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.packing import BadObservation, packer
+from dppo.envs.packing import packer
+from dppo.envs.results import BadResult
 from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.batch import make_batch
@@ -51,22 +52,22 @@ def test_a_nest_is_packed_leaf_by_leaf(seed: int) -> None:
     [
         (
             {"camera": np.zeros((2, 2, 1), np.uint8)},
-            "observation leaf 'camera' of shape (2, 2, 1), its space has (2, 3, 1)",
+            "observation leaf 'camera' of shape (2, 2, 1) instead of (2, 3, 1)",
         ),
-        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of float64, its space has uint8"),
-        ({"gear": 2.5}, "observation leaf 'gear' of float64, its space has int64"),
+        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of dtype float64 instead of uint8"),
+        ({"gear": 2.5}, "observation leaf 'gear' of dtype float64 instead of int64"),
         ({"arm": (np.array([0.0, np.nan]), 0.0)}, "observation leaf 'arm.0' that is nan at index 1"),
         ({"arm": (np.zeros(2), np.float32(np.inf))}, "observation leaf 'arm.1' that is inf at index 0"),
         ({"arm": (np.zeros(2),)}, "observation leaf 'arm' without part '1'"),
         ({"arm": (np.zeros(2), 0.0, 0.0)}, "observation leaf 'arm' with the unexpected part '2'"),
-        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray, its space has the parts 0, 1"),
+        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray instead of one with the parts 0, 1"),
         ({"horn": 1}, "an observation with the unexpected part 'horn'"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> None:
     ROBOT.seed(0)
-    with pytest.raises(BadObservation) as caught:
+    with pytest.raises(BadResult) as caught:
         packer(OBS)({**ROBOT.sample(), **change})
     assert str(caught.value) == words
 

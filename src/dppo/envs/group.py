@@ -13,7 +13,8 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.make import close_all
-from dppo.envs.packing import BadObservation, packer
+from dppo.envs.packing import packer
+from dppo.envs.results import OLD_API, BadResult, describe_bad_reset, describe_bad_step, reward_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
@@ -21,10 +22,6 @@ from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 PACKAGE = str(Path(__file__).parents[1])
-OLD_API = (
-    ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
-    "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
-)
 
 
 class EnvGroup:
@@ -131,13 +128,12 @@ class EnvGroup:
         try:
             raw, reward, terminated, truncated, info = answer
             terminated, truncated = bool(terminated), bool(truncated)
-        except (TypeError, ValueError):
-            raise self._bad(env, "step", _not_a_step(answer)) from None
+        except Exception:
+            raise self._bad(env, "step", describe_bad_step(answer)) from None
         try:
-            seen = self._pack(raw)
-        except BadObservation as error:
+            seen, reward = self._pack(raw), reward_of(reward)
+        except BadResult as error:
             raise self._bad(env, "step", str(error)) from None
-        reward = self._checked_reward(env, reward)
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
@@ -155,11 +151,12 @@ class EnvGroup:
             raise
         except BaseException as error:
             raise self._fault(env, "reset", error) from None
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._bad(env, "reset", f"{_form(answer)} instead of (observation, info){OLD_API}")
+        problem = describe_bad_reset(answer)
+        if problem:
+            raise self._bad(env, "reset", problem)
         try:
             self._last_obs[env] = seen = self._pack(answer[0])
-        except BadObservation as error:
+        except BadResult as error:
             raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         return seen
 
@@ -250,17 +247,6 @@ class EnvGroup:
 
     # ------------------------------------------------------------------ faults
 
-    def _checked_reward(self, env: int, raw: Any) -> float:
-        try:
-            reward = float(raw)
-        except (TypeError, ValueError):
-            raise self._bad(env, "step", f"{raw!r} as the reward, which is not a number") from None
-        except OverflowError:
-            raise self._bad(env, "step", "a reward too large for a float") from None
-        if reward - reward != 0:  # nan or infinite
-            raise self._bad(env, "step", f"{reward} as the reward")
-        return reward
-
     def _bad(self, env: int, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._where(env, phase)} returned {what}.")
 
@@ -277,28 +263,6 @@ class EnvGroup:
             f"{self._owner}, env {env}: {phase} of episode {episode} (seed {self._episode_seed(env, episode)}, "
             f"step {step})"
         )
-
-
-def _not_a_step(answer: Any) -> str:
-    """Describe what is wrong with the result of a step."""
-    if not isinstance(answer, tuple | list) or len(answer) != 5:
-        old = OLD_API if isinstance(answer, tuple | list) and len(answer) == 4 else ""
-        return f"{_form(answer)} instead of (observation, reward, terminated, truncated, info){old}"
-    name, flag = next(one for one in zip(("terminated", "truncated"), answer[2:4], strict=True) if not _is_flag(one[1]))
-    return f"{name}={flag!r}, which is not a boolean"
-
-
-def _is_flag(value: Any) -> bool:
-    try:
-        bool(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _form(answer: Any) -> str:
-    """Name the type of a result: "a tuple of 4", "ndarray"."""
-    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
 
 
 def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:

@@ -41,7 +41,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if problem:
         if hasattr(env, "close"):
             close_all([env])
-        raise ConfigError(f"env_id={env_id}: made {problem}")
+        raise ConfigError(f"env_id={_name(env_id)}: made {problem}")
     made: gym.Env[Any, Any] = env
     return made
 
@@ -110,6 +110,10 @@ def _other_kind(env: Any) -> str | None:
     return None
 
 
+def _name(env_id: EnvId) -> str:
+    return env_id if isinstance(env_id, str) else f"{env_id.__module__}:{getattr(env_id, '__qualname__', env_id)}"
+
+
 def _class(env: Any) -> str:
     return f"{type(env).__module__}.{type(env).__qualname__}"
 
@@ -133,6 +137,8 @@ def _factory(env_id: str) -> Callable[..., Any]:
         register()
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
+        if not callable(factory):
+            raise ConfigError(f"env_id={env_id}: is {factory!r}. Name a function or class that returns an environment.")
         return factory
     try:
         gym.spec(name)

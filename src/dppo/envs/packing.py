@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from dppo.envs.results import BadResult
+
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
-
-
-class BadObservation(ValueError):
-    """An observation outside its space. The message continues "... returned"."""
 
 
 def packer(obs: np.dtype[Any]) -> Callable[[Any], np.ndarray]:
     """Return a function that copies a returned observation into a new array, and checks it.
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
-    one packed element of shape (). The function raises BadObservation if the shape or the kind of number is not that of
+    one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
     the space, a number is not finite, or a leaf is missing.
     """
     if obs.names is None:
@@ -40,18 +38,18 @@ def _leaf_packer(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Cal
         try:
             array = np.array(raw)  # a copy, because the environment may reuse its own
         except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
-            raise BadObservation(f"{what} that is not an array ({error})") from None
+            raise BadResult(f"{what} that is not an array ({error})") from None
         if array.shape != shape:
-            raise BadObservation(f"{what} of shape {array.shape} instead of {shape}")
+            raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise BadObservation(f"{what} of dtype {array.dtype} instead of {dtype}")
+            raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
         if array.dtype.kind == "f":
             flat = array.ravel()
             # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
             if not flat.dot(flat) <= LARGEST:
                 wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
                 if len(wrong):
-                    raise BadObservation(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+                    raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
         return array
 
     return pack
@@ -77,11 +75,9 @@ def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
         elif isinstance(raw, tuple | list):
             found = {str(index): value for index, value in enumerate(raw)}
         else:
-            raise BadObservation(
-                f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(names)}"
-            )
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(names)}")
         for key in sorted(found.keys() ^ expected):
-            raise BadObservation(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in parts:
             fill_part(row[part], found[part])
 
