@@ -62,7 +62,7 @@ def test_flatten_undoes_unflatten(actions: DiscreteActions | BoxActions) -> None
 
 def test_weights_of_another_network_are_refused() -> None:
     spec = spec_of()
-    with pytest.raises(ValueError, match=r"1,00\d weights given to a network of"):
+    with pytest.raises(ValueError, match=r"got 1,00\d weights, this network has"):
         spec.unflatten(np.zeros(1003))
     named = spec.unflatten(random_weights(spec))
     with pytest.raises(ValueError, match=r"value\.4\.bias has shape None, this network has \(1,\)"):
