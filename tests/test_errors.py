@@ -280,7 +280,10 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
         (["Blackjack-v1"], ["observation_space=Tuple(Discrete(32)", "it is a Tuple"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear': Discrete(5)"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "switches"}'], ["observation_space=MultiBinary(4)"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'], ["is an image", "Set model to a network of your own", "FlattenObservation"]),
+        (
+            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'],
+            ["is an image", "Set model to a network of your own", "FlattenObservation"],
+        ),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space=", "no elements"]),
         (
             ["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'],

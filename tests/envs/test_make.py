@@ -181,11 +181,18 @@ class Changing(Counting):
 
 
 def test_an_environment_that_changes_its_arguments_does_not_change_those_of_others() -> None:
+    made: list[Changing] = []
+
+    class Recorded(Changing):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            made.append(self)
+
     settings: dict[str, Any] = {"limits": {"steps": 3}, "levels": [0]}
-    config = Config(env_id=Changing, env_kwargs={"settings": settings}, envs_per_sampler=2)
+    config = Config(env_id=Recorded, env_kwargs={"settings": settings}, envs_per_sampler=2)
     for sampler_id in range(2):
-        built = build_sampler(sampler_plan(config), sampler_id)
-        assert [env.levels for env in built.envs._envs] == [[0, 1], [0, 1]]  # type: ignore[attr-defined]
+        build_sampler(sampler_plan(config), sampler_id)
+    assert [env.levels for env in made] == [[0, 1]] * 4
     assert config.env_kwargs == {"settings": {"limits": {"steps": 3}, "levels": [0]}}
 
 

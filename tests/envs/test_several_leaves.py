@@ -11,7 +11,7 @@ import pytest
 import torch
 from builders import assert_same_bytes, random_weights
 from gymnasium import spaces
-from several_leaves import OBS, ROBOT, Robot, robot_sampler, robots
+from several_leaves import OBS, ROBOT, Robot, group_of_robots, robot_sampler, robots
 
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.packing import packer
@@ -74,12 +74,11 @@ def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> 
 
 def test_a_fault_of_the_group_names_place_and_leaf() -> None:
     class Blind(Robot):
-        def _observation(self) -> dict[str, Any]:
-            whole = super()._observation()
-            return whole if self._steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
+        def observation(self) -> dict[str, Any]:
+            whole = super().observation()
+            return whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
 
-    group = robots()
-    group._envs[1] = Blind()
+    group = group_of_robots([Robot(7), Blind(5)])
     obs = np.empty(2, group.obs)
     group.start(obs, EnvLog())
     with pytest.raises(

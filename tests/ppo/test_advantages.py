@@ -13,7 +13,7 @@ T, F = True, False
 
 
 def column(*numbers: float | bool) -> np.ndarray:
-    """[T, 1]"""
+    """Return a column [T, 1]."""
     array = np.array(numbers)
     return (array if array.dtype == bool else array.astype(np.float64))[:, None]
 

@@ -21,6 +21,7 @@ from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.batch import Batch
+from dppo.ppo.minibatches import draw_minibatches
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
@@ -370,8 +371,9 @@ def test_advantages_are_standardised_over_all_ranks() -> None:
         batch = batch_for({})
         share = batch.split([ROWS // 2] * 2)[parallel.rank]
         share = dataclasses.replace(share, advantages=torch.full_like(share.advantages, 7.0 + parallel.rank))
-        trainer = trainer_of({}, parallel)
-        return [one.advantages for one, _ in trainer._minibatches(share, np.random.default_rng(parallel.rank))]
+        order = np.random.default_rng(parallel.rank)
+        drawn = draw_minibatches(share, order, 4, standardize=True, parallel=parallel)
+        return [one.advantages for one, _ in drawn]
 
     low, high = Meeting(2).all_do(standardised)
     for minibatch in (torch.cat(pair) for pair in zip(low, high, strict=True)):
@@ -399,9 +401,9 @@ def test_what_one_rank_cannot_learn_from_stops_all_and_leaves_all_weights() -> N
 def test_a_gradient_is_the_sum_over_ranks() -> None:
     def gradient(parallel: Parallel) -> np.ndarray:
         trainer = trainer_of({}, parallel)
-        trainer._parameters.gradient.fill_(parallel.rank + 1.0)
+        trainer.model.parameters.gradient.fill_(parallel.rank + 1.0)
         trainer.sum_gradients()
-        return trainer._parameters.gradient.numpy().copy()
+        return trainer.model.parameters.gradient.numpy().copy()
 
     for size in (1, 2, 4):
         for found in Meeting(size).all_do(gradient):

@@ -18,7 +18,9 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo import distributions as ppo
 from dppo.ppo.batch import Batch
 from dppo.ppo.mlp_torch import MLP
+from dppo.ppo.minibatches import draw_minibatches
 from dppo.ppo.model import PPOModel
+from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
 from dppo.spaces import BoxActions, DiscreteActions
 
@@ -217,6 +219,15 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     assert all(math.isnan(value) for value in figures.values())
 
 
+def minibatches_of(trainer: PPOTrainer, batch: Batch, order: np.random.Generator) -> list[Batch]:
+    """Return the minibatches of one epoch of `trainer`; all rows are transitions."""
+    drawn = draw_minibatches(batch, order, trainer.minibatches, standardize=trainer.ppo.norm_adv, parallel=Alone())
+    pairs = list(drawn)
+    if batch.weights is None:
+        assert [count for _, count in pairs] == [len(one) for one, _ in pairs]
+    return [one for one, _ in pairs]
+
+
 # --------------------------------------------------------------------------------------- sequences
 
 
@@ -244,7 +255,7 @@ def test_sequences_stay_whole_and_learn_as_their_rows(options: dict[str, Any], l
     order: Any = Rows()
     expected = by_rows.update(batch, 3e-3, order)
     sequences = dataclasses.replace(batch, length=length)
-    minibatches = [one for one, _ in by_sequences._minibatches(sequences, np.random.default_rng(0))]
+    minibatches = minibatches_of(by_sequences, sequences, np.random.default_rng(0))
     assert {one.length for one in minibatches} == {length}
     assert {one.sequences for one in minibatches} == {16}
     assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)) == pytest.approx(expected, rel=1e-10)
@@ -260,7 +271,7 @@ def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) 
     column = torch.arange(rows, dtype=torch.float64)
     batch = Batch(torch.stack([column] * 4, dim=1), column.long(), column + 100, column + 200, column, column + 300)
     order = np.random.default_rng(0)
-    epochs = [[one for one, _ in trainer._minibatches(batch, order)] for _ in range(2)]
+    epochs = [minibatches_of(trainer, batch, order) for _ in range(2)]
     for epoch in epochs:
         sizes = [len(minibatch) for minibatch in epoch]
         assert len(sizes) == min(rows, minibatches)
@@ -282,8 +293,7 @@ def test_minibatches_are_those_of_array_split() -> None:
     trainer = make_trainer(minibatches=4)
     batch = random_batch(trainer, rows=43)
     expected = np.array_split(np.random.default_rng(3).permutation(43), 4)
-    for (one, count), rows in zip(trainer._minibatches(batch, np.random.default_rng(3)), expected, strict=True):
-        assert count == len(one)
+    for one, rows in zip(minibatches_of(trainer, batch, np.random.default_rng(3)), expected, strict=True):
         assert isinstance(one.obs, Tensor)
         assert isinstance(batch.obs, Tensor)
         assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
@@ -293,11 +303,11 @@ def test_advantages_are_standardised_within_each_minibatch() -> None:
     trainer = make_trainer(minibatches=3)
     batch = random_batch(trainer, rows=20)
     shifted = dataclasses.replace(batch, advantages=batch.advantages * 100 + 1000)
-    for one, _ in trainer._minibatches(shifted, np.random.default_rng(0)):
+    for one in minibatches_of(trainer, shifted, np.random.default_rng(0)):
         assert one.advantages.mean().item() == pytest.approx(0, abs=1e-9)
         assert np.std(one.advantages.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)  # unbiased, as CleanRL's
     flat = dataclasses.replace(batch, advantages=torch.full((20,), 3.0, dtype=torch.float64))
-    for one, _ in trainer._minibatches(flat, np.random.default_rng(0)):
+    for one in minibatches_of(trainer, flat, np.random.default_rng(0)):
         assert not one.advantages.any()
 
 
@@ -350,7 +360,7 @@ def test_gradient_norm_is_told_before_it_is_clipped() -> None:
     for limit in (1e-3, 1e6):
         trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=limit)
         norms[limit] = trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["grad_norm"]
-        applied = float(torch.linalg.vector_norm(trainer._parameters.gradient))
+        applied = float(torch.linalg.vector_norm(trainer.model.parameters.gradient))
         assert applied == pytest.approx(min(limit, norms[limit]), rel=1e-3)
     assert norms[1e-3] == norms[1e6]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +14,7 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
 from dppo.ppo.batch import Batch
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
+from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
@@ -84,10 +83,13 @@ class PPOTrainer:
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
-        batch = self._weighted_as_all(batch.to(self.device))
+        batch = weighted_on_all(batch.to(self.device), self._parallel)
         steps: list[_Step] = []
         for _ in range(self.ppo.update_epochs):
-            for minibatch, rows in self._minibatches(batch, order):
+            epoch = draw_minibatches(
+                batch, order, self.minibatches, standardize=self.ppo.norm_adv, parallel=self._parallel
+            )
+            for minibatch, rows in epoch:
                 steps.append(self._step(minibatch, rows, learning_rate, len(steps)))
             if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
                 break
@@ -95,68 +97,6 @@ class PPOTrainer:
             "explained_variance": self._explained_variance(batch),
             "minibatches": float(len(steps)),
         }
-
-    # ------------------------------------------------------------------ minibatches
-
-    def _weighted_as_all(self, batch: Batch) -> Batch:
-        """Return the batch with weights if that of any rank has them, so that all ranks compute the same means."""
-        if self._parallel.size == 1:
-            return batch
-        some = self._parallel.gather(torch.tensor([batch.weights is not None], dtype=torch.int32, device=self.device))
-        if batch.weights is not None or not some.any():
-            return batch
-        return replace(batch, weights=torch.ones_like(batch.logprobs))
-
-    def _minibatches(self, batch: Batch, order: np.random.Generator) -> Iterator[tuple[Batch, float]]:
-        """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
-
-        Their sizes differ by at most one sequence, so that none is left over.
-        """
-        permutation = torch.from_numpy(order.permutation(batch.sequences)).to(self.device)
-        shuffled = batch.take(permutation)
-        count = min(self.minibatches, batch.sequences)
-        small, larger = divmod(batch.sequences, count)
-        if self.ppo.norm_adv:
-            edge = larger * (small + 1) * batch.length  # first come the minibatches with one sequence more
-            shuffled = replace(shuffled, advantages=self._standardized(shuffled, edge, larger, count - larger))
-        minibatches = shuffled.split([small + 1] * larger + [small] * (count - larger))
-        if batch.weights is None:
-            yield from ((minibatch, float(len(minibatch))) for minibatch in minibatches)
-            return
-        ranks = self._parallel.size
-        own = torch.stack([minibatch.weights.sum() for minibatch in minibatches if minibatch.weights is not None])
-        for minibatch, valid in zip(minibatches, self._parallel.gather(own).sum(dim=0).tolist(), strict=True):
-            if valid:
-                assert minibatch.weights is not None
-                scale = len(minibatch) * ranks / valid
-                yield replace(minibatch, weights=minibatch.weights * scale), valid / ranks
-
-    def _standardized(self, shuffled: Batch, edge: int, larger: int, smaller: int) -> Tensor:
-        """Standardise advantages [rows] within each minibatch of all ranks, for all minibatches at once (detail 7).
-
-        The advantage of a single transition becomes zero.
-
-        Args:
-            edge: number of rows in the first `larger` minibatches; the `smaller` others have one sequence less.
-        """
-
-        def tables(column: Tensor) -> list[Tensor]:
-            both = column[:edge].view(larger, -1) if larger else None
-            rest = column[edge:].view(smaller, -1) if smaller else None
-            return [table for table in (both, rest) if table is not None]
-
-        advantages = tables(shuffled.advantages)
-        weights = tables(shuffled.weights) if shuffled.weights is not None else [None] * len(advantages)
-        own = torch.cat([moments_of(table, weight) for table, weight in zip(advantages, weights, strict=True)])
-        moments = merged_moments(self._parallel.gather(own))
-        means = moments[:, 1:2]
-        scales = (moments[:, 2:3] / (moments[:, :1] - 1).clamp(min=1)).sqrt() + 1e-8
-        done, parts = 0, []
-        for table in advantages:
-            rows = slice(done, done + len(table))
-            parts.append(((table - means[rows]) / scales[rows]).flatten())
-            done += len(table)
-        return torch.cat(parts)
 
     # ------------------------------------------------------------------ one step
 
