@@ -30,7 +30,7 @@ OBS = dtype_of(ROBOT)
 
 
 class Robot(gym.Env[Any, Any]):
-    """Every leaf follows from the seed and the actions; an episode is truncated after `length` steps."""
+    """All leaves depend on the seed and the actions; episodes are truncated after `length` steps."""
 
     observation_space = ROBOT
     action_space = spaces.Discrete(3)
@@ -54,7 +54,7 @@ class Robot(gym.Env[Any, Any]):
 
     def observation(self) -> dict[str, Any]:
         return {
-            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),  # in an order of its own
+            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),  # not in the order of the space
             "gear": self.steps % 5,
             "camera": np.full((2, 3, 1), 10 * self.steps + int(self.np_random.integers(9)), np.uint8),
             "arm": (self._arm, np.float32(self._arm.mean())),
@@ -62,7 +62,7 @@ class Robot(gym.Env[Any, Any]):
 
 
 class ReadsLeaves(PPOAgent):
-    """An agent that lays the leaves side by side."""
+    """An agent that concatenates the leaves."""
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
         assert obs.dtype == OBS

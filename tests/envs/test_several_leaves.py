@@ -1,4 +1,4 @@
-"""Observations of several leaves: packed, checked, and carried through segment, ledger, wire and batch."""
+"""Observations with several leaves: packed, checked, and passed through segment, ledger, wire and batch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from dppo.spaces import leaves
 # ----------------------------------------------------------------------------------------- packing
 
 
-def test_a_box_keeps_what_the_environment_gave_in_an_array_of_its_own() -> None:
+def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     pack = packer(dtype_of(spaces.Box(-1, 1, (2,), np.float64)))
     raw = np.array([0.1, 0.2])
     packed = pack(raw)
     raw[:] = 0
-    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums are of all its bits
+    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums use all its bits
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_nest_is_packed_leaf_by_leaf(seed: int) -> None:
+def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     ROBOT.seed(seed)
     raw = ROBOT.sample()
     packed = packer(OBS)(raw)
@@ -72,7 +72,7 @@ def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> 
     assert str(caught.value) == words
 
 
-def test_a_fault_of_the_group_names_place_and_leaf() -> None:
+def test_a_fault_names_place_and_leaf() -> None:
     class Blind(Robot):
         def observation(self) -> dict[str, Any]:
             whole = super().observation()
@@ -95,7 +95,7 @@ def snapshots() -> list[PolicySnapshot]:
     return [PolicySnapshot(k, random_weights(spec, seed=k)) for k in range(4)]
 
 
-def test_a_segment_of_structured_observations_holds_what_the_environments_gave() -> None:
+def test_a_segment_stores_structured_observations_unchanged() -> None:
     sampler, _ = robot_sampler(num_steps=12)
     report, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
     assert (segment.obs.dtype, segment.obs.shape) == (OBS, (12, 2))
@@ -115,7 +115,7 @@ def test_a_segment_of_structured_observations_holds_what_the_environments_gave()
     assert report.carry.checksums.tolist() == checksums
 
 
-def test_a_rebuilt_sampler_of_structured_observations_makes_the_same_bytes() -> None:
+def test_a_rebuilt_sampler_makes_the_same_bytes_of_structured_observations() -> None:
     sampler, _ = robot_sampler(num_steps=9)
     ledger, policies = ReplayLedger(1, replay=True), snapshots()
     for index in range(2):
