@@ -370,9 +370,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(
     shutil.copytree(desk / "damaged", run_dir)
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
     said = capsys.readouterr().out
-    assert "passed over a damaged checkpoint" in said
+    assert "skipped a damaged checkpoint" in said
     assert "iter_000004.safetensors" in said
-    assert "Going on from iter_000003" in said
+    assert "Resuming from iter_000003" in said
     mended, original = (
         checkpoints.load(at / "checkpoints" / "iter_000004.safetensors") for at in (run_dir, desk / "run")
     )

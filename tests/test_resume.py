@@ -75,7 +75,7 @@ def test_interrupted_at_some_moment_it_goes_on_as_if_it_had_not_been(
     (tmp_path / "slow").unlink()
     assert main(["train", "--trust", "--resume", str(run)]) == 0
     said = capsys.readouterr().out
-    assert f"Going on from iter_{finished:06d} at step {finished * BATCH}" in said
+    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in said
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]

@@ -1,4 +1,4 @@
-"""The live panel: how far, how good, how fast, and where the time goes."""
+"""The live panel: progress, returns, speed, losses, and the shares of time."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LOSSES = {
 }
 GAP = 2  # columns between items
 NOTES_SHOWN = 3
-LATE = 5.0  # so many usual iterations without a new one (and 5 s at least) are worth a word
+LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
 
 
 class History:
-    """A long series in at most `size` means of equally many values each."""
+    """A series of any length, kept as at most `size` means over equally many values."""
 
     def __init__(self, size: int = 512) -> None:
         self._size = size
@@ -48,6 +48,7 @@ class History:
         self._open: list[float] = []
 
     def add(self, value: float) -> None:
+        """Append a value."""
         self._open.append(value)
         if len(self._open) < self._each:
             return
@@ -58,7 +59,7 @@ class History:
             self._each *= 2
 
     def sparkline(self, width: int) -> str:
-        """The series as `width` bars at most, from its lowest to its highest."""
+        """Return the series as at most `width` bars, scaled from its lowest to its highest."""
         means = self._means
         if len(means) < 2:
             return ""
@@ -72,7 +73,7 @@ class History:
 
 @dataclass
 class View:
-    """What the panel shows. One thread writes it, another draws it: each field is replaced as a whole."""
+    """The content of the panel. One thread writes it and another draws it, so fields are replaced as a whole."""
 
     title: str = ""
     total_steps: int = 0
@@ -86,7 +87,7 @@ class View:
 
 
 class LivePanel(Observer):
-    """Redraw a panel four times a second, in a thread of its own: training only hands over the row."""
+    """Redraws a panel four times a second in a thread of its own; training only passes it the rows."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
@@ -96,7 +97,7 @@ class LivePanel(Observer):
         self._lock = threading.Lock()
 
     def on_start(self, run: RunInfo) -> None:
-        """Print what the run will do, and draw the panel below."""
+        """Print the first lines of the run, and draw the panel below them."""
         self._log.start()
         self._view.title, self._view.total_steps, self._view.began = run.title, run.total_steps, time.monotonic()
         self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
@@ -104,7 +105,7 @@ class LivePanel(Observer):
         self._live.start()
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Show the row from the next drawing on."""
+        """Show the row when the panel is drawn next."""
         view = self._view
         view.row, view.row_at = row, time.monotonic()
         value = row.get("charts/episodic_return", math.nan)
@@ -112,7 +113,7 @@ class LivePanel(Observer):
             view.returns.add(value)
 
     def note(self, text: str) -> None:
-        """Show the last notes in the panel; one that has to make room goes up into the scrollback. From any thread."""
+        """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
         now = time.strftime("%H:%M:%S")
         if self._live is None:
             self._print(Text(f"  {now} {text}", style="yellow"))
@@ -123,7 +124,7 @@ class LivePanel(Observer):
         self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Leave the last panel and a clean terminal, and print what the run came to."""
+        """Draw the panel for the last time, restore the terminal, and print the result."""
         self._log.close()
         self._view.finished = True
         live, self._live = self._live, None
@@ -134,7 +135,7 @@ class LivePanel(Observer):
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        width = min(MAX_WIDTH, self._console.width - 2)  # room for the terminal to echo ^C without a new line
+        width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
         return draw(self._view, width, time.monotonic(), colours=colours)
 
     def _print(self, *lines: Text) -> None:
@@ -146,7 +147,7 @@ class LivePanel(Observer):
 
 
 def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:
-    """The panel as it stands at `now`, `width` columns wide."""
+    """Return the panel at time `now`, `width` columns wide."""
     room = width - LABEL_WIDTH - 4
     table = Table.grid(padding=0)
     table.add_column(width=LABEL_WIDTH, style="dim")
@@ -184,7 +185,7 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
 
 
 def _steps(view: View, room: int, now: float) -> Text:
-    """How far, and how long still."""
+    """Return steps, a progress bar, and the times."""
     steps = int(view.row.get("global_step", 0))
     done = share(steps, view.total_steps)
     figures = Text.assemble((f"{steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
@@ -203,7 +204,7 @@ def _returns(view: View, room: int) -> Text:
     row = view.row
     episodes = int(row.get("charts/episodes", 0))
     if not episodes:
-        return Text("no episode has ended yet", style="dim")
+        return Text("no episode has finished yet", style="dim")
     items = [
         Text(number(row.get("charts/episodic_return")), style="bold"),
         Text(view.returns.sparkline(min(40, max(8, room - 62))), style="green"),
@@ -235,7 +236,7 @@ def _speed(view: View, now: float) -> list[Text]:
 
 
 def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
-    """Where an iteration's time goes; without colours each phase is drawn in its first letter."""
+    """Return the shares of an iteration's time as a bar; without colours each phase is drawn as its first letter."""
     shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
     bar, legend = Text(), []
     for phase, cells, part in zip(PHASES, cells_of(shares, room), shares, strict=True):
@@ -246,7 +247,7 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """`width` cells dealt out by share, the largest remainders first, so that they always fill the bar."""
+    """Return `width` cells divided by share, so that they always fill the bar: the largest remainders are rounded up."""
     total = sum(shares)
     if total <= 0:
         return [0] * len(shares)
@@ -259,12 +260,12 @@ def cells_of(shares: Sequence[float], width: int) -> list[int]:
 
 
 def _item(name: str, value: str, width: int = 0) -> Text:
-    """A name and its figure, padded so that what follows does not jump about."""
+    """Return a name and its figure, padded so that the next item stays in place."""
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
 def _flow(items: Sequence[Text], room: int) -> Text:
-    """Items side by side, in as many lines as it takes; an item is never torn."""
+    """Return items side by side, in as many lines as necessary; an item is never split."""
     text, used = Text(), 0
     for item in items:
         if not item.cell_len:

@@ -1,4 +1,4 @@
-"""Show a run in plain lines; and the figures, streams and log records that all displays share."""
+"""Show a run in plain lines; and the formats, streams and log handler that all displays share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any, TextIO
 from dppo.records.observer import Observer, RunInfo
 from dppo.records.result import Result, in_words
 
-PLAIN_S = 2.0  # between two plain lines, at least
-PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration: perf/env_frac ...
+PLAIN_S = 2.0  # shortest interval between two plain lines
+PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration, as in perf/env_frac
 
 logger = logging.getLogger("dppo")
 
 
 class PatientStream:
-    """A stream that nobody may be reading any more: a closed terminal is no reason to stop training."""
+    """A stream that ignores write errors: a closed terminal is not a reason to stop training."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write `text` if possible."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
+        """Flush if possible."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -39,7 +41,7 @@ class PatientStream:
 
 
 class ShowLog(logging.Handler):
-    """Show what `dppo` logs, while it is open; a user's own logging sees it too."""
+    """Shows the log records of `dppo` between `start` and `close`; the user's own logging gets them too."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -51,14 +53,14 @@ class ShowLog(logging.Handler):
         self._show(record.getMessage())
 
     def start(self) -> None:
-        """Begin to show."""
+        """Start to show records."""
         if not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET:
             self._level_before = logger.level
             logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
     def close(self) -> None:
-        """Stop, and leave logging as it was."""
+        """Stop, and restore the log level."""
         logger.removeHandler(self)
         if self._level_before is not None:
             logger.setLevel(self._level_before)
@@ -67,7 +69,7 @@ class ShowLog(logging.Handler):
 
 
 class PlainLines(Observer):
-    """Print lines for a log: of the first and the last iteration, and between them every 2 s at most."""
+    """Prints a line for the first and the last iteration, and between them every 2 s at most."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = PatientStream(stream)
@@ -78,24 +80,24 @@ class PlainLines(Observer):
         self._unprinted: dict[str, float] | None = None
 
     def on_start(self, run: RunInfo) -> None:
-        """Print what the run will do."""
+        """Print the title and the first lines of the run."""
         self._log.start()
         self._total_steps = run.total_steps
         self._print(run.title, *(f"  {line}" for line in run.lines))
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Print the row, unless one was printed just now."""
+        """Print the row, unless the last one was printed less than 2 s ago."""
         with self._lock:
             self._unprinted = row
         if time.monotonic() - self._printed_at >= PLAIN_S:
             self._print_row()
 
     def note(self, text: str) -> None:
-        """Print something that a person should know; from any thread."""
+        """Print a note. From any thread."""
         self._print(f"  note: {text}")
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Print the last row, and what the run came to."""
+        """Print the last row and the result."""
         self._log.close()
         self._print_row()
         if result is not None:
@@ -117,7 +119,7 @@ class PlainLines(Observer):
 
 
 def plain_line(row: Mapping[str, float], total_steps: int) -> str:
-    """One iteration in one line of plain characters."""
+    """Return one iteration as one line of plain characters."""
     steps = int(row.get("global_step", 0))
     episodes = min(100, int(row.get("charts/episodes", 0)))
     width = len(f"{total_steps:,}")
@@ -134,18 +136,18 @@ def plain_line(row: Mapping[str, float], total_steps: int) -> str:
 
 
 def share(part: float, whole: float) -> float:
-    """`part` of `whole`, between 0 and 1."""
+    """Return `part` / `whole`, limited to 1."""
     return min(1.0, part / whole) if whole > 0 else 1.0
 
 
 def seconds_left(row: Mapping[str, float], total_steps: int) -> float:
-    """At the mean speed of training so far; NaN while that is not known."""
+    """Return the seconds left at the mean speed so far; NaN while that is unknown."""
     speed = row.get("charts/SPS", math.nan)
     return max(0.0, total_steps - row.get("global_step", 0)) / speed if speed > 0 else math.nan
 
 
 def number(value: float | None, digits: int | None = None) -> str:
-    """A figure with the digits that a person reads: 12,345  475.3  0.012  3.1e-05, or - for none."""
+    """Return a figure with a sensible number of digits: 12,345  475.3  0.012  3.1e-05, or - for None and NaN."""
     if value is None or math.isnan(value):
         return "-"
     size = abs(value)
@@ -157,7 +159,7 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02, 3:04:05, 2d 03:04:05."""
+    """Return 1:02, 3:04:05 or 2d 03:04:05."""
     if not math.isfinite(seconds):
         return "-"
     minutes, second = divmod(int(seconds), 60)
