@@ -123,11 +123,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "run folder that holds a run": (
         ["train", "CartPole-v1", "--run-dir", "run"],
-        ["run_dir=run: holds a run already", "--resume run"],
+        ["run_dir=run: contains a run already", "--resume run"],
     ),
     "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
     "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
-    "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "holds no checkpoint"]),
+    "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],
         ["<lambda>", "only a Python program has", "dppo.train(config, resume="],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ from dppo.errors import CheckpointError
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
 from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.segment import CollectionProgress
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
@@ -34,11 +36,18 @@ class Parts:
     spaces: Spaces
 
 
-def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack) -> Parts:
+def build(
+    config: Config,
+    folder: RunFolder,
+    stop: StopSignals,
+    stack: ExitStack,
+    on_progress: Callable[[CollectionProgress], None],
+) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
     Args:
         stack: closes all parts.
+        on_progress: called about once a second while segments are being collected.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
@@ -56,7 +65,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         _open_session(config, stop, stack)
         stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
-    collector = _make_collector(config, ledger, stack)
+    collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
@@ -80,13 +89,16 @@ def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     stop.add_check(session.check)
 
 
-def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack) -> Collector:
+def _make_collector(
+    config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: Callable[[CollectionProgress], None]
+) -> Collector:
     collector = make_collector(
         sampler_plan(config),
         config.actors,
         ledger,
         by_reference=config.num_learners > 0,
         notify=logger.warning,
+        on_progress=on_progress,
     )
     stack.callback(collector.close)
     return collector

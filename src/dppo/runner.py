@@ -78,7 +78,7 @@ def train(
         try:
             with StopSignals() as stop:
                 watching.start(_described(config, folder))
-                parts = build(config, folder, stop, stack)
+                parts = build(config, folder, stop, stack, watching.progress)
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()

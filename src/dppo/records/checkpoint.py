@@ -250,7 +250,7 @@ def _warn_once(path: Path, error: OSError) -> None:
     if path not in _warned:
         _warned.add(path)
         logger.warning(
-            "%s: could not be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
+            "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config import Config
-from dppo.ppo.segment import Episode, Incident
+from dppo.ppo.segment import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
 
 logger = logging.getLogger("dppo")
@@ -39,6 +39,9 @@ class Observer:
 
     def on_start(self, run: RunInfo) -> None:
         """Called first, when the run folder exists, but before Ray and the environments are started."""
+
+    def on_progress(self, progress: CollectionProgress) -> None:
+        """Called about once a second during iterations that take longer than that, while segments are collected."""
 
     def on_iteration(self, row: dict[str, float]) -> bool | None:
         """Called after each iteration with its row of metrics.jsonl; docs/METRICS.md describes the keys.
@@ -92,6 +95,11 @@ class Observers:
         """Add an observer that can only be made when the run knows where it starts."""
         self._files.append(observer)
         self._started.append(observer)
+
+    def progress(self, progress: CollectionProgress) -> None:
+        """Report progress within an iteration."""
+        for observer in self._all():
+            observer.on_progress(progress)
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""

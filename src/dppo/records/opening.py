@@ -47,7 +47,7 @@ def branch_in_words(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[
     left = sum(int((array > 0).sum()) for array in lengths)
     steps = sum(int(array.sum()) for array in lengths)
     return (
-        f"Branching from {checkpoint} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
+        f"Branching off {checkpoint} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
         f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
         f"{'is' if left == 1 else 'are'} dropped."
     )

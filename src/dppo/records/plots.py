@@ -47,7 +47,7 @@ class CurveGroup:
 
 
 @dataclass(frozen=True)
-class _Band:
+class Band:
     """A group at the same steps: mean time, and mean, lowest and highest return over its seeds."""
 
     wall_s: np.ndarray
@@ -79,7 +79,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     Args:
         rows: of metrics.jsonl; the times of a resumed run are joined.
     """
-    times = _joined([row["time/training_s"] for row in rows])
+    times = joined_times([row["time/training_s"] for row in rows])
     returns = np.array([row.get("charts/episodic_return", np.nan) for row in rows], dtype=float)
     known = np.isfinite(returns)
     seconds, returns = times[known], returns[known]
@@ -87,7 +87,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     scale, unit = _time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    at = _spread(len(returns))
+    at = thinned(len(returns))
     for axis, x in zip(axes, (steps, seconds / scale), strict=True):
         if len(returns):
             marker = "o" if len(returns) < FEW else None
@@ -113,13 +113,13 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
         target: the legend shows the time to this return; None: to the end of the runs.
     """
     assert groups, "nothing to compare"
-    bands = [_over_seeds(group.curves) for group in groups]
+    bands = [over_seeds(group.curves) for group in groups]
     scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands]))
-    times = [_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
+    times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + _in_words(time, times[0], target)
+        label = group.label + time_in_words(time, times[0], target)
         _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
         left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
         line = _interleaved(index, len(groups))
@@ -132,7 +132,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     _legend(left, len(groups))
-    if len(bands) > 1 and _equal(bands):
+    if len(bands) > 1 and all_equal(bands):
         equal = "equal curves:\ndashes on a wide line"
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
     left.set_xlabel(f"training time ({unit})", color=INK)
@@ -152,12 +152,12 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return means
 
 
-def _spread(count: int) -> np.ndarray:
+def thinned(count: int) -> np.ndarray:
     """Return at most MANY of `count` indices, evenly spaced, with the first and the last."""
     return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
 
 
-def _joined(seconds: Sequence[float]) -> np.ndarray:
+def joined_times(seconds: Sequence[float]) -> np.ndarray:
     """Return the times of a run, which start at zero again at each resume, as one increasing time."""
     times = np.asarray(seconds, dtype=float)
     ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
@@ -165,20 +165,20 @@ def _joined(seconds: Sequence[float]) -> np.ndarray:
     return joined
 
 
-def _over_seeds(curves: Sequence[Curve]) -> _Band:
+def over_seeds(curves: Sequence[Curve]) -> Band:
     """Return the group at those steps at which the returns of all seeds are known."""
     finite = [np.isfinite(curve.episodic_return) for curve in curves]
     each = [curve.global_step[known] for curve, known in zip(curves, finite, strict=True)]
     steps = reduce(np.intersect1d, each)
-    steps = steps[_spread(len(steps))]
+    steps = steps[thinned(len(steps))]
     rows = [np.searchsorted(known, steps) for known in each]
     pick = list(zip(curves, finite, rows, strict=True))
     returns = np.stack([curve.episodic_return[known][at] for curve, known, at in pick])
     wall_s = np.stack([curve.wall_s[known][at] for curve, known, at in pick])
-    return _Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
+    return Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
 
 
-def _time_to(group: CurveGroup, band: _Band, target: float | None) -> float | None:
+def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
         return float(band.wall_s[-1]) if len(band.wall_s) else None
@@ -186,7 +186,8 @@ def _time_to(group: CurveGroup, band: _Band, target: float | None) -> float | No
     return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
 
 
-def _in_words(seconds: float | None, first: float | None, target: float | None) -> str:
+def time_in_words(seconds: float | None, first: float | None, target: float | None) -> str:
+    """Return the end of a legend's line: time, and how many times as fast as the `first` group that is."""
     if seconds is None:
         return "" if target is None else f": {target:g} not reached"
     minutes, rest = divmod(round(seconds), 60)
@@ -201,7 +202,7 @@ def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
     return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
 
 
-def _equal(bands: Sequence[_Band]) -> bool:
+def all_equal(bands: Sequence[Band]) -> bool:
     """Return whether all groups have the same returns at the same steps."""
     first = bands[0]
     return len(first.mean) > 0 and all(
@@ -244,7 +245,7 @@ def _short(value: float, _: int) -> str:
     return f"{value:g}"
 
 
-def _draw_band(axis: Any, x: np.ndarray, band: _Band, shade: float, *, color: str, **line: Any) -> None:
+def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, *, color: str, **line: Any) -> None:
     axis.fill_between(x, band.low, band.high, color=color, alpha=shade, linewidth=0)
     axis.plot(x, band.mean, color=color, **line)
 

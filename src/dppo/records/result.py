@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config.trust import resume_command
+from dppo.errors import counted
 from dppo.records.metrics import read_metrics
 
 EPISODES = 100  # window of the mean return
@@ -58,16 +59,21 @@ class Result:
 
     def __repr__(self) -> str:
         return (
-            f"Result(run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
+            f"Result(env_name={self.env_name!r}, run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
             f"episodic_return={self.episodic_return:.1f}, stopped_by={self.stopped_by!r})"
         )
 
 
-def in_words(result: Result) -> list[str]:
-    """Return the last lines of a run's output."""
+def in_words(result: Result, error: BaseException | None = None) -> list[str]:
+    """Return the last lines of a run's output.
+
+    Args:
+        error: the exception that ended the run, if one did.
+    """
     lines = [
-        _ending(result),
-        f"Mean return of the last {min(result.episodes, EPISODES)} episodes: {result.episodic_return:.1f}"
+        _ending(result, error),
+        *(_cause(error) if isinstance(error, Exception) else []),
+        f"Mean return of the last {counted(min(result.episodes, EPISODES), 'episode')}: {result.episodic_return:.1f}"
         if result.episodes
         else "No episode has finished yet.",
         f"Checkpoint: {result.checkpoint}",
@@ -78,19 +84,29 @@ def in_words(result: Result) -> list[str]:
         lines.remove(f"Picture: {result.picture}")
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
-        lines.append(f"Dealt with: {', '.join(counts)}")
+        lines.append(f"Incidents: {', '.join(counts)}")
     if result.bottleneck:
         lines.append(result.bottleneck)
     if result.stopped_by:
-        lines.append(f"Go on with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
+        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
     return lines
 
 
-def _ending(result: Result) -> str:
+def _ending(result: Result, error: BaseException | None) -> str:
     if result.iterations == result.resumed_at and result.stopped_by is None:
         return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
-    ending = f"Stopped by {result.stopped_by}" if result.stopped_by else "Done"
+    if result.stopped_by is None:
+        ending = "Done"
+    else:
+        ending = f"{'Failed with' if isinstance(error, Exception) else 'Stopped by'} {result.stopped_by}"
     speed = "" if result.iterations == result.resumed_at else f" ({result.steps_per_s:,.0f} steps/s while training)"
     return (
-        f"{ending} after {result.global_step:,} steps and {result.episodes:,} episodes in {result.wall_s:.1f} s{speed}."
+        f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
+        f"{result.wall_s:.1f} s{speed}."
     )
+
+
+def _cause(error: Exception) -> list[str]:
+    """Return the first line of an error's message, if it has one; the rest is reported where the error is caught."""
+    first = str(error).strip().partition("\n")[0]
+    return [f"Cause: {first}"] if first else []
