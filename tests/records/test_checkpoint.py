@@ -147,7 +147,7 @@ def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one with score 8 was replaced"
 
 
-def test_a_run_resumed_from_an_older_checkpoint_continues_from_its_own_later_ones(tmp_path: Path) -> None:
+def test_a_run_resumed_further_back_continues_from_its_own_checkpoints(tmp_path: Path) -> None:
     for iteration in (10, 20, 30):
         save(tmp_path, iteration, small("first try"), keep=3, score=None)
     save(tmp_path, 15, small("resumed at 10"), keep=3, score=None)
@@ -610,7 +610,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(tmp_path: Path) -> 
         save(tmp_path, iteration, small(NEW), keep=2, score=None)
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"all of its 2 checkpoints are damaged\. The newest: .*02"):
+    with pytest.raises(CheckpointError, match=r"contains only damaged checkpoints \(2\)\. The newest: .*02"):
         find(tmp_path)
 
 

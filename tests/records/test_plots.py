@@ -183,6 +183,11 @@ def test_times_are_written_in_minutes_and_seconds(
     assert plots.time_in_words(seconds, first, target) == words
 
 
+def test_a_speed_up_that_is_noise_is_not_shown_as_a_factor() -> None:
+    assert plots.time_in_words(58.4, 116.8, None, noise=True) == ": 58 s (noise)"
+    assert plots.time_in_words(58.4, 58.4, None, noise=True) == ": 58 s"
+
+
 def test_groups_are_equal_only_if_all_returns_are() -> None:
     one, other = (plots.over_seeds(group.curves) for group in groups(100, 200))
     assert plots.all_equal([one, other])
