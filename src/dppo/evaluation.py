@@ -205,8 +205,8 @@ def _find(
     if not trust:
         require_trust(stored, named, run)
     settings = stored | named
-    for action in code_named_by(settings).values():
-        logger.info("%s %s.", run, action)
+    for name, action in code_named_by(settings).items():
+        logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
     return _Player(found.policy(model), env if env is not None else settings["env_id"], dict(settings["env_kwargs"]))
 
 

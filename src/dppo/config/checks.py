@@ -131,8 +131,8 @@ def _check_learners(config: Settings) -> None:
         )
     if learners and config.learner_threads > max(1.0, config.learner_cpus):
         raise ConfigError(
-            f"learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the CPUs that "
-            f"a learner reserves. Use learner_cpus={config.learner_threads}."
+            f"learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the "
+            f"CPUs that a learner reserves. Use learner_cpus={config.learner_threads}."
         )
 
 

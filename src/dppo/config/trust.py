@@ -52,7 +52,7 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
                 f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, env)."
             )
         raise ConfigError(
-            f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Use trust=True if you trust "
+            f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add trust=True if you trust "
             f"that folder, or name the {NAMING[name]} yourself."
         )
 
