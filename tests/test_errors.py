@@ -123,11 +123,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "run folder that holds a run": (
         ["train", "CartPole-v1", "--run-dir", "run"],
-        ["run_dir=run: holds a run already", "--resume run"],
+        ["run_dir=run: contains a run already", "--resume run"],
     ),
     "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
     "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
-    "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "holds no checkpoint"]),
+    "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],
         ["<lambda>", "is an object of a Python program", "dppo.train(config, resume="],
@@ -369,9 +369,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_note(
     shutil.copytree(desk / "damaged", run_dir)
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
     said = capsys.readouterr().out
-    assert "passed over a damaged checkpoint" in said
+    assert "skipped a damaged checkpoint" in said
     assert "iter_000004.safetensors" in said
-    assert "Going on from iter_000003" in said
+    assert "Resuming from iter_000003" in said
     mended, original = (
         checkpoints.load(at / "checkpoints" / "iter_000004.safetensors") for at in (run_dir, desk / "run")
     )

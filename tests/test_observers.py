@@ -124,7 +124,7 @@ def test_an_observer_may_stop_the_run_which_can_go_on(tmp_path: Path, undisturbe
     assert result.checkpoint.stem == "iter_000002"
     assert [row["iteration"] for row in last.rows] == [1, 2], "all see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
-    assert last.ending[-1] == f"Go on with: dppo train --resume {tmp_path / 'run'}"
+    assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
     assert resumed(tmp_path / "run").weights_sha256 == undisturbed
 
 
@@ -198,7 +198,7 @@ def test_what_an_observer_raises_comes_out_after_a_checkpoint(
     assert recorder.result is not None
     assert recorder.result.stopped_by == type(error).__name__
     assert recorder.result.checkpoint.stem == f"iter_{recorder.result.iterations:06d}"
-    assert any(line.startswith("Go on with: dppo train --resume ") for line in recorder.ending)
+    assert any(line.startswith("Resume with: dppo train --resume ") for line in recorder.ending)
     assert logging.getLogger("dppo").handlers == handlers
     assert not any(thread.name == "dppo-tensorboard" for thread in threading.enumerate())
     assert not (tmp_path / "run" / "run.lock").exists()
@@ -273,7 +273,7 @@ def test_a_run_that_ends_by_a_fault_says_how_to_go_on(
     said = capsys.readouterr().out
     assert "Stopped by EnvironmentFault after 128 steps" in said
     assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in said
-    assert f"Go on with: dppo train --resume {tmp_path / 'run'}" in said
+    assert f"Resume with: dppo train --resume {tmp_path / 'run'}" in said
 
 
 def test_a_keyboard_interrupt_in_a_step_is_an_interruption(tmp_path: Path, break_at: Any, undisturbed: str) -> None:

@@ -75,7 +75,7 @@ def test_interrupted_at_some_moment_it_goes_on_as_if_it_had_not_been(
     (tmp_path / "slow").unlink()
     assert main(["train", "--trust", "--resume", str(run)]) == 0
     said = capsys.readouterr().out
-    assert f"Going on from iter_{finished:06d} at step {finished * BATCH}" in said
+    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in said
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
@@ -91,8 +91,8 @@ def test_interrupted_again_and_again_it_goes_on_by_the_command_that_it_names(who
             command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
             command.send(signal.SIGTERM)
             assert command.wait(60) == 143
-            told = next(line for line in command.out.splitlines() if line.startswith("Go on with: dppo "))
-        line = told.removeprefix("Go on with: dppo ").split()
+            told = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
+        line = told.removeprefix("Resume with: dppo ").split()
         for path in tmp_path.glob("waiting-*"):
             path.unlink()
         (tmp_path / "slow").unlink()
@@ -231,7 +231,7 @@ def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, caps
     assert main(words(tmp_path, "--branch", "new")) == 2
     assert "branch=new: needs a run to begin with. Name it with --resume RUN." in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "contains a run already" in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
     assert "run_dir=other has no effect with --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="branch=True: needs a run"):

@@ -195,6 +195,6 @@ def test_a_node_that_goes_in_the_middle_does_not_show(
         assert cluster.ask(how) == 1
         (tmp_path / "slow").unlink()
         assert command.wait(120) == 0
-        assert "Dealt with: 1 x actor_lost" in command.out
+        assert "Incidents: 1 x actor_lost" in command.out
     assert weights(tmp_path) == undisturbed
     assert cluster.ask("add") == 2

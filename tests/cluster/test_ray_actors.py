@@ -61,7 +61,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_pat
     assert result.incidents == {"actor_hung": 1}
     assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=8", notes.texts[0])
     assert "raise --segment-timeout-s" in notes.texts[0]
-    assert "Dealt with: 1 x actor_hung" in recorder.ending
+    assert "Incidents: 1 x actor_hung" in recorder.ending
 
 
 @pytest.mark.slow

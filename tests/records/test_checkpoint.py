@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_the_old_or_the_new_one_and_says_so(
         else:
             assert isinstance(raised, CheckpointNotWritten)
             assert "No space left on device." in str(raised)
-            assert "Free some space there." in str(raised)
+            assert "Free some disk space." in str(raised)
             if not lasting:
                 assert not list(folder.glob(".tmp-*")), "the temporary file is removed"
         assert_usable_again(folder)
@@ -393,7 +393,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_checkpointing(
     ]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "each once, not with each checkpoint"
-    assert "iter_000001.safetensors: could not be tidied up: Permission denied." in told[1]
+    assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in told[1]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
@@ -621,8 +621,8 @@ def test_each_mistake_has_its_own_words(tmp_path: Path) -> None:
     for name, message in {
         "nowhere": "does not exist",
         "file": "is not a checkpoint",
-        "empty": "holds no checkpoint",
-        "run": "holds no checkpoint",
+        "empty": "contains no checkpoint",
+        "run": "contains no checkpoint",
         "iter_000001": "expected a checkpoint, found an empty file",
         "iter_000002.safetensors": "expected a file, found nothing",
     }.items():

@@ -145,18 +145,18 @@ def test_every_row_before_a_kill_is_there_and_a_torn_one_is_not(tmp_path: Path) 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": "1"}', ""])
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n")
-    with pytest.raises(DppoError, match=r"metrics\.jsonl:2: is not a row"):
+    with pytest.raises(DppoError, match=r"metrics\.jsonl:2: not a row"):
         read_metrics(tmp_path)
 
 
 def test_no_metrics_is_an_error_for_the_user(tmp_path: Path) -> None:
-    with pytest.raises(DppoError, match=r"No such file or directory\. Give the folder of a run"):
+    with pytest.raises(DppoError, match=r"No such file or directory\. Pass the folder of a run"):
         read_metrics(tmp_path)
 
 
 def test_the_metrics_of_another_run_are_never_mixed_in(tmp_path: Path) -> None:
     write(tmp_path, [row(1)])
-    with pytest.raises(DppoError, match="holds a run already"):
+    with pytest.raises(DppoError, match="contains a run already"):
         MetricsWriter(tmp_path, None)
     with pytest.raises(DppoError, match="No such file or directory"):
         MetricsWriter(tmp_path / "nowhere", None)
@@ -207,7 +207,7 @@ def test_a_kill_while_cutting_loses_nothing(tmp_path: Path) -> None:
             path.write_bytes(b"".join(parts)[:10])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DppoError, match="Free some space"):
+    with pytest.raises(DppoError, match="Free some disk space"):
         MetricsWriter(tmp_path, 3, disk=Full())
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -240,7 +240,7 @@ def test_a_full_disk_is_told_once_and_no_row_is_lost(
     writer.on_end(None, None)
     assert [one["iteration"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert len(caplog.messages) == 1
-    assert "No space left on device. Free some space there. Training goes on." in caplog.messages[0]
+    assert "No space left on device. Free some disk space. Training continues." in caplog.messages[0]
 
 
 def test_rows_that_were_never_written_are_counted_at_the_end(
@@ -255,7 +255,7 @@ def test_rows_that_were_never_written_are_counted_at_the_end(
     for iteration in (1, 2, 3):
         writer.on_iteration(row(iteration))
     writer.on_end(None, None)
-    assert "3 rows were never written" in caplog.messages[1]
+    assert "3 rows could not be written" in caplog.messages[1]
 
 
 # ---------------------------------------------------------------------- TensorBoard
@@ -289,7 +289,7 @@ def test_training_goes_on_without_tensorboard(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as if it were not installed
     notes = write(tmp_path, [row(i) for i in range(1, 6)])
     assert len(notes) == 1
-    assert "TensorBoard gets no more of this run" in notes[0]
+    assert "No more events are written for TensorBoard" in notes[0]
     assert len(read_metrics(tmp_path)) == 5
 
 

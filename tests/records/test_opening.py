@@ -1,4 +1,4 @@
-"""The first lines of a run: sizes that are those of the run, and a hint that is true."""
+"""The first lines of a run show its sizes and where its samplers run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ def test_sizes_are_those_of_the_run() -> None:
         (8, 8, "8 Ray actors host 1 sampler each."),
         (4, 8, "4 Ray actors host 2 samplers each."),
         (1, 8, "1 Ray actor hosts 8 samplers."),
-        (3, 8, "3 Ray actors host 8 samplers unevenly: 2 of them 3, the others 2; the others wait for these."),
-        (0, 8, "Collecting in this process; --num-actors 8 spreads it over Ray actors."),
-        (0, 4, "Collecting in this process; --num-actors 4 spreads it over Ray actors."),
+        (3, 8, "3 Ray actors host 8 samplers unevenly: 2 host 3, the others 2 and have to wait."),
+        (
+            *(0, 8),
+            "Collecting in this process; num_actors=8 (--num-actors 8) would spread it over Ray actors, with the same "
+            "result.",
+        ),
         (0, 1, "Collecting in this process."),
     ],
 )

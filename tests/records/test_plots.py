@@ -134,15 +134,15 @@ def test_smoothing_is_the_mean_of_neighbours() -> None:
 
 
 def test_times_of_a_resumed_run_are_joined() -> None:
-    np.testing.assert_allclose(plots._joined([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
-    assert len(plots._joined([])) == 0
+    np.testing.assert_allclose(plots.joined_times([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
+    assert len(plots.joined_times([])) == 0
 
 
 def test_seeds_are_averaged_step_by_step_where_all_are_known() -> None:
     a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([7.0, 4, 8]))
     b = Curve(np.array([1.5, 2, 4]), np.array([10, 20, 30]), np.array([np.nan, 2, 4]))
     c = Curve(np.array([2.0, 3.5]), np.array([20, 30]), np.array([3.0, 6]))
-    band = plots._over_seeds([a, b, c])
+    band = plots.over_seeds([a, b, c])
     np.testing.assert_array_equal(band.global_step, [20, 30])
     np.testing.assert_array_equal(band.wall_s, [2.0, 3.5])
     np.testing.assert_array_equal(band.mean, [3, 6])
@@ -154,16 +154,16 @@ def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -
     slow, fast = groups(100, 200)
     times = []
     for group in (slow, fast):
-        band = plots._over_seeds(group.curves)
+        band = plots.over_seeds(group.curves)
         expected = np.mean([c.wall_s[np.argmax(c.episodic_return >= 90)] for c in group.curves])
-        times.append(plots._time_to(group, band, 90.0))
+        times.append(plots.mean_time_to(group, band, 90.0))
         assert times[-1] == pytest.approx(expected)
-        assert plots._time_to(group, band, 101.0) is None
-        assert plots._time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
+        assert plots.mean_time_to(group, band, 101.0) is None
+        assert plots.mean_time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
     one_fails = CurveGroup("", (*slow.curves, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
-    assert plots._time_to(one_fails, plots._over_seeds(one_fails.curves), 90.0) is None
+    assert plots.mean_time_to(one_fails, plots.over_seeds(one_fails.curves), 90.0) is None
 
 
 @pytest.mark.parametrize(
@@ -180,18 +180,18 @@ def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -
 def test_times_read_as_a_person_says_them(
     seconds: float | None, first: float | None, target: float | None, words: str
 ) -> None:
-    assert plots._in_words(seconds, first, target) == words
+    assert plots.time_in_words(seconds, first, target) == words
 
 
 def test_only_equal_groups_are_called_equal() -> None:
-    one, other = (plots._over_seeds(group.curves) for group in groups(100, 200))
-    assert plots._equal([one, other])
-    moved = plots._Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
-    assert not plots._equal([one, moved])
+    one, other = (plots.over_seeds(group.curves) for group in groups(100, 200))
+    assert plots.all_equal([one, other])
+    moved = plots.Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
+    assert not plots.all_equal([one, moved])
 
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
-        kept = plots._spread(length)
+        kept = plots.thinned(length)
         assert (kept[0], kept[-1]) == (0, length - 1)
         assert len(np.unique(kept)) == min(length, plots.MANY)

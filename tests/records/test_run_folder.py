@@ -159,7 +159,7 @@ def test_a_users_own_config_is_neither_overwritten_nor_deleted(
     mine.parent.mkdir()
     mine.write_text("# my own words\nenv_id: CartPole-v1\n")
     assert main(["train", "--config", "exp/config.yaml", "--run-dir", "exp"]) == 2
-    assert "holds a config.yaml, which the run would overwrite" in capsys.readouterr().err
+    assert "contains a config.yaml, which the run would overwrite" in capsys.readouterr().err
     assert mine.read_text().startswith("# my own words")
     assert os.listdir(tmp_path / "exp") == ["config.yaml"]
 
@@ -356,7 +356,7 @@ def test_resuming_on_a_full_disk_says_so(
     Full(monkeypatch).full = True
     assert main(["train", "--resume", str(run)]) == 1
     said = capsys.readouterr().err
-    assert "config.yaml: could not be written: No space left on device. Free some space there." in said
+    assert "config.yaml: could not be written: No space left on device. Free some disk space." in said
     assert "Traceback" not in said
 
 
@@ -377,7 +377,7 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_lose_the_summary(
     assert recorder.result.iterations == ITERATIONS
     assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in said
     assert "iter_000000.safetensors" in said
-    assert "Go on with: dppo train --resume " in said
+    assert "Resume with: dppo train --resume " in said
 
 
 # ---------------------------------------------------------------------- the best

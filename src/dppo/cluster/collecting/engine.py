@@ -96,6 +96,10 @@ class Collecting:
         self._owed.clear()
         return commands
 
+    def heard(self, now: float) -> None:
+        """Take note that actors are making env steps, so that nobody has to be told what the run is waiting for."""
+        self._news_at = now
+
     @property
     def finished(self) -> bool:
         """True when everything that was requested is here."""
