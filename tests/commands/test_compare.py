@@ -125,8 +125,8 @@ def test_a_setting_that_only_one_number_of_actors_refuses_is_reported_before_the
         planned("--actors", "1", "8", num_samplers="4")
 
 
-@pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
-def test_an_efficiency_above_one_is_shown_as_noise(iteration_s: float, shown: str) -> None:
+def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Group:
+    """Return a run of 1,024 steps in which environments and policy take 0.6 s of CPU, and the update 0.4 s."""
     row = {
         "iteration": 2,
         "perf/iteration_s": iteration_s,
@@ -135,10 +135,26 @@ def test_an_efficiency_above_one_is_shown_as_noise(iteration_s: float, shown: st
         "perf/transfer_s": 0.0,
         "perf/update_s": 0.4,
         "perf/env_step_ms": 1.0,
+        "perf/env_s": 0.5,
+        "perf/act_s": 0.1,
     }
-    run = Run(Config(env_id="E-v0"), Path("r"), 2.0, 1.0, 1024, "sha", [row], {})
-    assert list(make_table([Group((run,))], None).columns[-1].cells) == [shown]
-    assert Group((run,)).as_json(Group((run,)), None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
+    config = Config(env_id="E-v0", num_actors=num_actors)
+    return Group((Run(config, Path("r"), training_s + 1, training_s, 1024, "sha", [row], {}),))
+
+
+@pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
+def test_an_efficiency_above_one_is_shown_as_noise(iteration_s: float, shown: str) -> None:
+    group = measured(0, 1.0, iteration_s)
+    assert list(make_table([group], None).columns[-1].cells) == [shown]
+    assert group.as_json(group, None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
+
+
+@pytest.mark.parametrize(("training_s", "shown"), [(0.8, "1.25 x"), (0.1, "noise")])
+def test_a_speed_up_above_that_of_perfect_parallelism_is_shown_as_noise(training_s: float, shown: str) -> None:
+    groups = [measured(1, 1.0), measured(8, training_s)]
+    table = make_table(groups, None)
+    column = next(column for column in table.columns if column.header == "speed-up")
+    assert list(column.cells) == ["1.00 x", shown]
 
 
 def test_a_comparison_leaves_picture_and_figures_and_equal_weights(

@@ -27,6 +27,11 @@ EXPLAIN_NOISE = (
     "same run. Use more iterations, or slower environments."
 )
 
+EXPLAIN_SPEED_UP = (
+    "A speed-up above that of perfect parallelism is measurement noise: the load of the machine differed between the "
+    "runs. Repeat the comparison on a quiet machine, with more iterations or seeds."
+)
+
 
 def main(argv: list[str]) -> int:
     """Train with each number of actors, and write compare.json and compare.png.
@@ -54,6 +59,8 @@ def main(argv: list[str]) -> int:
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
     if any(group.cycle.noise for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
+    if any(group.speed_up_is_noise(groups[0]) for group in groups):
+        console.print(EXPLAIN_SPEED_UP, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
@@ -140,7 +147,7 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.training_s:.1f} s",
             *([] if target is None else [_time_to(group, target)]),
             f"{group.steps_per_s:,.0f}",
-            f"{group.steps_per_s / groups[0].steps_per_s:.2f} x",
+            NOISE if group.speed_up_is_noise(groups[0]) else f"{group.speed_up(groups[0]):.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
             NOISE if group.cycle.noise else f"{100 * group.cycle.efficiency:.1f} %",
         )
