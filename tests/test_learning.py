@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
 import dppo
-from dppo.commands.eval import evaluate
 from dppo.config import make_config, presets
 
 
@@ -17,7 +15,7 @@ def trained(env_id: str, run_dir: Path, **changes: Any) -> tuple[dppo.Result, fl
     """Return the result with the preset of `env_id`, and the mean return of 20 episodes of its deterministic policy."""
     config = make_config(presets()[env_id] | {"env_id": env_id, "run_dir": run_dir, "progress": "off"} | changes)
     result = dppo.train(config)
-    return result, fmean(one.episode_return for one in evaluate(dppo.load_policy(run_dir), config, episodes=20))
+    return result, dppo.evaluate(result, episodes=20).mean_return
 
 
 def test_cartpole_is_halfway_there_after_a_third_of_the_steps(tmp_path: Path) -> None:

@@ -42,31 +42,34 @@ def build(
     stop: StopSignals,
     stack: ExitStack,
     on_progress: Callable[[CollectionProgress], None],
+    announce: Callable[[], None],
 ) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
     Args:
         stack: closes all parts.
         on_progress: called about once a second while segments are being collected.
+        announce: called once, to show the run. In process, this is after the environment's spaces are known, so that a
+            refusal is all that is printed; with actors, before Ray starts, which takes seconds.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
-    for problem in start.damaged if start else ():
-        logger.warning("skipped a damaged checkpoint: %s", problem)
-    for change in start.close_changes if start else ():
-        logger.warning("%s", change)
     torch_import = threading.Thread(target=_import_torch, daemon=True)  # in parallel with Ray, which mostly waits
     torch_import.start()
     stack.callback(torch_import.join)  # Python must not exit in the middle of an import
     if config.num_actors > 0:
+        announce()
         stop.check()
         _open_session(config, stop, stack)
         stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
     collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
+    if config.num_actors == 0:
+        announce()
+    _log_start(start)
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
@@ -75,6 +78,13 @@ def build(
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
+
+
+def _log_start(start: Start | None) -> None:
+    for problem in start.damaged if start else ():
+        logger.warning("skipped a damaged checkpoint: %s", problem)
+    for change in start.close_changes if start else ():
+        logger.warning("%s", change)
 
 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from dppo.assemble import network_spec
@@ -77,8 +78,8 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.start(_described(config, folder))
-                parts = build(config, folder, stop, stack, watching.progress)
+                announce = partial(watching.start, _described(config, folder))
+                parts = build(config, folder, stop, stack, watching.progress, announce)
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()

@@ -38,7 +38,7 @@ class Observer:
     """
 
     def on_start(self, run: RunInfo) -> None:
-        """Called first, when the run folder exists, but before Ray and the environments are started."""
+        """Called first, when the run folder exists: before Ray starts, or, in process, when the spaces are known."""
 
     def on_progress(self, progress: CollectionProgress) -> None:
         """Called about once a second during iterations that take longer than that, while segments are collected."""
