@@ -80,6 +80,14 @@ class _SayNowAndThen:
             self._notify(replaying(replayed, to_replay))
 
 
+class _NotOfTheEnvironment(BaseException):
+    """Carries an exception through the code that reports those of environments."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class InProcess:
     """One actor in this process, without Ray: for debugging, for fast environments, and as the oracle of the rest."""
 
@@ -111,11 +119,21 @@ class InProcess:
             if isinstance(command, Describe):
                 return [Described(*about, self._actor.describe(command.sampler_id))]
             question = Question(command.requests, command.hosted)
-            return [Answered(*about, self._actor.make_segments(question, command.policy))]
+            try:
+                return [Answered(*about, self._actor.make_segments(question, command.policy))]
+            except _NotOfTheEnvironment as carrier:
+                raise carrier.error from None
 
     def call_at_steps(self, call: Callable[[], None]) -> None:
         """Call `call` after each env step: nobody else can look while this process is busy."""
-        self._progress.on_step = lambda steps: call()
+
+        def on_step(steps: int) -> None:
+            try:
+                call()
+            except BaseException as error:
+                raise _NotOfTheEnvironment(error) from None
+
+        self._progress.on_step = on_step
 
     def under_way(self) -> UnderWay:
         """Return how many env steps have been made for the question that is being answered."""
