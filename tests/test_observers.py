@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -195,6 +196,16 @@ def test_a_stop_at_the_last_iteration_is_not_an_early_end(tmp_path: Path) -> Non
     assert result.stopped_by is None
 
 
+def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None:
+    observer = runpy.run_path(str(EXAMPLES / "early_stop.py"))["StopAt"](15.0)
+    result = dppo.train(settings(tmp_path / "run", total_timesteps=64 * 100), observers=[observer])
+    assert (result.stopped_by, result.iterations < 100) == ("StopAt", True)
+    *before, last = [row.get("charts/episodic_return", 0.0) for row in result.metrics]
+    assert last >= 15.0
+    assert all(value < 15.0 for value in before)
+
+
+@pytest.mark.slow
 def test_the_example_stops_early(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "early_stop.py")],

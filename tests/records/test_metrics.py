@@ -112,8 +112,13 @@ def test_each_row_is_in_the_file_at_once(tmp_path: Path) -> None:
 def test_a_row_costs_one_write_and_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = MetricsWriter(tmp_path, None)
     calls: list[str] = []
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda *arguments: (calls.append("write"), write(*arguments))[1])
+    real_write = os.write
+
+    def write_once(handle: int, data: bytes) -> int:
+        calls.append("write")
+        return real_write(handle, data)
+
+    monkeypatch.setattr(os, "write", write_once)
     monkeypatch.setattr(os, "fsync", lambda handle: calls.append("fsync"))
     for iteration in range(3):
         writer.on_iteration(row(iteration))
