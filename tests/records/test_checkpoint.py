@@ -393,9 +393,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_does_not_stop_checkpointing(
         "iter_000004.safetensors",
         "iter_000005.safetensors",
     ]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "once for each file, not with each checkpoint"
-    assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in told[1]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 2, "once for each file, not with each checkpoint"
+    assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in logged[1]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 

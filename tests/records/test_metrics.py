@@ -292,7 +292,7 @@ def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
 
 def test_the_end_of_a_run_does_not_wait_for_the_next_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "FLUSH_S", 10_000.0)
-    assert write(tmp_path, [row(1)]) == [], "else the writer would be given up after CLOSE_S"
+    assert write(tmp_path, [row(1)]) == [], "it would be logged if the end had waited in vain"
     assert scalars(tmp_path, "charts/SPS") == {256: 1001.5}
 
 
