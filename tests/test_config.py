@@ -269,7 +269,13 @@ def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags(
             dataclasses.replace(config(), **settings)
 
 
-def test_no_message_of_the_configuration_speaks_of_flags() -> None:
+@pytest.mark.parametrize("wrong", ["CartPole-v1", {"env_id": "CartPole-v1"}, None])
+def test_train_refuses_what_is_not_a_config(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"):
+        dppo.train(wrong)
+
+
+def test_no_text_of_the_configuration_mentions_flags() -> None:
     for name in ("checks", "values", "files", "resume"):
         source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
         assert not re.findall(r"--[a-z]", source), name
