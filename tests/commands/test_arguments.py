@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
     ],
 )
 def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> None:
-    parsers = {
+    parsers: dict[str, Callable[[list[str]], object]] = {
         "train": lambda words: arguments.parse(words, "dppo train"),
         "compare": parse_comparison,
         "eval": lambda words: make_eval_parser().split(words),
