@@ -352,7 +352,7 @@ def test_every_setting_belongs_to_one_part_and_every_part_holds_its_values() -> 
         ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
         ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
         ({"sampling": {"num_step": 64}}, "num_step is not a known setting. Did you mean num_steps?"),
-        ({"actors": 8}, "actors=8: actors is a group of settings: actor_gpus, "),
+        ({"actors": 8}, "actors=8: actors is a group of settings. Use one of actor_gpus, "),
         ({"ppo": Sampling()}, "ppo=Sampling("),
     ],
 )
@@ -465,7 +465,7 @@ def test_settings_are_read_from_files(tmp_path: Path, name: str, text: str) -> N
     ("text", "words"),
     [
         ("a: [1", "cannot be read as settings"),
-        ("- 1\n- 2\n", "holds list, not settings"),
+        ("- 1\n- 2\n", "contains list, not settings"),
         ("1: 2\n", "not settings"),
         (None, "cannot be read as settings: [Errno 2]"),
         ("!!python/object/apply:os.getcwd []", "cannot be read as settings"),

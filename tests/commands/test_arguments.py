@@ -321,7 +321,7 @@ def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_d
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         parse(f"--resume {tmp_path}")
 
 
