@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["eval", "damaged/checkpoints/iter_000004"],
         ["damaged/checkpoints/iter_000004.safetensors", "SHA-256"],
     ),
-    "nothing but damage": (["train", "--resume", "ruined"], ["ruined", "none of its 1 checkpoints is good"]),
+    "nothing but damage": (["train", "--resume", "ruined"], ["ruined", "contains only damaged checkpoints (1)"]),
     "play what is no run": (["eval", "nowhere"], ["nowhere", "does not exist"]),
     "play nothing": (["eval"], ["RUN"]),
     "play no episode": (["eval", "run", "--episodes", "0"], ["episodes=0", "at least 1"]),

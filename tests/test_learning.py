@@ -1,4 +1,4 @@
-"""It learns. The figures over many seeds are benchmarks/learning.py's; here is what every change has to pass."""
+"""Presets learn. benchmarks/learning.py measures returns over many seeds; these are the bounds for every change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dppo.config import make_config, presets
 
 
 def trained(env_id: str, run_dir: Path, **changes: Any) -> tuple[dppo.Result, float]:
-    """The result with the preset of `env_id`, and the mean return of 20 episodes with the likeliest action."""
+    """Return the result with the preset of `env_id`, and the mean return of 20 episodes of its deterministic policy."""
     config = make_config(presets()[env_id] | {"env_id": env_id, "run_dir": run_dir, "progress": "off"} | changes)
     result = dppo.train(config)
     return result, dppo.evaluate(result, episodes=20).mean_return

@@ -159,7 +159,10 @@ class _Run:
                 iteration = next(iterations, None)
             except StopRequested as request:
                 return request.signal.name  # a resumed run collects the interrupted segments again, with equal results
-            except KeyboardInterrupt:  # raised by an environment: the signal itself is handled by `stop`
+            except KeyboardInterrupt as error:
+                if error is self.watching.raised:
+                    raise
+                # An environment raised it: the signal itself is handled by `stop`.
                 return "SIGINT"
             if iteration is None:
                 return None

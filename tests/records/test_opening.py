@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-import dppo
 from dppo.config import Config
 from dppo.records.opening import hosting_in_words, sizes_in_words
 
@@ -39,22 +34,5 @@ def test_sizes_are_those_of_the_run() -> None:
         (0, 1, "Collecting in this process."),
     ],
 )
-def test_hosts_are_those_of_the_run(actors: int, samplers: int, words: str) -> None:
+def test_the_line_names_the_hosts_of_the_samplers(actors: int, samplers: int, words: str) -> None:
     assert hosting_in_words(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words
-
-
-@pytest.mark.parametrize("samplers", [2, 8, 20])
-def test_the_hint_is_accepted_and_changes_nothing_learnt(samplers: int) -> None:
-    config = Config(env_id="E-v0", num_samplers=samplers)
-    [hinted] = re.findall(r"--num-actors (\d+)", hosting_in_words(config))
-    spread = Config(env_id="E-v0", num_samplers=samplers, num_actors=hinted)
-    assert (spread.sampling, spread.ppo, spread.run) == (config.sampling, config.ppo, config.run)
-
-
-def test_the_hint_followed_gives_the_same_weights(tmp_path: Path, ray_session: None) -> None:
-    """With defaults, as a newcomer has them; with fewer actors than it says, which are cheaper."""
-    sizes: dict[str, Any] = {"env_id": "CartPole-v1", "num_steps": 16, "total_timesteps": 384, "progress": "off"}
-    alone = Config(**sizes, run_dir=tmp_path / "alone")
-    [hinted] = re.findall(r"--num-actors (\d+)", hosting_in_words(alone))
-    spread = Config(**sizes, run_dir=tmp_path / "spread", num_actors=min(2, int(hinted)))
-    assert dppo.train(alone).weights_sha256 == dppo.train(spread).weights_sha256

@@ -211,7 +211,7 @@ def test_letters_that_the_terminal_does_not_have_are_replaced() -> None:
 
 
 def reports(iteration: int, steps: int, step_s: float, processes: int = 1) -> list[CollectionProgress]:
-    """What is reported while `processes` make one env step every `step_s`, in batches of 64."""
+    """Return the reports while `processes` make one env step every `step_s`, in batches of 64."""
     before = 64 * (iteration - 1)
     return [
         CollectionProgress(iteration, n, before + n, processes, 0.25 + step_s * n / processes)

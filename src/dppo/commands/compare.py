@@ -52,7 +52,10 @@ def main(argv: list[str]) -> int:
         print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
-    curves = [CurveGroup(group.label, tuple(_curve(run) for run in group.runs)) for group in groups]
+    curves = [
+        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise(groups[0]))
+        for group in groups
+    ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)

@@ -140,7 +140,7 @@ def find(path: Path) -> Found:
             later = [other.problem for other in entries if other.iteration > entry.iteration]
             return Found(entry.path, (*problems, *filter(None, later)))
     raise CheckpointError(
-        f"{path}: all of its {len(entries)} checkpoints are damaged. The newest: {problems[0]}\n"
+        f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
     )
 

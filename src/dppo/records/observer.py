@@ -84,6 +84,8 @@ class Observers:
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
+        self.raised: BaseException | None = None
+        """An exception out of `progress`, which comes back to the runner through code that collects segments."""
 
     def start(self, run: RunInfo) -> None:
         """Start all, the display first, because it shows what the others log."""
@@ -98,8 +100,12 @@ class Observers:
 
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
-        for observer in self._all():
-            observer.on_progress(progress)
+        try:
+            for observer in self._all():
+                observer.on_progress(progress)
+        except BaseException as error:
+            self.raised = error
+            raise
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""

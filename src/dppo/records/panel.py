@@ -196,7 +196,7 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
         ]
     incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
-        lines.append(("trouble", _flow(incidents, room)))
+        lines.append(("incidents", _flow(incidents, room)))
     lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]
     return lines
 

@@ -44,6 +44,8 @@ class CurveGroup:
     label: str
     """Such as "8 actors"."""
     curves: tuple[Curve, ...]
+    noise: bool = False
+    """True if the group's speed-up is measurement noise and must not be shown as a result."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + time_in_words(time, times[0], target)
+        label = group.label + time_in_words(time, times[0], target, noise=group.noise)
         _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
         left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
         line = _interleaved(index, len(groups))
@@ -133,7 +135,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     _legend(left, len(groups))
     if len(bands) > 1 and all_equal(bands):
-        equal = "equal curves:\ndashes on a wide line"
+        equal = "identical curves,\ndashed on a wide line"
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
@@ -186,14 +188,14 @@ def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float |
     return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
 
 
-def time_in_words(seconds: float | None, first: float | None, target: float | None) -> str:
-    """Return the end of a legend's line: time, and how many times as fast as the `first` group that is."""
+def time_in_words(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
+    """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
     if seconds is None:
         return "" if target is None else f": {target:g} not reached"
     minutes, rest = divmod(round(seconds), 60)
     exact = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     time = f"{minutes} min {rest:02} s" if seconds >= 60 else exact
-    factor = "" if first is None or first == seconds else f" ({first / seconds:.1f}×)"
+    factor = "" if first is None or first == seconds else " (noise)" if noise else f" ({first / seconds:.1f}×)"
     return f": {time}{factor}" if target is None else f": {target:g} after {time}{factor}"
 
 
