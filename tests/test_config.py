@@ -269,7 +269,13 @@ def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags(
             dataclasses.replace(config(), **settings)
 
 
-def test_no_message_of_the_configuration_speaks_of_flags() -> None:
+@pytest.mark.parametrize("wrong", ["CartPole-v1", {"env_id": "CartPole-v1"}, None])
+def test_train_refuses_what_is_not_a_config(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"):
+        dppo.train(wrong)
+
+
+def test_no_text_of_the_configuration_mentions_flags() -> None:
     for name in ("checks", "values", "files", "resume"):
         source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
         assert not re.findall(r"--[a-z]", source), name
@@ -346,7 +352,7 @@ def test_every_setting_belongs_to_one_part_and_every_part_holds_its_values() -> 
         ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
         ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
         ({"sampling": {"num_step": 64}}, "num_step is not a known setting. Did you mean num_steps?"),
-        ({"actors": 8}, "actors=8: actors is a group of settings: actor_gpus, "),
+        ({"actors": 8}, "actors=8: actors is a group of settings. Use one of actor_gpus, "),
         ({"ppo": Sampling()}, "ppo=Sampling("),
     ],
 )
@@ -459,7 +465,7 @@ def test_settings_are_read_from_files(tmp_path: Path, name: str, text: str) -> N
     ("text", "words"),
     [
         ("a: [1", "cannot be read as settings"),
-        ("- 1\n- 2\n", "holds list, not settings"),
+        ("- 1\n- 2\n", "contains list, not settings"),
         ("1: 2\n", "not settings"),
         (None, "cannot be read as settings: [Errno 2]"),
         ("!!python/object/apply:os.getcwd []", "cannot be read as settings"),

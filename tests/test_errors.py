@@ -125,8 +125,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["train", "CartPole-v1", "--run-dir", "run"],
         ["run_dir=run: contains a run already", "--resume run"],
     ),
-    "resume what is no run": (["train", "--resume", "."], ["is not the folder of a run", "config.yaml"]),
-    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not the folder of a run"]),
+    "resume what is no run": (["train", "--resume", "."], ["is not a run folder", "config.yaml"]),
+    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not a run folder"]),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],

@@ -139,8 +139,11 @@ def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_func
     result = dppo.train(dppo.Config(env_id=cartpole, run_dir=tmp_path / "run", **SIZES))
     assert dppo.evaluate(result, episodes=1).env_name == "test_evaluate:cartpole"
     result = dppo.train(dppo.Config(env_id=lambda: cartpole(), run_dir=tmp_path / "other", **SIZES))  # noqa: PLW0108
-    with pytest.raises(ConfigError, match=r"is an object of a Python program.* or dppo\.evaluate\(run, env\)\."):
-        dppo.evaluate(result.run_dir)
+    for run in (result, result.run_dir):
+        with pytest.raises(
+            ConfigError, match=r"is an object of a Python program.* dppo\.evaluate\(run, env=\.\.\.\)\."
+        ):
+            dppo.evaluate(run)
     assert len(dppo.evaluate(result.run_dir, cartpole, 3).returns) == 3
 
 

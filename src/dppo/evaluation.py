@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from dppo import streams
-from dppo.config.trust import code_named_by, require_trust
+from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.group import user_traceback
 from dppo.envs.make import EnvId, check_env_id, close_all, make_env
 from dppo.envs.spaces import describe_spaces
@@ -100,16 +100,16 @@ def evaluate(
     if render:
         check_display()
     player = _find(policy, env, env_kwargs, model, trust=trust)
-    logger.info(
-        "%s, policy after %s steps, %s, %s",
-        player.env_name,
-        f"{player.policy.state['global_step']:,}",
-        "taking the most likely action" if deterministic else "sampling actions",
-        counted(episodes, "episode"),
-    )
     made = player.make(render=render)
     try:
         _check_spaces(player.policy, made, player.env_name)
+        logger.info(
+            "%s, policy after %s steps, %s, %s",
+            player.env_name,
+            f"{player.policy.state['global_step']:,}",
+            "taking the most likely action" if deterministic else "sampling actions",
+            counted(episodes, "episode"),
+        )
         return _Playing(player, made, seed, deterministic).play(episodes)
     finally:
         if not player.is_made:
@@ -202,6 +202,7 @@ def _find(
     named = {"env_id": env, "model": model}
     named = {name: value for name, value in named.items() if value is not None}
     stored = _settings(run, env, env_kwargs) | {"model": found.model_name}
+    require_import_paths(stored, named, run)
     if not trust:
         require_trust(stored, named, run)
     settings = stored | named

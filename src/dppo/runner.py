@@ -15,7 +15,7 @@ from dppo.assemble import network_spec
 from dppo.building import Parts, build
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.learner import Iteration
 from dppo.policy import model_state
 from dppo.ppo.module import check_model
@@ -70,6 +70,8 @@ def train(
         TrainingDiverged: a loss or gradient is not finite.
     """
     began = time.monotonic()
+    if not isinstance(config, Config):
+        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
     check_env_id(config.env_id)
     if config.model is not None:
         check_model(config.model)

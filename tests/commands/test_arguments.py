@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
     ],
 )
 def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> None:
-    parsers = {
+    parsers: dict[str, Callable[[list[str]], object]] = {
         "train": lambda words: arguments.parse(words, "dppo train"),
         "compare": parse_comparison,
         "eval": lambda words: make_eval_parser().split(words),
@@ -320,7 +321,7 @@ def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_d
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         parse(f"--resume {tmp_path}")
 
 

@@ -14,7 +14,7 @@ WIDTH = 80
 # Our flags, and the names of the same thing in other libraries. Where two flags share a name, the first one that the
 # command has is suggested.
 ALIASES = {
-    "--actors": "num-actors workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
     "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
     "--seeds": "n-seeds num-seeds repeats n-runs num-runs",
     "--out": "out-dir output output-dir outdir save-path",

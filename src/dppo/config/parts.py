@@ -71,7 +71,7 @@ def _import_path(named: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The batch: N samplers of E environments, T steps each."""
+    """N samplers of E environments, T steps each."""
 
     num_samplers: int = setting(
         8,
@@ -115,7 +115,7 @@ class PPO:
     max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
     target_kl: float | None = setting(
         None,
-        "Skip the remaining epochs of an update once the approximate KL exceeds this.",
+        "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.",
         gt=0,
         when=(SEVERAL_SGD_STEPS,),
     )
@@ -252,8 +252,8 @@ class Learners:
     )
     micro_batch_size: int | None = setting(
         None,
-        "Rows of a minibatch that pass through the network at once; their gradients are summed. For minibatches that "
-        "do not fit into memory.",
+        "Rows of a minibatch that pass through the network at once, for minibatches that do not fit into memory; their "
+        "gradients are summed; none: all rows.",
         resume="close",
         when=(SMALLER_THAN_MINIBATCH,),
         gt=0,
@@ -268,7 +268,7 @@ class Learners:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The length of the run, and its folder."""
+    """Length, folder and checkpoints of the run."""
 
     total_timesteps: int = setting(
         500_000, "Env steps to train for, summed over all environments; 1e6 is accepted.", resume="raised", gt=0

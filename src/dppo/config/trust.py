@@ -41,20 +41,30 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         origin: the run that the file belongs to.
 
     Raises:
-        ConfigError: a stored setting would import code (the message says which), or code that cannot be imported.
+        ConfigError: a stored setting would import code; the message says which.
     """
+    require_import_paths(stored, named, origin)
     for name, action in code_named_by(stored).items():
-        if name in named:
-            continue
-        if "<" in str(stored[name]):  # <locals>, <lambda>
+        if name not in named:
+            raise ConfigError(
+                f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add trust=True if you trust "
+                f"that folder, or name the {NAMING[name]} yourself."
+            )
+
+
+def require_import_paths(stored: Mapping[str, Any], named: Collection[str], origin: object) -> None:
+    """Refuse stored settings that stand for a local function or a lambda, unless they are among `named`.
+
+    Raises:
+        ConfigError: there is one; no file can name such an object.
+    """
+    for name in code_named_by(stored):
+        if name not in named and "<" in str(stored[name]):  # <locals>, <lambda>
+            argument = name.removesuffix("_id")
             raise ConfigError(
                 f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
-                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, env)."
+                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
             )
-        raise ConfigError(
-            f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add trust=True if you trust "
-            f"that folder, or name the {NAMING[name]} yourself."
-        )
 
 
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None) -> str:
