@@ -42,6 +42,5 @@ def test_cartpole_is_solved_with_its_preset(seed: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_pendulum_swings_up_with_its_preset(seed: int, tmp_path: Path) -> None:
-    assert (
-        evaluated(trained("Pendulum-v1", tmp_path / "run", seed=seed)) >= -250
-    )  # single seeds; -200 is for their mean
+    """-200 is the bound for the mean over seeds; single ones may be lower."""
+    assert evaluated(trained("Pendulum-v1", tmp_path / "run", seed=seed)) >= -250
