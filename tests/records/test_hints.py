@@ -10,7 +10,19 @@ import pytest
 
 from dppo.__main__ import main
 
-SMALL = ["CartPole-v1", "--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "96", "--progress", "plain"]
+SMALL = [
+    "CartPole-v1",
+    "--preset",
+    "none",
+    "--num-samplers",
+    "2",
+    "--num-steps",
+    "16",
+    "--total-timesteps",
+    "96",
+    "--progress",
+    "plain",
+]
 SLOW = ["slow_worlds:delayed_cartpole", *SMALL[1:]]
 
 
@@ -83,6 +95,8 @@ def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(train: 
 
 
 def test_tuned_settings_are_left_out_as_printed(train: Runs) -> None:
-    tuned = train("CartPole-v1", "--total-timesteps", "1024", "--progress", "plain")
-    [words] = re.findall(r"\((--preset \w+) leaves them out\)", tuned)
-    assert "Settings tuned" not in train(*SMALL, *shlex.split(words))
+    short = ["CartPole-v1", "--total-timesteps", "1024", "--progress", "plain"]
+    tuned = train(*short)
+    assert "using the settings tuned for CartPole-v1" in tuned
+    [words] = re.findall(r"(--preset \w+) disables them", tuned)
+    assert "settings tuned" not in train(*short, *shlex.split(words))
