@@ -49,8 +49,7 @@ def build(
     Args:
         stack: closes all parts.
         on_progress: called about once a second while segments are being collected.
-        announce: called once, to show the run. In process, this is after the environment's spaces are known, so that a
-            refusal is all that is printed; with actors, before Ray starts, which takes seconds.
+        announce: called once, to show the run: before Ray starts, or, in process, when no space has been refused.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
