@@ -55,9 +55,7 @@ def build(
         CheckpointError: the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
-    torch_import = threading.Thread(target=_import_torch, daemon=True)  # in parallel with Ray, which mostly waits
-    torch_import.start()
-    stack.callback(torch_import.join)  # Python must not exit in the middle of an import
+    torch_import = _importing_torch(stack)
     if config.num_actors > 0:
         announce()
         stop.check()
@@ -148,6 +146,14 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
         raise CheckpointError(
             f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
+
+
+def _importing_torch(stack: ExitStack) -> threading.Thread:
+    """Start to import torch in a thread, in parallel with Ray, which mostly waits."""
+    thread = threading.Thread(target=_import_torch, daemon=True)
+    thread.start()
+    stack.callback(thread.join)  # Python must not exit in the middle of an import
+    return thread
 
 
 def _import_torch() -> None:
