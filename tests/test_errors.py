@@ -115,11 +115,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "run folder under a file": (
         ["train", "CartPole-v1", "--run-dir", "broken.py/run"],
-        ["run_dir=broken.py/run", "cannot be written", "--run-dir"],
+        ["run_dir=broken.py/run", "cannot be written", "Use another folder"],
     ),
     "run folder of too long a name": (
         ["train", "CartPole-v1", "--run-dir", "a" * 300],
-        ["run_dir=aaa", "cannot be written", "--run-dir"],
+        ["run_dir=aaa", "cannot be written", "Use another folder"],
     ),
     "run folder that holds a run": (
         ["train", "CartPole-v1", "--run-dir", "run"],
