@@ -200,6 +200,6 @@ def test_a_lost_node_does_not_change_the_weights(
         assert cluster.ask(how) == 1
         (tmp_path / "slow").unlink()
         assert command.wait(120) == 0
-        assert "Incidents: 1 x actor_lost" in command.out
+        assert "1 x actor_lost" in command.out
     assert weights(tmp_path) == undisturbed
     assert cluster.ask("add") == 2
