@@ -32,10 +32,9 @@ class Ended(BaseException):
 class Simulation:
     """One run of the simulator in a thread of its own."""
 
-    def __init__(self, seed: int, timeout_s: float, run: Callable[..., None]) -> None:
+    def __init__(self, seed: int, run: Callable[..., None]) -> None:
         self._states: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._actions: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._timeout_s = timeout_s
         self._thread = threading.Thread(target=self._run, args=(run, seed), daemon=True)
         self._thread.start()
 
@@ -55,12 +54,12 @@ class Simulation:
             raise Ended
         return float(action)
 
-    def next_state(self) -> tuple[float, ...] | None:
+    def next_state(self, timeout_s: float) -> tuple[float, ...] | None:
         """Return the simulator's next state, or None when it has finished; raise what it raised."""
         try:
-            state = self._states.get(timeout=self._timeout_s)
+            state = self._states.get(timeout=timeout_s)
         except queue.Empty:
-            raise TimeoutError(f"the simulator sent no state within {self._timeout_s:g} s") from None
+            raise TimeoutError(f"the simulator sent no state within {timeout_s:g} s") from None
         if isinstance(state, BaseException):
             raise state
         return None if state is None else tuple(state)
@@ -69,10 +68,10 @@ class Simulation:
         """Let the callback return."""
         self._actions.put(action)
 
-    def end(self) -> None:
+    def end(self, timeout_s: float) -> None:
         """End the thread. One that hangs in the simulator is a daemon, and ends with the process."""
         self._actions.put(Ended)
-        self._thread.join(self._timeout_s)
+        self._thread.join(timeout_s)
 
 
 class Building(gym.Env[np.ndarray, np.ndarray]):
@@ -81,7 +80,7 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
     def __init__(self, timeout_s: float = 60.0, run: Callable[..., None] = simulate) -> None:
         self.observation_space = gym.spaces.Box(-50.0, 50.0, (2,), np.float32)
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self._timeout_s, self._run = timeout_s, run
+        self.timeout_s, self._run = timeout_s, run
         self._simulation: Simulation | None = None
         self._last = np.zeros(2, np.float32)
 
@@ -89,8 +88,8 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
         """End the last simulation, and start one whose randomness follows from `seed`."""
         super().reset(seed=seed)
         self.close()
-        self._simulation = Simulation(int(self.np_random.integers(2**31)), self._timeout_s, self._run)
-        state = self._simulation.next_state()
+        self._simulation = Simulation(int(self.np_random.integers(2**31)), self._run)
+        state = self._simulation.next_state(self.timeout_s)
         assert state is not None, "the simulator finished before its first step"
         self._last = np.array(state, np.float32)
         return self._last, {}
@@ -99,7 +98,7 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
         """Give the simulator an action and wait for its next state; its last hour is a time limit."""
         assert self._simulation is not None, "reset comes first"
         self._simulation.act(float(action[0]))
-        state = self._simulation.next_state()
+        state = self._simulation.next_state(self.timeout_s)
         if state is not None:
             self._last = np.array(state, np.float32)
         return self._last, -abs(float(self._last[0]) - 21), False, state is None, {}
@@ -107,7 +106,7 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
     def close(self) -> None:
         """End the simulation that is running."""
         if self._simulation is not None:
-            self._simulation.end()
+            self._simulation.end(self.timeout_s)
             self._simulation = None
 
 

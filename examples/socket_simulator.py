@@ -31,8 +31,10 @@ class SocketSimulator(gym.Env[np.ndarray, np.ndarray]):
     def __init__(self, command: Sequence[str] = COMMAND, timeout_s: float = 60.0) -> None:
         self.observation_space = gym.spaces.Box(0.0, 10.0, (2,), np.float32)
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self._command, self._timeout_s = list(command), timeout_s
+        self.timeout_s = timeout_s
+        self._command = list(command)
         self._process: subprocess.Popen[str] | None = None
+        self._connected: list[Any] = []
         self._start()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -50,9 +52,9 @@ class SocketSimulator(gym.Env[np.ndarray, np.ndarray]):
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(OSError):
-            self._stream.close()
-            self._socket.close()
+        for end in self._connected:
+            with suppress(OSError):
+                end.close()
         try:
             process.wait(timeout=2)
         except subprocess.TimeoutExpired:
@@ -63,22 +65,25 @@ class SocketSimulator(gym.Env[np.ndarray, np.ndarray]):
 
     def _start(self) -> None:
         # An ordinary child, not start_new_session=True: it has to end with the actor that started it.
+        # Nobody reads its standard output after the port: let it log to a file.
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         port = self._process.stdout.readline()
         if not port.strip().isdigit():
-            self._process.kill()
+            self.close()
             raise RuntimeError(f"{self._command} printed {port!r} instead of its port")
-        self._socket = socket.create_connection(("127.0.0.1", int(port)), timeout=self._timeout_s)
+        self._socket = socket.create_connection(("127.0.0.1", int(port)), timeout=self.timeout_s)
         self._stream = self._socket.makefile("rw", encoding="utf8")
+        self._connected = [self._stream, self._socket]
 
     def _ask(self, question: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        self._socket.settimeout(self.timeout_s)
         try:
             self._stream.write(json.dumps(question) + "\n")
             self._stream.flush()
             line = self._stream.readline()
         except TimeoutError:
-            raise TimeoutError(f"the simulator did not answer {question} within {self._timeout_s:g} s") from None
+            raise TimeoutError(f"the simulator did not answer {question} within {self.timeout_s:g} s") from None
         if not line:
             raise ConnectionError(f"the simulator closed the connection instead of answering {question}")
         answer = json.loads(line)
