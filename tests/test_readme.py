@@ -306,6 +306,26 @@ def test_flags_that_are_mentioned_exist(page: Path, flags: set[str]) -> None:
     assert not unknown, f"{page.name} mentions {sorted(unknown)}"
 
 
+def test_quoted_messages_are_those_of_the_code() -> None:
+    """In the last table of CLUSTER.md, `...` stands for what differs from case to case."""
+    section = (ROOT / "docs" / "CLUSTER.md").read_text(encoding="utf8").partition("## When it does not work")[2]
+    cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    quoted = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell.partition(", with Ray's")[0])]
+    assert len(quoted) > 15
+    texts = set(texts_of_the_code())
+    for quote in quoted:
+        for part in filter(None, map(str.strip, quote.split("..."))):
+            assert any(part in text for text in texts), f"{part!r} of {quote!r} is not a message of dppo"
+
+
+def texts_of_the_code() -> Iterator[str]:
+    """Yield every string of the source; an f-string as its constant pieces."""
+    for file in (ROOT / "src" / "dppo").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
 # --------------------------------------------------------------------------------------- metrics
 
 
