@@ -69,7 +69,7 @@ SMALL = AS_A_NEWCOMER | {
         before=forget_the_last_checkpoint,
     ),
     "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
-        "--num-actors 0 --total-timesteps 512", r"(?s)Branching off .* at step 1,024.*Done after 512 steps"
+        "--num-actors 0 --total-timesteps 512", r"(?s)Branching .* at step 1,024.*Done after 512 steps"
     ),
     "./dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
     "./dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
