@@ -39,11 +39,12 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 @pytest.mark.parametrize(
     ("name", "prints"),
     [
-        ("python_api.py", r"Result\(.*global_step=1,024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        ("python_api.py", r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
         ("own_environment.py", r"Mean return after 1,024 steps: -\d+"),
         ("callback_simulator.py", r"Mean return after 1,024 steps: -\d+"),
         ("socket_simulator.py", r"Mean return after 1,024 steps: -\d+"),
     ],
+    ids=lambda value: value if value.endswith(".py") else "",
 )
 def test_an_example_runs(
     name: str, prints: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
