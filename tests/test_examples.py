@@ -39,10 +39,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 @pytest.mark.parametrize(
     ("name", "prints"),
     [
-        ("python_api.py", r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
-        ("own_environment.py", r"Mean return after 1,024 steps: -\d+"),
-        ("callback_simulator.py", r"Mean return after 1,024 steps: -\d+"),
-        ("socket_simulator.py", r"Mean return after 1,024 steps: -\d+"),
+        ("python_api.py", r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
+        ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
+        ("socket_simulator.py", r"Mean return after 2,048 steps: -\d+"),
     ],
     ids=lambda value: value if value.endswith(".py") else "",
 )
@@ -50,7 +50,7 @@ def test_an_example_runs(
     name: str, prints: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name, "1024"])
+    monkeypatch.setattr(sys, "argv", [name, "2048"])
     children = descendants(os.getpid())
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert re.search(prints, capsys.readouterr().out)
