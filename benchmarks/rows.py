@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what each side does, and the bars that ours is held against."""
+"""The rows of the benchmark: the work of each side, and the bars that dppo must meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from measure import HERE, REPO, MeasurementError, ours_environment, run_json, sb3_python
 from startup import measure_startup
 
-WARM_UP = 2  # iterations that steady state leaves out
+WARM_UP = 2  # iterations excluded from steady state
 Figures = dict[str, float]
 
 
@@ -28,15 +28,15 @@ class Work:
     total_timesteps: int
     num_envs: int = 8
     workers: int = 0
-    """Processes that the environments live in; 0: in process."""
+    """Processes for the environments; 0: in process."""
     samplers: int | None = None
-    """Ours: samplers that share the environments. None: one in process, one per environment with workers."""
+    """Of dppo: samplers that share the environments. None: one in process, one per environment with workers."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Ours: further settings of the run, such as `overlap`."""
+    """Of dppo: further settings of the run, such as `overlap`."""
     threads: int | None = None
-    """Torch threads of the peer; None: its own choice."""
+    """Torch threads of the peer; None: torch's default."""
     budget_s: float = 60.0
-    """The peer stops after so long: its rate is known by then."""
+    """Time after which the peer stops, because its rate is known by then."""
     seed: int = 1
 
 
@@ -52,7 +52,7 @@ def sb3(work: Work) -> dict[str, Any]:
 
 
 def _rates(result: dict[str, Any]) -> dict[str, Any]:
-    """Env steps per second: in steady state, and of everything from process start to exit."""
+    """Add env steps per second, in steady state and from process start to exit."""
     times = result["iteration_s"]
     settled = times[WARM_UP:] or times
     per_iteration = result["steps"] / len(times)
@@ -64,12 +64,12 @@ def _rates(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_turns(sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]) -> dict[str, Any]:
-    """Each side once, then each again: a drift of the machine hits all. A side that fails stops no other."""
+    """Measure the sides in turns, so that drift of the machine affects all. A side that fails stops no other."""
     measured: dict[str, Any] = {name: {"runs": [], "errors": []} for name in sides}
     for turn in range(repeats):
         for name, measure in sides.items():
             if len(measured[name]["errors"]) > len(measured[name]["runs"]):
-                continue  # failed and never worked: once more would only take time
+                continue  # it has only failed so far
             try:
                 run = measure()
             except MeasurementError as error:
@@ -148,7 +148,7 @@ def halfcheetah(repeats: int, before: Path | None = None) -> dict[str, Any]:
 
 
 def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
-    """Collecting beside learning, on one and on two actors; the work of `cartpole` and of `halfcheetah`."""
+    """Overlapped collecting and learning on one and two actors; the work of `cartpole` and `halfcheetah`."""
     result: dict[str, Any] = {"work": asdict(CARTPOLE), "sides": {}, "bars": []}
     for name, work, least in (("CartPole", CARTPOLE, 4.5), ("HalfCheetah", HALFCHEETAH, 3.2)):
         layouts = {
@@ -170,7 +170,7 @@ def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
 
 
 def layouts(repeats: int, before: Path | None = None) -> dict[str, Any]:
-    """The work of `cartpole` as 1 sampler of 8 environments and as 8 samplers of 1, the layout that people use."""
+    """The work of `cartpole` as 1 sampler of 8 environments and as 8 samplers of 1, the usual layout."""
     one, eight = "1 sampler x 8", "8 samplers x 1"
     sides = {one: _training(CARTPOLE), eight: _training(replace(CARTPOLE, samplers=8))}
     if before is not None:
