@@ -22,7 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from measure import ours_environment, stop
+from measure import descendants, ours_environment, stop
 
 WARM_UP = 4  # iterations before the window
 BOUND = 5_940.0  # env steps/s of 64 actors, T=64, M=512, if a step took 10 ms and Ray no time
@@ -98,7 +98,7 @@ def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[
 def cpu_seconds(root: int) -> dict[str, float]:
     """Return the CPU seconds used so far, by kind of process."""
     seconds: dict[str, float] = defaultdict(float)
-    for pid in [root, *descendants(root)]:
+    for pid in [root, *(pid for pid, _, _ in descendants(root))]:
         with contextlib.suppress(OSError):
             name = kind(pid, root)
             for task in Path(f"/proc/{pid}/task").iterdir():
@@ -113,7 +113,7 @@ def cpu_seconds(root: int) -> dict[str, float]:
 def memory_mb(root: int, name: str) -> float:
     """Return the memory of all processes in MB; Pss counts a shared page once."""
     total = 0
-    for pid in [root, *descendants(root)]:
+    for pid in [root, *(pid for pid, _, _ in descendants(root))]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith(f"{name}:"):
@@ -130,19 +130,6 @@ def kind(pid: int, root: int) -> str:
         if word in line:
             return name
     return "ray's helpers"
-
-
-def descendants(pid: int) -> set[int]:
-    """Return all processes below `pid`."""
-    children: dict[int, set[int]] = defaultdict(set)
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            children[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].add(int(folder.name))
-    found: set[int] = set()
-    newest = {pid}
-    while newest := {child for parent in newest for child in children[parent]} - found:
-        found |= newest
-    return found
 
 
 if __name__ == "__main__":

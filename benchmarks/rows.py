@@ -97,12 +97,14 @@ def bar(what: str, measured: float | None, limit: float, unit: str = "", *, at_m
     }
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
-
-
 def _best(sides: dict[str, Any], names: list[str], key: str) -> float | None:
     return max((sides[name]["median"][key] for name in names if key in sides[name]["median"]), default=None)
+
+
+def _ratio(sides: dict[str, Any], above: list[str], below: list[str], key: str = "steady_steps_per_s") -> float | None:
+    """Return the best figure of the sides `above` over the best of those `below`."""
+    numerator, denominator = _best(sides, above, key), _best(sides, below, key)
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 RATES = ["steady_steps_per_s", "whole_steps_per_s", "update_ms"]
@@ -118,18 +120,10 @@ def _against_sb3(work: Work, least: float, repeats: int, before: Path | None) ->
     measured = take_turns(sides, repeats, RATES)
     bars = []
     for key, name in (("steady_steps_per_s", "steady state"), ("whole_steps_per_s", "process start to exit")):
-        ratio = _ratio(_best(measured, [OWN], key), _best(measured, [SB3, SB3_1], key))
+        ratio = _ratio(measured, [OWN], [SB3, SB3_1], key)
         bars.append(bar(f"times the better SB3, {name}", ratio, least, "x"))
     if before is not None:
-        key = "steady_steps_per_s"
-        bars.append(
-            bar(
-                "times the commit before, steady state",
-                _ratio(_best(measured, [OWN], key), _best(measured, [BEFORE], key)),
-                1.0,
-                "x",
-            )
-        )
+        bars.append(bar("times the commit before, steady state", _ratio(measured, [OWN], [BEFORE]), 1.0, "x"))
     return {"work": asdict(work), "sides": measured, "bars": bars}
 
 
@@ -161,9 +155,7 @@ def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
         peer = f"{name}: {SB3_1}"
         sides[peer] = _peer(replace(work, threads=1))
         measured = take_turns(sides, repeats, RATES)
-        ratio = _ratio(
-            _best(measured, list(layouts), "steady_steps_per_s"), _best(measured, [peer], "steady_steps_per_s")
-        )
+        ratio = _ratio(measured, list(layouts), [peer])
         result["sides"] |= measured
         result["bars"].append(bar(f"{name}: times SB3 with one thread, steady state", ratio, least, "x"))
     return result
@@ -176,8 +168,7 @@ def layouts(repeats: int, before: Path | None = None) -> dict[str, Any]:
     if before is not None:
         sides |= {f"{eight}, before": _training(replace(CARTPOLE, samplers=8), before)}
     measured = take_turns(sides, repeats, RATES)
-    key = "steady_steps_per_s"
-    ratio = _ratio(_best(measured, [eight], key), _best(measured, [one], key))
+    ratio = _ratio(measured, [eight], [one])
     return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("8 x 1 of 1 x 8, steady state", ratio, 0.9, "x")]}
 
 
@@ -188,8 +179,7 @@ def own_module(repeats: int, before: Path | None = None) -> dict[str, Any]:
         "torch module": _training(replace(CARTPOLE, settings={"model": "bench_models:TwoTrunks"})),
     }
     measured = take_turns(sides, repeats, RATES)
-    key = "steady_steps_per_s"
-    ratio = _ratio(_best(measured, ["torch module"], key), _best(measured, [OWN], key))
+    ratio = _ratio(measured, ["torch module"], [OWN])
     return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("of the default MLP's rate", ratio, 0.6, "x")]}
 
 
@@ -216,15 +206,9 @@ def slow(repeats: int, before: Path | None = None) -> dict[str, Any]:
         repeats,
         [*RATES, "percent_of_bound"],
     )
-    rate, efficiency = "steady_steps_per_s", _best(sides, [OWN], "percent_of_bound")
     bars = [
-        bar("of the bound w + M + x + u", efficiency, 97, "%"),
-        bar(
-            "times 1 actor, steady state",
-            _ratio(_best(sides, [OWN], rate), _best(sides, [OWN_1], rate)),
-            7.6,
-            "x",
-        ),
+        bar("of the bound w + M + x + u", _best(sides, [OWN], "percent_of_bound"), 97, "%"),
+        bar("times 1 actor, steady state", _ratio(sides, [OWN], [OWN_1]), 7.6, "x"),
     ]
     return {"work": asdict(eight), "sides": sides, "bars": bars}
 
