@@ -29,7 +29,7 @@ while :; do case $1 in -E | -s | -I) shift ;; *) break ;; esac; done
 case "$1 $2" in
     "-m venv")
         echo venv >>FOLDER/calls
-        [ ! -e FOLDER/venv-fails ] || { echo broken; exit 1; }
+        [ ! -e FOLDER/venv-fails ] && [ ! -h "$3" ] || { echo broken; exit 1; }
         mkdir -p "$3/bin" && ln -s "$me" "$3/bin/python" ;;
     "-m pip")
         shift 2
