@@ -21,6 +21,9 @@ if __name__ == "__main__":
     rows = result.metrics  # one dict for each iteration; docs/METRICS.md lists the keys
     print(f"{len(rows)} iterations, entropy {rows[0]['losses/entropy']:.2f} -> {rows[-1]['losses/entropy']:.2f}")
 
+    # Episodes with the likeliest action, each from a seed of its own. The run's folder will do in place of the result.
+    print(dppo.evaluate(result, episodes=5))
+
     # The policy needs neither torch nor Ray. It normalises observations and clips actions as in training.
     policy = dppo.load_policy(result.run_dir)
     batch = np.zeros((3, 4), np.float32)

@@ -39,7 +39,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 @pytest.mark.parametrize(
     ("name", "prints"),
     [
-        ("python_api.py", r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        (
+            "python_api.py",
+            r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)Evaluation\(CartPole-v1: return \d+(?s:.*)drawn: \[[01] [01] [01]\]",
+        ),
         ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
         ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
         ("socket_simulator.py", r"Mean return after 2,048 steps: -\d+"),
