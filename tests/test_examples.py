@@ -41,7 +41,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     [
         (
             "python_api.py",
-            r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)Evaluation\(CartPole-v1: return \d+(?s:.*)drawn: \[[01] [01] [01]\]",
+            r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)"
+            r"Evaluation\(CartPole-v1: return \d+(?s:.*)drawn: \[[01] [01] [01]\]",
         ),
         ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
         ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
