@@ -13,7 +13,7 @@ from rich.text import Text
 import dppo
 from dppo.records.panel import View, draw
 
-WIDTH = 100
+WIDTH = 110
 SHARE = 0.7
 
 

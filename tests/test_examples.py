@@ -67,12 +67,13 @@ def test_the_cluster_example_continues_its_run(
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: None)  # this process is connected already
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     for steps in ("512", "1024"):
         monkeypatch.setattr(sys, "argv", ["cluster.py", str(tmp_path / "run"), steps])
         runpy.run_path(str(EXAMPLES / "cluster.py"), run_name="__main__")
     out = capsys.readouterr().out
-    assert "8 CPUs, 8 actors, 512 steps" in out
-    assert "8 CPUs, 8 actors, 1,024 steps" in out
+    assert "2 CPUs, 2 actors, 512 steps" in out
+    assert "2 CPUs, 2 actors, 1,024 steps" in out
     assert "iter_000002 at step 512" in out
 
 
