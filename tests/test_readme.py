@@ -132,7 +132,9 @@ def check_commands(folder: Path, run_command: Run) -> None:
         if small.before is not None:
             small.before(folder)
         run_it = in_its_own_process if command in AS_A_NEWCOMER else run_command
+        import time; t0 = time.time()  # TIMING
         code, out = run_it(shlex.split(f"{command} {small.words}")[1:], folder)
+        open('/tmp/docs_times.log', 'a').write(f'{time.time() - t0:.1f} {command}\n')  # TIMING
         assert code == 0, f"{command}\n{out}"
         assert re.search(small.prints, out), f"{command}\n{out}"
         weights[command] = re.findall(r"Weights: sha256 (\w+)", out)
@@ -154,9 +156,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(folder: Path, in_th
 
 
 @pytest.mark.slow
-def test_each_command_of_the_readme_works_in_a_process_of_its_own(
-    folder: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, ray_session: None) -> None:
     import ray
 
     auth = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
