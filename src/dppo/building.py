@@ -56,9 +56,7 @@ def build(
         CheckpointError: the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
-    torch_import = threading.Thread(target=_import_torch, daemon=True)  # in parallel with Ray, which mostly waits
-    torch_import.start()
-    stack.callback(torch_import.join)  # Python must not exit in the middle of an import
+    torch_import = _start_torch_import(stack)
     if config.num_actors > 0:
         announce()
         stop.check()
@@ -70,9 +68,7 @@ def build(
     if config.num_actors == 0:
         announce()
     _log_start(start)
-    if not spaces.deterministic and config.replay:
-        ledger.give_up_replay()
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
+    _check_determinism(config, spaces, ledger)
     torch_import.join()
     parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
     if start is not None:
@@ -85,6 +81,12 @@ def _log_start(start: Start | None) -> None:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     for change in start.close_changes if start else ():
         logger.warning("%s", change)
+
+
+def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
+    if not spaces.deterministic and config.replay:
+        ledger.give_up_replay()
+        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
 
 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
@@ -149,6 +151,14 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
         raise CheckpointError(
             f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
+
+
+def _start_torch_import(stack: ExitStack) -> threading.Thread:
+    """Import torch in a thread, in parallel with the start of Ray, which mostly waits."""
+    thread = threading.Thread(target=_import_torch, daemon=True)
+    thread.start()
+    stack.callback(thread.join)  # Python must not exit in the middle of an import
+    return thread
 
 
 def _import_torch() -> None:
