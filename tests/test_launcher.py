@@ -76,9 +76,16 @@ class Checkout:
         (self.fakes / name).chmod(0o755)
 
     def start(self, *words: str, **env: str) -> Call:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        env = {"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **env}
-        call = Call([self.launcher, *words], cwd=self.cwd, env=env, text=True, start_new_session=True, **pipes)
+        call = subprocess.Popen(
+            [self.launcher, *words],
+            cwd=self.cwd,
+            env={"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self.started.append(call)
         return call
 
@@ -278,7 +285,7 @@ def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None
     code = "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['main'](sys.argv[2:]))"
 
     def dppo_test(*words: str) -> Outcome:
-        command = [sys.executable, "-c", code, script, *words]
+        command = [sys.executable, "-c", code, str(script), *words]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
         return Outcome(done.returncode, done.stdout, done.stderr)
 
