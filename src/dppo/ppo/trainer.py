@@ -160,18 +160,17 @@ class PPOTrainer:
     def _step(self, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
         """Take one step of SGD on one minibatch of `rows` transitions per rank; one sum over all ranks."""
         losses = self._backward(minibatch)
-        with torch.no_grad():
-            self.sum_gradients()
-            gradient, ranks = self._parameters.gradient, self._parallel.size
-            norm = torch.linalg.vector_norm(gradient) / ranks
-            length = norm.item()
-            if not math.isfinite(length):
-                raise TrainingDiverged(_describe(minibatch, number, losses, length))
-            # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
-            factor = min(1.0, self.ppo.max_grad_norm / (length + 1e-6)) / ranks
-            if factor != 1.0:
-                gradient.mul_(factor)
-            self._optimizer.step(learning_rate)
+        self.sum_gradients()
+        gradient, ranks = self._parameters.gradient, self._parallel.size
+        norm = torch.linalg.vector_norm(gradient) / ranks
+        length = norm.item()
+        if not math.isfinite(length):
+            raise TrainingDiverged(_describe(minibatch, number, losses, length))
+        # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
+        factor = min(1.0, self.ppo.max_grad_norm / (length + 1e-6)) / ranks
+        if factor != 1.0:
+            gradient.mul_(factor)
+        self._optimizer.step(learning_rate)
         return _Step(losses, norm, rows)
 
     def sum_gradients(self) -> None:
@@ -222,22 +221,21 @@ class PPOTrainer:
         ppo, weights = self.ppo, rows.weights
         assert isinstance(rows.obs, Tensor), "the network reads observations of one leaf"
         scored = self.model.forward(rows.obs, rows.actions)
-        with torch.no_grad():
-            log_ratio = scored.policy.logprobs - rows.logprobs
-            if weights is not None:
-                log_ratio = torch.where(weights > 0, log_ratio, 0.0)
-            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), rows.advantages, ppo.clip_coef, weights)
-            if ppo.clip_vloss:
-                v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
-            else:
-                v_loss, by_values = value_loss(scored.values, rows.returns, weights)
-            entropy = weighted_mean(scored.policy.entropies, weights)
-            # One loss for all: policy - ent_coef * entropy + vf_coef * value (detail 10).
-            if share != 1.0:
-                by_logprobs *= share
-            by_each = -ppo.ent_coef * share / len(rows)
-            by_entropies = by_each if weights is None else weights * by_each
-            by_values *= ppo.vf_coef * share
+        log_ratio = scored.policy.logprobs - rows.logprobs
+        if weights is not None:
+            log_ratio = torch.where(weights > 0, log_ratio, 0.0)
+        pi_loss, by_logprobs = policy_loss(log_ratio.exp(), rows.advantages, ppo.clip_coef, weights)
+        if ppo.clip_vloss:
+            v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
+        else:
+            v_loss, by_values = value_loss(scored.values, rows.returns, weights)
+        entropy = weighted_mean(scored.policy.entropies, weights)
+        # One loss for all: policy - ent_coef * entropy + vf_coef * value (detail 10).
+        if share != 1.0:
+            by_logprobs *= share
+        by_each = -ppo.ent_coef * share / len(rows)
+        by_entropies = by_each if weights is None else weights * by_each
+        by_values *= ppo.vf_coef * share
         self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
         return _Losses(pi_loss, v_loss, entropy, log_ratio)
 
