@@ -1,4 +1,4 @@
-"""The default network in torch: a plain module, and its gradient written by hand."""
+"""The default network in torch: a module, and a gradient written by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class MLP(nn.Module):
-    """Observation -> head and value, in two separate trunks (details 13 and 26)."""
+    """Map observations to head and value in two separate trunks (details 13 and 26)."""
 
     def __init__(self, spec: MLPSpec) -> None:
-        """Take memory for the parameters, without initial values."""
+        """Allocate the parameters without initialising them."""
         super().__init__()
         self.spec = spec
         self.policy = self._trunk(spec.policy_outputs)
@@ -38,7 +38,7 @@ class MLP(nn.Module):
             ]
             inputs = units
         layers.append(nn.Linear(inputs, outputs, device="meta", dtype=torch.float32))
-        # From "meta" to memory without a draw from the global generator, which nn.Linear would make.
+        # nn.Linear on "meta" does not draw initial weights from the global generator.
         return nn.Sequential(*layers).to_empty(device="cpu")
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class MLP(nn.Module):
         return head, self.value(flat).squeeze(1)
 
     def ordered_parameters(self) -> list[nn.Parameter]:
-        """Return all parameters in the order of `MLPSpec.shapes`, which is not that of `named_parameters`."""
+        """Return all parameters in the order of `MLPSpec.shapes`, which differs from that of `named_parameters`."""
         named = dict(self.named_parameters())
         expected = self.spec.shapes()
         assert {name: tuple(p.shape) for name, p in named.items()} == expected, "module and spec differ"
@@ -58,9 +58,9 @@ class MLP(nn.Module):
 
 
 def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
-    """Return a network whose weights are drawn from `seed` alone: orthogonal, zero biases (detail 2).
+    """Return a network with orthogonal weights drawn from `seed` alone, and zero biases (detail 2).
 
-    They are drawn in float32 whatever the dtype. Torch's global generator is neither used nor changed.
+    The weights are drawn in float32 for every dtype. torch's global generator is neither used nor changed.
     """
     mlp = MLP(spec)
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
 
 
 class Residuals(NamedTuple):
-    """The inputs of the linear layers of each trunk in one forward pass."""
+    """Inputs of each trunk's linear layers in one forward pass."""
 
     policy: list[Tensor]
     value: list[Tensor]
@@ -94,7 +94,7 @@ class _Layer(NamedTuple):
 
 
 class HandwrittenMLP:
-    """Learn with the gradient written out: what autograd computes, at half its cost, most of which is bookkeeping."""
+    """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(self, mlp: MLP, zeros_like: Callable[[Tensor], Tensor] | None = None) -> None:
         self.parameters = FlatParameters(mlp.ordered_parameters(), zeros_like)
@@ -106,7 +106,7 @@ class HandwrittenMLP:
         self._workspaces: dict[int, _Workspace] = {}
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Residuals]:
-        """Return head [rows, H], values [rows] and the layers' inputs, in memory that the next call uses again."""
+        """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
         flat = obs.flatten(1) if obs.dim() > 2 else obs
         space = self._workspace(flat)
         policy = self._through(self._policy, flat, space.policy)
@@ -116,7 +116,7 @@ class HandwrittenMLP:
         return space.head, space.values, Residuals(policy, value)
 
     def backward(self, residuals: Residuals, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
-        """Compute the gradient by every parameter from those by head [rows, H] and values [rows]."""
+        """Compute the gradient of every parameter from those of head [rows, H] and values [rows]."""
         space = self._workspace(by_head)
         self._back(self._policy, residuals.policy, space.by_policy, by_head[:, : self._outputs], accumulate)
         self._back(self._value, residuals.value, space.by_value, by_values.unsqueeze(1), accumulate)
@@ -124,7 +124,7 @@ class HandwrittenMLP:
             _sum_rows(by_head[:, self._outputs :], self._by_free, accumulate)
 
     def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> list[Tensor]:
-        """Write the output of each linear layer; return their inputs."""
+        """Write the output of each linear layer into `outputs`; return their inputs."""
         inputs: list[Tensor] = []
         for layer, output in zip(layers, outputs, strict=True):
             inputs.append(x)
@@ -136,14 +136,14 @@ class HandwrittenMLP:
     def _back(
         self, layers: list[_Layer], inputs: list[Tensor], by_inputs: list[Tensor], by_output: Tensor, accumulate: bool
     ) -> None:
-        """Apply the chain rule, from the last linear layer y = W x + b to the first.
+        """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.
 
         dL/dW = dL/dy^T x        dL/db = sum(dL/dy)        dL/dx = dL/dy W
         x = tanh(z): dL/dz = dL/dx (1 - x^2)        x = relu(z): dL/dz = dL/dx where x > 0
         """
         for number in reversed(range(len(layers))):
             layer, x = layers[number], inputs[number]
-            layer.by_weight.addmm_(by_output.t(), x, beta=int(accumulate))  # 0: what was there is not even read
+            layer.by_weight.addmm_(by_output.t(), x, beta=int(accumulate))  # beta=0 does not read the old contents
             _sum_rows(by_output, layer.by_bias, accumulate)
             if number:
                 by_input = torch.mm(by_output, layer.weight, out=by_inputs[number])
@@ -153,11 +153,11 @@ class HandwrittenMLP:
                     by_output = by_input.mul_(x > 0)
 
     def _workspace(self, rows: Tensor) -> _Workspace:
-        """Return the memory for so many rows."""
+        """Return the buffers for as many rows as `rows` has."""
         count = rows.shape[0]
         space = self._workspaces.get(count)
         if space is None:
-            if len(self._workspaces) == 2:  # minibatches come in two sizes at most, which differ by one row
+            if len(self._workspaces) == 2:  # minibatches have at most two sizes, which differ by one row
                 self._workspaces.clear()
             space = self._workspaces[count] = _Workspace(rows, self._policy, self._value, self._free)
         return space
@@ -174,7 +174,7 @@ def _layers(trunk: nn.Sequential) -> list[_Layer]:
 
 
 def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
-    """Make the sum over rows [rows, n] the gradient [n], or add it to that."""
+    """Store the sum over rows [rows, n] as the gradient [n], or add it to the stored one."""
     if accumulate:
         gradient += by_rows.sum(dim=0)
     else:
@@ -186,10 +186,10 @@ def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 class _Workspace:
-    """Memory for minibatches of some size, which each uses again.
+    """Buffers for minibatches of one size.
 
-    Memory that each minibatch allocates and frees goes back to the system and is handed out anew, page by page, which
-    shows where layers are wide.
+    With wide layers, buffers allocated for each minibatch would be returned to the system and mapped again page by
+    page, which costs time.
     """
 
     def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None) -> None:
@@ -198,12 +198,12 @@ class _Workspace:
         self.free = self.head[:, bound:]
         """The part of the head that is the same for all observations."""
         self.policy = [*_outputs(like, policy[:-1]), self.head[:, :bound]]
-        """The output of each linear layer, in place of which the activation is written."""
+        """The output of each linear layer; its activation overwrites it."""
         self.value = _outputs(like, value)
         self.values = self.value[-1].squeeze(1)
         taken: dict[Hashable, Tensor] = {}
         self.by_policy = _by_inputs(like, policy, taken)
-        """Of each linear layer but the first, the loss's gradient by its input."""
+        """The loss's gradient of the input of each linear layer but the first."""
         self.by_value = _by_inputs(like, value, taken)
 
 
@@ -212,7 +212,7 @@ def _outputs(like: Tensor, layers: list[_Layer]) -> list[Tensor]:
 
 
 def _by_inputs(like: Tensor, layers: list[_Layer], taken: dict[Hashable, Tensor]) -> list[Tensor]:
-    """Take two matrices of each width in turn, for both trunks: one is read while the other is written."""
+    """Return a buffer for the gradient of each layer's input, two of each width in turn: one is read, one written."""
     spaces = []
     for number, layer in enumerate(layers):
         width = layer.weight.shape[1]
