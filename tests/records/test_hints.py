@@ -70,19 +70,15 @@ def test_actors_by_the_first_lines_give_the_same_weights(train: Runs, ray_sessio
     assert weights(spread) == weights(alone)
 
 
-def test_overlap_by_the_last_lines_is_accepted(train: Runs, ray_session: None) -> None:
-    """Sixteen env steps of 2 ms and eighty SGD steps take about as long, so that overlap gains much."""
-    turns = ["--num-actors", "2", "--update-epochs", "10", "--minibatch-size", "4"]
-    words = hinted(train(*SLOW, *turns), "overlap")
-    assert "Done after 96 steps" in train(*SLOW, *turns, *words)
-
-
-def test_more_actors_by_the_last_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
-    slower = [*SLOW, "--env-kwargs", '{"longest_s": 0.02}', "--overlap"]
-    one = train(*slower, "--num-actors", "1")
-    assert "with the same result" in one
-    two = train(*slower, *hinted(one, r"num-actors \d+"))
-    assert weights(two) == weights(one)
+def test_overlap_and_then_more_actors_by_the_last_lines(train: Runs, ray_session: None) -> None:
+    """Collecting takes about 160 ms, and the update a quarter of that: overlap gains, and then a second actor."""
+    sizes = ["--env-kwargs", '{"longest_s": 0.01}', "--update-epochs", "10", "--minibatch-size", "4"]
+    one = [*SLOW, *sizes, "--num-actors", "1"]
+    overlap = hinted(train(*one), "overlap")
+    slow = train(*one, *overlap)
+    assert "with the same result" in slow
+    fast = train(*SLOW, *sizes, *overlap, *hinted(slow, r"num-actors \d+"))
+    assert weights(fast) == weights(slow)
 
 
 def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(train: Runs) -> None:
