@@ -115,11 +115,11 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "run folder under a file": (
         ["train", "CartPole-v1", "--run-dir", "broken.py/run"],
-        ["run_dir=broken.py/run", "cannot be written", "--run-dir"],
+        ["run_dir=broken.py/run", "cannot be written", "Use another folder"],
     ),
     "run folder of too long a name": (
         ["train", "CartPole-v1", "--run-dir", "a" * 300],
-        ["run_dir=aaa", "cannot be written", "--run-dir"],
+        ["run_dir=aaa", "cannot be written", "Use another folder"],
     ),
     "run folder that holds a run": (
         ["train", "CartPole-v1", "--run-dir", "run"],
@@ -363,7 +363,7 @@ def test_a_run_is_not_resumed_with_other_spaces(
 def test_uneven_hosting_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], ray_session: None) -> None:
     argv = ["CartPole-v1", *TINY, "--num-actors", "3", "--num-samplers", "4", "--run-dir", str(tmp_path / "run")]
     assert main(["train", *argv]) == 0
-    assert "3 Ray actors host 4 samplers unevenly: 1 of them 2, the others 1" in capfd.readouterr().out
+    assert "3 Ray actors host 4 samplers unevenly: 1 host 2, the others 1" in capfd.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_note(

@@ -110,9 +110,9 @@ def test_an_environment_may_be_given_in_four_ways(trained: dppo.Result, mysim: s
     ways: list[str | Callable[..., Any]] = ["CartPole-v1", f"{mysim}:make", cartpole, lambda: cartpole()]  # noqa: PLW0108
     for env in ways:
         assert dppo.evaluate(trained.run_dir, env, 2).returns == expected.returns
-    env = Recording()
-    assert dppo.evaluate(trained.run_dir, env, 2).returns == expected.returns
-    assert not env.closed
+    made = Recording()
+    assert dppo.evaluate(trained.run_dir, made, 2).returns == expected.returns
+    assert not made.closed
 
 
 def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(

@@ -78,8 +78,7 @@ def evaluate(
 
     Args:
         policy: a policy, the result of a run, the folder of a run, or one of its checkpoints.
-        env: an id, `module:Name`, a callable that returns an environment, or an environment, which stays open.
-            None: the environment of the run.
+        env: an id, a callable that returns an environment, or an environment, which stays open; None: the run's own.
         seed: seed of the episodes and of sampled actions; independent of the seed of the training.
         deterministic: take the most likely action; False samples actions, as in training.
         env_kwargs: arguments of the environment, in place of those of the run.
@@ -103,13 +102,6 @@ def evaluate(
     made = player.make(render=render)
     try:
         _check_spaces(player.policy, made, player.env_name)
-        logger.info(
-            "%s, policy after %s steps, %s, %s",
-            player.env_name,
-            f"{player.policy.state['global_step']:,}",
-            "taking the most likely action" if deterministic else "sampling actions",
-            counted(episodes, "episode"),
-        )
         return _Playing(player, made, seed, deterministic).play(episodes)
     finally:
         if not player.is_made:
@@ -250,6 +242,13 @@ class _Playing:
         self._reported = time.monotonic()
 
     def play(self, episodes: int) -> Evaluation:
+        logger.info(
+            "%s, policy after %s, %s, %s",
+            self._env_name,
+            counted(self._policy.state["global_step"], "step"),
+            "taking the most likely action" if self._deterministic else "sampling actions",
+            counted(episodes, "episode"),
+        )
         for episode in range(episodes):
             self._play(episode, episodes)
         return Evaluation(self._env_name, tuple(self._returns), tuple(self._lengths))

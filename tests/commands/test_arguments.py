@@ -222,6 +222,7 @@ def test_the_environment_has_no_flag(name: str) -> None:
         ("a=1: is wrong. Add trust=True if you like.", "a=1: is wrong. Add --trust if you like."),
         ("a: no. In Python: train(config, resume=...).", "a: no. In Python: train(config, resume=...)."),
         ("a: no. Use model=mynet:Net.", "a: no. Use --model mynet:Net."),
+        ("num_step is unknown. Did you mean num_steps?", "num_step is unknown. Did you mean num_steps?"),
     ],
 )
 def test_remedies_can_be_typed(text: str, typed: str) -> None:

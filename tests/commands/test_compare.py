@@ -157,8 +157,8 @@ def test_a_speed_up_above_that_of_perfect_parallelism_is_shown_as_noise(training
     assert list(column.cells) == ["1.00 x", shown]
 
 
-def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_comparison_writes_picture_and_figures_of_equal_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
@@ -191,7 +191,7 @@ def test_several_seeds_are_compared_without_ray(tmp_path: Path, capsys: pytest.C
     assert (out / "compare.png").is_file()
 
 
-def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None) -> None:
     flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
     assert main(["compare", "testbeds:drifting_cartpole", *flags]) == 1
     said = capsys.readouterr().err

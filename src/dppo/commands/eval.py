@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _print_warning(message: Warning | str, *_: Any) -> None:
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"note: {message}", flush=True)
 
 

@@ -142,7 +142,8 @@ def parsed_json(name: str, text: str) -> Any:
         raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
 
 
-CALL = r"\w\([^()]*\)"  # Python to be typed as it is: train(config, resume=...)
+CALL = r"\w\([^()]*\)"  # Python code: train(config, resume=...)
+SUGGESTION = r"Did you mean [^?]*\?"  # a name in a file
 ASSIGNED = r"\b([a-z_]+)=([\w.+/~:-]*\w)"
 BARE = r"(?<![\w.=/-])([a-z]+(?:_[a-z]+)+)\b(?![=(/.]\w|=)"
 
@@ -157,7 +158,7 @@ def in_flags(text: str) -> str:
 
 def _remedy_in_flags(line: str) -> str:
     fact, end, remedy = line.partition(". ")
-    return fact + end + re.sub(f"{CALL}|{ASSIGNED}|{BARE}", _as_flag, remedy)
+    return fact + end + re.sub(f"{CALL}|{SUGGESTION}|{ASSIGNED}|{BARE}", _as_flag, remedy)
 
 
 def _as_flag(found: re.Match[str]) -> str:

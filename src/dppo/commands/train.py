@@ -35,7 +35,7 @@ def _config_of(wanted: Arguments) -> Config:
     try:
         return Config(**wanted.settings)
     except ConfigError as error:
-        if not any(setting in str(error) for setting in wanted.tuned):
+        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
             raise
         hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
         raise ConfigError(f"{error}\n{hint}") from None
