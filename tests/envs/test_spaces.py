@@ -13,7 +13,6 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from several_leaves import OBS
-from testbeds import Counting
 
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces, dtype_of
