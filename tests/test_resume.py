@@ -75,14 +75,14 @@ def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_
         command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
         command.send(number)
         assert command.wait(60) == 128 + number
-        resume = next(line for line in command.out.splitlines() if line.startswith("Go on with: dppo "))
+        resume = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
     run = tmp_path / "run"
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
     (tmp_path / "slow").unlink()
-    assert main(resume.removeprefix("Go on with: dppo ").split()) == 0
+    assert main(resume.removeprefix("Resume with: dppo ").split()) == 0
     said = capsys.readouterr().out
-    assert f"Going on from iter_{finished:06d} at step {finished * BATCH}" in said
+    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in said
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
@@ -99,8 +99,8 @@ def test_a_run_interrupted_twice_is_resumed_exactly(whole: Path, tmp_path: Path)
             command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
             command.send(signal.SIGTERM)
             assert command.wait(60) == 143
-            printed = next(line for line in command.out.splitlines() if line.startswith("Go on with: dppo "))
-        line = printed.removeprefix("Go on with: dppo ").split()
+            printed = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
+        line = printed.removeprefix("Resume with: dppo ").split()
         for path in tmp_path.glob("waiting-*"):
             path.unlink()
         (tmp_path / "slow").unlink()
@@ -231,9 +231,9 @@ def test_a_branch_keeps_the_shape_of_the_network_and_the_normalisation(
 
 def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(tmp_path, "--branch", "new")) == 2
-    assert "branch=new: needs a run to begin with. Name it with --resume RUN." in capsys.readouterr().err
+    assert "branch=new: needs a run to branch from. Name it with --resume RUN." in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "contains a run already" in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
     assert "run_dir=other has no effect with --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="branch=True: needs a run"):

@@ -105,7 +105,7 @@ def test_a_stop_saves_at_once_and_the_run_can_be_resumed(
         assert command.wait(SOON_S) == code
         command.leaves_nothing_within(GONE_S)
         assert f"Stopped by {signal.Signals(number).name}" in command.out
-        assert f"Go on with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
+        assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
         assert "Traceback" not in command.out + command.err
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
     assert resumes_to(tmp_path, undisturbed)

@@ -30,6 +30,7 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.wire import Answer, Question
 from dppo.ppo.progress import Phase, Progress
 from dppo.signals import StopSignals
@@ -182,6 +183,9 @@ class Fake:
     def pass_time(self, seconds: float) -> None:
         """Advance the clock while the learner is busy."""
         self.now += seconds
+
+    def under_way(self) -> UnderWay:
+        return UnderWay(0, len(self._actors))
 
     def take_seconds(self) -> float:
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Command, Fail, Limits, Log, Report
 from dppo.cluster.collecting.transports import InProcess, Transport
 from dppo.config.parts import Actors
-from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, Timings
+from dppo.ppo.segment import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
@@ -50,6 +51,9 @@ class Collected:
         return sum(timings.replay_s for timings in self.timings)
 
 
+PROGRESS_S = 1.0  # shortest interval between two reports of progress
+
+
 class Collector:
     """Runs the loop between engine and transport: the engine decides, the transport acts, this class waits."""
 
@@ -59,7 +63,16 @@ class Collector:
         transport: Transport,
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_progress: Callable[[CollectionProgress], None] | None = None,
+        batch_size: int = 0,
     ) -> None:
+        """Take over the engine and the transport.
+
+        Args:
+            on_progress: called about once a second while segments are being collected.
+            batch_size: env steps of an iteration, for `on_progress`.
+        """
         self._engine = engine
         self._transport = transport
         self._notify = notify
@@ -67,6 +80,12 @@ class Collector:
         self._incidents: list[Incident] = []
         self._request: tuple[PolicySnapshot, int] | None = None
         self._requested_at = 0.0
+        self._on_progress = on_progress
+        self._batch_size = batch_size
+        self._progress_at = math.inf
+        self._steps_seen = 0
+        if isinstance(transport, InProcess) and on_progress is not None:
+            transport.call_at_steps(self._report_progress)
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Start the actors; create the environments of one sampler and return their spaces.
@@ -81,6 +100,7 @@ class Collector:
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Ask every sampler for segment `index` of the run, collected with `policy`; does not wait."""
         self._request, self._requested_at = (policy, index), self._clock()
+        self._progress_at = self._requested_at + PROGRESS_S
         self._transport.take_seconds()
         self._do(self._engine.request(policy, index, self._requested_at))
 
@@ -125,6 +145,28 @@ class Collector:
             for event in self._transport.events(stop):
                 self._do(self._engine.on(event, self._clock()))
             self._do(self._engine.tick(self._clock()))
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        now = self._clock()
+        if now < self._progress_at or self._on_progress is None or self._request is None:
+            return
+        self._progress_at = now + PROGRESS_S
+        under_way = self._transport.under_way()
+        steps = under_way.steps + sum(report.steps for report, _ in self._engine.received.values())
+        if steps > self._steps_seen:
+            self._engine.heard(now)
+        self._steps_seen = steps
+        index = self._request[1]
+        self._on_progress(
+            CollectionProgress(
+                iteration=index + 1,
+                steps=steps,
+                global_step=index * self._batch_size + steps,
+                processes=under_way.processes,
+                elapsed_s=now - self._requested_at,
+            )
+        )
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -147,20 +189,24 @@ def make_collector(
     by_reference: bool,
     notify: Callable[[str], None],
     limits: Limits | None = None,
+    on_progress: Callable[[CollectionProgress], None] | None = None,
 ) -> Collector:
     """Create the collector; Ray is imported only if there are actors.
 
     Args:
         by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
+        on_progress: called about once a second while segments are being collected.
         limits: the default is taken from `actors`.
     """
     hosts = hosting(plan.sampling.num_samplers, actors.num_actors)
+    reporting: dict[str, Any] = {"on_progress": on_progress, "batch_size": plan.sampling.batch_size}
     if actors.num_actors == 0:
-        return Collector(Collecting(hosts, ledger, Limits()), InProcess(plan, notify), notify)
+        return Collector(Collecting(hosts, ledger, Limits()), InProcess(plan, notify), notify, **reporting)
     from dppo.cluster.collecting.ray_transport import RayTransport
 
     limits = limits or Limits(actors.segment_timeout_s, actors.max_actor_restarts)
-    return Collector(Collecting(hosts, ledger, limits), RayTransport(plan, actors, by_reference=by_reference), notify)
+    transport = RayTransport(plan, actors, by_reference=by_reference)
+    return Collector(Collecting(hosts, ledger, limits), transport, notify, **reporting)
 
 
 def hosting(num_samplers: int, num_actors: int) -> list[list[int]]:

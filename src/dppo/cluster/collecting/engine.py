@@ -99,6 +99,10 @@ class Collecting:
         self._owed.clear()
         return commands
 
+    def heard(self, now: float) -> None:
+        """Take note that actors are making env steps, so that nobody has to be told what the run is waiting for."""
+        self._news_at = now
+
     @property
     def finished(self) -> bool:
         """True when all requested segments have arrived."""

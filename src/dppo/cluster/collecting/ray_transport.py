@@ -26,6 +26,7 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.user_code import import_paths, packed_model
@@ -50,6 +51,10 @@ class _Call:
     command: Start | Ask | Describe
     segments: tuple[ObjectRef[Any], ...] | None = None
     """References to the arrays, which stay with Ray; None if the answer contains them."""
+
+
+def _is_ask(call: _Call) -> bool:
+    return isinstance(call.command, Ask)
 
 
 class RayTransport:
@@ -198,6 +203,11 @@ class RayTransport:
         else:
             answer = wire.put_together(message, call.segments)
         return Answered(command.actor_id, command.process, command.ask_id, answer)
+
+    def under_way(self) -> UnderWay:
+        """Return the env steps made for unanswered questions, as seen in the actors' progress files."""
+        asked = {call.command.actor_id: call.command.process for call in self._calls.values() if _is_ask(call)}
+        return UnderWay(sum(self._watching.steps_of(*actor) for actor in asked.items()), len(asked))
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from dppo.assemble import SamplerPlan
@@ -27,6 +28,16 @@ from dppo.ppo.progress import ProgressRecord, replaying
 from dppo.signals import StopSignals
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """The state of the questions that have not been answered."""
+
+    steps: int
+    """Env steps made for them so far."""
+    processes: int
+    """Processes that are working on them."""
+
+
 class Transport(Protocol):
     """Starts and stops the processes that host samplers, and exchanges messages with them."""
 
@@ -41,6 +52,9 @@ class Transport(Protocol):
 
         Waits for: the first event, half a second at most if actors run elsewhere. Fails when: `stop` was requested.
         """
+
+    def under_way(self) -> UnderWay:
+        """Return how many env steps have been made for unanswered questions; does not wait."""
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -67,13 +81,22 @@ class ReplayLog:
             self._notify(replaying(replayed, to_replay))
 
 
+class _NotOfTheEnvironment(BaseException):
+    """Carries an exception through the code that reports those of environments."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class InProcess:
     """One actor in this process, without Ray: for debugging, for fast environments, and as the reference in tests."""
 
     parallel = False
 
     def __init__(self, plan: SamplerPlan, notify: Callable[[str], None] = lambda text: None) -> None:
-        self._actor = PPOActor(plan, progress=ProgressRecord(on_replay=ReplayLog(notify)))
+        self._progress = ProgressRecord(on_replay=ReplayLog(notify))
+        self._actor = PPOActor(plan, progress=self._progress)
         self._threads = limit_to_one_thread()
         self._to_do: deque[Start | Ask | Describe] = deque()
 
@@ -97,7 +120,25 @@ class InProcess:
             if isinstance(command, Describe):
                 return [Described(*about, self._actor.describe(command.sampler_id))]
             question = Question(command.requests, command.hosted)
-            return [Answered(*about, self._actor.make_segments(question, command.policy))]
+            try:
+                return [Answered(*about, self._actor.make_segments(question, command.policy))]
+            except _NotOfTheEnvironment as carrier:
+                raise carrier.error from None
+
+    def call_at_steps(self, call: Callable[[], None]) -> None:
+        """Call `call` after each env step: nobody else can look while this process is busy."""
+
+        def on_step(steps: int) -> None:
+            try:
+                call()
+            except BaseException as error:
+                raise _NotOfTheEnvironment(error) from None
+
+        self._progress.on_step = on_step
+
+    def under_way(self) -> UnderWay:
+        """Return how many env steps have been made for the question that is being answered."""
+        return UnderWay(self._progress.look().steps, 1)
 
     def take_seconds(self) -> float:
         """Return zero: nothing is sent anywhere."""

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.messages import Look, Progressed
 from dppo.cluster.collecting.progress_file import Witness, read_progress_file, remove_progress_file
-from dppo.ppo.progress import Progress
+from dppo.ppo.progress import Phase, Progress
 
 
 class Watching:
@@ -32,6 +32,7 @@ class Watching:
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Look, str]] = {}
         self._seen: list[Progressed] = []
+        self._latest: dict[int, Progress] = {}  # by actor
 
     def started(self, actor_id: int, file: ProgressFile) -> None:
         """Record the progress file of an actor's new process."""
@@ -39,6 +40,7 @@ class Watching:
 
     def ended(self, actor_id: int) -> None:
         """Forget the process of an actor."""
+        self._latest.pop(actor_id, None)
         file = self._files.pop(actor_id, None)
         if file is not None and self._is_here(file):
             remove_progress_file(file.path)
@@ -56,6 +58,13 @@ class Watching:
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
         self._looks[self._witnesses[file.node_id].look.remote(file.path)] = look, file.node_id
+
+    def steps_of(self, actor_id: int, process: int) -> int:
+        """Return the env steps that an actor has made for its current question; on another node, as last seen."""
+        if not any(look.actor_id == actor_id for look, _ in self._looks.values()):
+            self.look(Look(actor_id, process))
+        progress = self._latest.get(actor_id)
+        return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
 
     def seen(self) -> list[Progressed]:
         """Return the results of looks since the last call; does not wait."""
@@ -84,6 +93,7 @@ class Watching:
 
     def _take(self, look: Look, progress: Progress | None) -> None:
         if progress is not None:
+            self._latest[look.actor_id] = progress
             self._seen.append(Progressed(look.actor_id, look.process, progress))
 
     def _is_here(self, file: ProgressFile) -> bool:
