@@ -61,6 +61,7 @@ def sampler_of(
     hidden_sizes: tuple[int, ...] = (),
     dtype: str = "float64",
     track: bool = True,
+    **more: Any,
 ) -> tuple[PPOSampler, MLPSpec]:
     """A sampler of these environments, and what its model is made of."""
     spec = MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
@@ -73,6 +74,7 @@ def sampler_of(
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
         track_obs=track,
         track_returns=track,
+        **more,
     )
     return sampler, spec
 

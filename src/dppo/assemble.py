@@ -22,6 +22,7 @@ from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
+from dppo.ppo.rewards import reward_shaping
 from dppo.ppo.sampler import PPOSampler
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces import Spaces
@@ -66,7 +67,11 @@ class TrainerPlan:
 
     def learning_rate_at(self, iteration: int) -> float:
         """Return Adam's step size in an iteration, 0, 1, ..."""
-        return self.ppo.learning_rate_after(iteration / self.run.iterations_of(self.sampling.batch_size))
+        return self.ppo.learning_rate_after(self.share_before(iteration))
+
+    def share_before(self, iteration: int) -> float:
+        """Return the share of the run that is done when an iteration begins, 0 <= share < 1."""
+        return iteration / self.run.iterations_of(self.sampling.batch_size)
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -126,6 +131,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
         track_obs=plan.ppo.norm_obs,
         track_returns=plan.ppo.norm_reward,
+        shape_rewards=reward_shaping(plan.ppo),
+        keep_successors=plan.ppo.recompute_advantages,
     )
     return BuiltSampler(sampler, group, spaces)
 

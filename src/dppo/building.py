@@ -12,7 +12,7 @@ from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import Config
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
 from dppo.ppo.normalizer import Moments, Statistics
@@ -42,8 +42,14 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
     Raises:
         CheckpointError: the environment is another than that of the run to go on from.
+        ConfigError: statistics of normalisers shall be frozen before there are any.
     """
     start = folder.start or folder.origin
+    if start is None and config.freeze_norm_after == 0:
+        raise ConfigError(
+            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
+            "branch from a run that has some."
+        )
     for problem in start.damaged if start else ():
         logger.warning("passed over a damaged checkpoint: %s", problem)
     for change in start.close_changes if start else ():
@@ -103,7 +109,15 @@ def _make_learner(
         obs=Moments.empty(spaces.obs.shape) if config.norm_obs else None,
         returns=Moments.empty(()) if config.norm_reward else None,
     )
-    return PPOLearner(collector, trainers, ledger, statistics, overlap=config.overlap, notify=logger.warning)
+    return PPOLearner(
+        collector,
+        trainers,
+        ledger,
+        statistics,
+        overlap=config.overlap,
+        freeze_norm_after=config.freeze_norm_after,
+        notify=logger.warning,
+    )
 
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -63,17 +64,20 @@ class PPOLearner:
         statistics: Statistics,
         *,
         overlap: bool = False,
+        freeze_norm_after: int | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Args:
         overlap: request segments with the weights that are about to be updated, so that actors and learner work
             at the same time; policy lag is then exactly one.
+        freeze_norm_after: env steps after which statistics stay as they are; None: never.
         """
         self._collector = collector
         self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
         self._overlap = overlap
+        self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._notify = notify
         self._acting: dict[int, _Acting] = {}  # by the index of the segment, from this iteration's on
         self._asked = -1  # index of the segments requested last
@@ -130,7 +134,9 @@ class PPOLearner:
         """Train on these segments, and make them part of the run."""
         while True:
             began = time.monotonic()
-            merged = self._statistics.merged([report.statistics for report in collected.reports])
+            merged = self._statistics
+            if self.global_step < self._freeze_norm_after:
+                merged = merged.merged([report.statistics for report in collected.reports])
             scale = merged.reward_scale()  # of all returns seen so far
             try:
                 losses = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
@@ -210,13 +216,20 @@ class PPOLearner:
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
-        """Begin with what another run has learnt: weights, optimiser and the normalisers' statistics."""
-        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), arrays["optimizer"])
+        """Begin with what another run has learnt: weights, optimiser and the normalisers' statistics.
+
+        An adapted learning rate stays behind: this run begins with that of its settings.
+        """
+        moments = {name: array for name, array in arrays["optimizer"].items() if name != "learning_rate"}
+        self._begin_with(arrays, moments)
+
+    def _begin_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
+        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), optimizer)
         self._statistics = self._statistics.loaded(arrays["normalizer"])
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
         """Continue from what `state` gave; samplers are rebuilt by their first request."""
-        self.adopt(arrays)
+        self._begin_with(arrays, arrays["optimizer"])
         self.iteration = values["iteration"]
         self._ledger.load(arrays["samplers"], self.iteration)
         self.global_step = values["global_step"]

@@ -41,6 +41,24 @@ SEVERAL_SGD_STEPS = When(
     lambda config: config.update_epochs * config.minibatches_per_epoch > 1,
     "an update of one SGD step has nothing to stop. Leave it out, or raise update_epochs",
 )
+STEPS_TO_ADAPT = When(SEVERAL_SGD_STEPS.holds, "nothing moves before an update's only SGD step. Leave it out")
+RATE_NOT_ANNEALED = When(
+    lambda config: not config.anneal_lr, "anneal_lr sets the learning rate. Use anneal_lr=False, or leave it out"
+)
+WITH_ENTROPY = When(lambda config: config.ent_coef > 0, "ent_coef=0 leaves entropy out. Raise ent_coef")
+SEVERAL_EPOCHS = When(
+    lambda config: config.update_epochs > 1,
+    "advantages of the only epoch are fresh. Leave it out, or raise update_epochs",
+)
+REWARDS_NOT_SIGNS = When(lambda config: not config.sign_reward, "sign_reward leaves -1, 0 and 1. Leave one of them out")
+REWARDS_NOT_NORMALISED = When(
+    lambda config: not config.norm_reward,
+    "norm_reward divides by a deviation that has the same factor. Leave one of them out",
+)
+WITH_NORMALISER = When(
+    lambda config: config.norm_obs or config.norm_reward,
+    "there are no statistics to freeze. Use norm_obs=True or norm_reward=True, or leave it out",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +116,32 @@ class PPO:
 
     learning_rate: float = setting(2.5e-4, "Adam's step size at the start.", gt=0)
     anneal_lr: bool = setting(True, "Lower the learning rate linearly to zero at --total-timesteps.")
+    desired_kl: float | None = setting(
+        None,
+        "Adapt the learning rate before each SGD step: lower it where approximate KL is above twice this, raise it "
+        "where it is below half.",
+        gt=0,
+        when=(RATE_NOT_ANNEALED, STEPS_TO_ADAPT),
+    )
     gamma: float = setting(0.99, "Discount per env step.", ge=0, le=1)
     gae_lambda: float = setting(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
     update_epochs: int = setting(4, "Epochs K: passes over each batch.", gt=0)
     minibatch_size: int | None = setting(None, "Rows M of a minibatch, at most; none: a quarter of the batch.", gt=0)
     norm_adv: bool = setting(True, "Standardise advantages within each minibatch.")
+    recompute_advantages: bool = setting(
+        False,
+        "Estimate advantages and returns anew before each further epoch, with the values of the current network.",
+        when=(SEVERAL_EPOCHS,),
+    )
     clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
+    anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero at --total-timesteps.")
     clip_vloss: bool = setting(
         False, "Clip the value loss around the old value, as OpenAI's code does.", when=(WITH_VALUE_LOSS,)
     )
     ent_coef: float = setting(0.01, "Weight of the entropy bonus.", ge=0)
+    anneal_ent: bool = setting(
+        False, "Lower the weight of the entropy bonus linearly to zero at --total-timesteps.", when=(WITH_ENTROPY,)
+    )
     vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
     max_grad_norm: float = setting(0.5, "Limit of the gradient's global norm.", gt=0)
     target_kl: float | None = setting(
@@ -117,10 +151,35 @@ class PPO:
     norm_reward: bool = setting(
         False, "Divide rewards by the running deviation of the discounted return.", branch=False
     )
+    freeze_norm_after: int | None = setting(
+        None,
+        "Stop updating the statistics of --norm-obs and --norm-reward after this many env steps; 0, with --branch: "
+        "keep those of the run to branch from. Default: never.",
+        ge=0,
+        when=(WITH_NORMALISER,),
+    )
+    sign_reward: bool = setting(False, "Learn from the sign of each reward alone: -1, 0 or 1.")
+    clip_reward: float | None = setting(
+        None, "Limit each reward to plus or minus this.", gt=0, when=(REWARDS_NOT_SIGNS,)
+    )
+    scale_reward: float = setting(
+        1.0, "Multiply each reward by this, after limiting it.", gt=0, when=(REWARDS_NOT_NORMALISED,)
+    )
 
     def minibatches_of(self, rows: int) -> int:
         """Return how many minibatches `rows` are cut into: no row is left out, sizes differ by one at most."""
         return math.ceil(rows / (self.minibatch_size or math.ceil(rows / 4)))
+
+    @property
+    def annealed(self) -> tuple[str, ...]:
+        """The settings that fall linearly to zero over the run."""
+        schedules = {"learning_rate": self.anneal_lr, "clip_coef": self.anneal_clip, "ent_coef": self.anneal_ent}
+        return tuple(name for name, falls in schedules.items() if falls)
+
+    def after(self, share: float) -> PPO:
+        """Return these settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
+        now = {name: getattr(self, name) * (1 - share) for name in self.annealed}
+        return dataclasses.replace(self, **now) if now else self
 
     def learning_rate_after(self, share: float) -> float:
         """Return Adam's step size after this share of the run, 0 <= share < 1 (detail 4)."""

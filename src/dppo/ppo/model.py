@@ -47,6 +47,11 @@ class PPOModel:
         with torch.no_grad():
             return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
+    def values(self, obs: Tensor) -> Tensor:
+        """Return the values [rows] of observations, which the next forward pass does not change."""
+        with torch.no_grad():
+            return self.network.forward(obs)[1].detach().clone()
+
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,10 +70,14 @@ class PPOSampler:
         noise: Callable[[int], np.random.Generator],
         track_obs: bool,
         track_returns: bool,
+        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        keep_successors: bool = False,
     ) -> None:
         """Args:
         noise: gives the generator of the exploration noise of a segment, by the segment's index.
         track_obs, track_returns: whether to report moments for the normalisers.
+        shape_rewards: makes of raw rewards those that returns are tracked of; None: they stay.
+        keep_successors: whether segments hold the observations that follow their last rows.
         """
         self.sampler_id = sampler_id
         self._agent = agent
@@ -82,6 +87,8 @@ class PPOSampler:
         self._noise = noise
         self._track_obs = track_obs
         self._track_returns = track_returns
+        self._shape_rewards = shape_rewards
+        self._keep_successors = keep_successors
         self._obs: np.ndarray | None = None  # [E, *O] what the next segment starts from; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
 
@@ -143,7 +150,8 @@ class PPOSampler:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)
         going_on = ~(segment.terminated | segment.truncated) & valid
-        rewards = np.where(valid, segment.rewards, 0.0)
+        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
+        rewards = np.where(valid, rewards, 0.0)
         for t in range(len(returns)):
             returns[t] = self._gamma * running + rewards[t]
             running = returns[t] * going_on[t]
@@ -163,6 +171,7 @@ class _Run:
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
         ]
         first = samplers[0]
+        self._keep_successors = first._keep_successors
         self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
         self._agent.load(snapshot)
         steps, envs, dtype = first._num_steps, first._envs, self._agent.spec.dtype
@@ -182,6 +191,7 @@ class _Run:
         self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
         self._rewards = np.empty(rows)
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
+        self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then the environments of each are stepped."""
@@ -203,6 +213,10 @@ class _Run:
                 )
                 for env, final in final_obs.items():
                     cut.append((s, t, env, final))
+        if self._keep_successors:
+            self._successors = self.obs[:, 1:].copy()
+            for s, t, env, final in cut:
+                self._successors[s, t, env] = final
         self._next_values[:, :-1] = values[:, 1:]
         self._next_values[:, -1] = agent.values(obs[:, -1])
         for s in sorted({one[0] for one in cut}):
@@ -211,7 +225,7 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
-        return Segment(
+        segment = Segment(
             obs=self.obs[s, :-1],
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
@@ -222,6 +236,7 @@ class _Run:
             truncated=self._truncated[s],
             valid=np.ones(self._values[s].shape, bool),
         )
+        return replace(segment, successors=self._successors[s][segment.followed]) if self._keep_successors else segment
 
 
 def collect_together(

@@ -55,6 +55,16 @@ class Segment(ReadOnly):
     """The episode was cut, by a time limit say."""
     valid: Bool[np.ndarray, "T E"]
     """False where a row is no real transition and must be left out of the batch."""
+    successors: Shaped[np.ndarray, " n *O"] | None = None
+    """The observations that the rows of `followed` led to; None where their values are not needed again."""
+
+    @property
+    def followed(self) -> Bool[np.ndarray, "T E"]:
+        """The rows whose successor is no row of a batch: of the last step, at a time limit, before an invalid row."""
+        followed: np.ndarray = self.truncated & ~self.terminated
+        followed[:-1] |= ~self.valid[1:]
+        followed[-1] = True
+        return followed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
-from dppo.ppo.batch import Batch
+from dppo.ppo.batch import Batch, Rollout, split_rows
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
@@ -39,6 +39,10 @@ class _Step(NamedTuple):
     """Of all ranks, before clipping."""
     rows: float
     """Transitions per rank."""
+
+
+ADAPTED = "learning_rate"  # where it adapts to the KL, it is part of the optimiser's state, by this name
+LOWEST_RATE, HIGHEST_RATE, RATE_FACTOR = 1e-5, 1e-2, 1.5  # rsl_rl's
 
 
 class PPOTrainer:
@@ -69,9 +73,16 @@ class PPOTrainer:
         self.device = self._parameters.weights.device
         self._parallel = parallel or Alone()
         self._optimizer = FlatAdam(self._parameters)
+        self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
 
-    def update(self, batch: Batch, learning_rate: float, order: np.random.Generator) -> dict[str, float]:
+    def update(
+        self, batch: Batch, learning_rate: float, order: np.random.Generator, share: float = 0.0
+    ) -> dict[str, float]:
         """Train K epochs on `batch`, its minibatches drawn by `order`.
+
+        Args:
+            learning_rate: of all SGD steps; not used with `desired_kl`, which adapts a learning rate of its own.
+            share: of the run that is done, 0 <= share < 1, for what is annealed.
 
         A minibatch without a single transition on any rank is skipped: it makes no step of SGD.
 
@@ -82,16 +93,40 @@ class PPOTrainer:
             TrainingDiverged: a gradient is not finite; the weights are those of the minibatch before.
         """
         batch = self._weighted_as_all(batch.to(self.device))
+        explained_variance = self._explained_variance(batch)
+        ppo = self.ppo.after(share)
         steps: list[_Step] = []
-        for _ in range(self.ppo.update_epochs):
+        for epoch in range(ppo.update_epochs):
+            if epoch and batch.rollout is not None:
+                batch = self._estimated_anew(batch, batch.rollout)
             for minibatch, rows in self._minibatches(batch, order):
-                steps.append(self._step(minibatch, rows, learning_rate, len(steps)))
+                steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
             if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
                 break
-        return self._figures(steps) | {
-            "explained_variance": self._explained_variance(batch),
+        figures = self._figures(steps, ppo.clip_coef) | {
+            "explained_variance": explained_variance,
             "minibatches": float(len(steps)),
         }
+        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+
+    # ------------------------------------------------------------------ advantages
+
+    def _estimated_anew(self, batch: Batch, rollout: Rollout) -> Batch:
+        """Return the batch with advantages and returns by the current network's values; the old values stay.
+
+        Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
+        """
+        rows = self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
+        values, successors = (self._values(obs, rows) for obs in (batch.obs, rollout.successors))
+        advantages, returns = rollout.estimate(values, successors, batch.length)
+        return replace(batch, advantages=advantages.to(self.device), returns=returns.to(self.device))
+
+    def _values(self, obs: Tensor | dict[str, Tensor], rows: int) -> np.ndarray:
+        """Return the values of observations, computed from at most `rows` at once."""
+        count = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+        sizes = [min(rows, count - start) for start in range(0, count, rows)]
+        values: np.ndarray = torch.cat([self.model.values(piece) for piece in split_rows(obs, sizes)]).numpy(force=True)
+        return values
 
     # ------------------------------------------------------------------ minibatches
 
@@ -157,9 +192,9 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
+    def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
         """Take one step of SGD on one minibatch of `rows` transitions per rank; one sum over all ranks."""
-        losses = self._backward(minibatch)
+        losses = self._backward(ppo, minibatch)
         with torch.no_grad():
             self.sum_gradients()
             gradient, ranks = self._parameters.gradient, self._parallel.size
@@ -168,11 +203,16 @@ class PPOTrainer:
             if not math.isfinite(length):
                 raise TrainingDiverged(_describe(minibatch, number, losses, length))
             # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
-            factor = min(1.0, self.ppo.max_grad_norm / (length + 1e-6)) / ranks
+            factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
+            step = _Step(losses, norm, rows)
+            if self._adapted is not None and ppo.desired_kl is not None:
+                if number > 0:  # the first minibatch has the policy that collected
+                    self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
+                learning_rate = self._adapted
             self._optimizer.step(learning_rate)
-        return _Step(losses, norm, rows)
+        return step
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
@@ -189,20 +229,20 @@ class PPOTrainer:
         )
         zeros = torch.zeros(rows, dtype=dtype, device=self.device)
         obs = torch.zeros((rows, *spec.obs_shape), dtype=dtype, device=self.device)
-        self._backward(Batch(obs, actions, zeros, zeros, zeros, zeros))
+        self._backward(self.ppo, Batch(obs, actions, zeros, zeros, zeros, zeros))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _backward(self, minibatch: Batch) -> _Losses:
+    def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
         """Compute the gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
         rows = self.micro_batch_size or len(minibatch)
         most, sequences = max(1, rows // minibatch.length), minibatch.sequences
         if sequences <= most:
-            return self._backward_at_once(minibatch, 1.0, accumulate=False)
+            return self._backward_at_once(ppo, minibatch, 1.0, accumulate=False)
         pieces = minibatch.split([min(most, sequences - start) for start in range(0, sequences, most)])
         shares = [len(piece) / len(minibatch) for piece in pieces]
         losses = [
-            self._backward_at_once(piece, share, accumulate=number > 0)
+            self._backward_at_once(ppo, piece, share, accumulate=number > 0)
             for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
         ]
 
@@ -217,9 +257,9 @@ class PPOTrainer:
             log_ratio=torch.cat([one.log_ratio for one in losses]),
         )
 
-    def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
+    def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; it replaces the stored one, or is added."""
-        ppo, weights = self.ppo, rows.weights
+        weights = rows.weights
         assert isinstance(rows.obs, Tensor), "the network reads observations of one leaf"
         scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
@@ -249,7 +289,7 @@ class PPOTrainer:
         kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
         return float(self._parallel.gather(kl).mean())
 
-    def _figures(self, steps: list[_Step]) -> dict[str, float]:
+    def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
         """Return means over the transitions of all steps and ranks; nan where there were none.
 
         Once an update, for once a minibatch costs as much as a layer.
@@ -264,7 +304,7 @@ class PPOTrainer:
         rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
         log_ratio = torch.cat([step.losses.log_ratio for step in steps])
         ratio = log_ratio.exp()
-        clipped = ((ratio - 1).abs() > self.ppo.clip_coef).to(ratio.dtype).mean()
+        clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
         # Rows that are not transitions have the ratio one: they add nothing, and are not counted.
         share = len(log_ratio) / sum(step.rows for step in steps)
         means = torch.cat(
@@ -291,8 +331,13 @@ class PPOTrainer:
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return the optimiser's state: both moments [P] and the number of steps; `copy` as for `weights`."""
+        """Return the optimiser's state: both moments [P], the number of steps, an adapted learning rate.
+
+        `copy` as for `weights`.
+        """
         state = self._optimizer.state()
+        if self._adapted is not None:
+            state[ADAPTED] = np.array(self._adapted)
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
@@ -300,6 +345,22 @@ class PPOTrainer:
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
+        if self._adapted is not None:
+            self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
+
+
+def adapted_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
+    """Return the learning rate for the next SGD step: lower where the policy moves too fast, higher where too slowly.
+
+        kl > 2 desired: max(1e-5, rate / 1.5)        kl < desired / 2: min(1e-2, 1.5 rate)
+
+    Source: rsl_rl, `algorithms/ppo.py`.
+    """
+    if kl > 2 * desired_kl:
+        return max(LOWEST_RATE, learning_rate / RATE_FACTOR)
+    if kl < desired_kl / 2:
+        return min(HIGHEST_RATE, learning_rate * RATE_FACTOR)
+    return learning_rate
 
 
 def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:

@@ -79,7 +79,7 @@ def iteration_row(
         successes = [episode.success for episode in progress.recent if episode.success is not None]
         if successes:
             row["charts/success_rate"] = fmean(successes)
-    row |= {f"losses/{name}": value for name, value in losses.items()}
+    row |= {f"losses/{name}": value for name, value in losses.items() if name != "learning_rate"}
     row |= _time_split(seconds, steps, timings)
     row |= {"replay/steps": replayed_steps, "replay/s": seconds.replay_s}
     row |= {f"incidents/{kind}": count for kind, count in progress.incidents.items()}
