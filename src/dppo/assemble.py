@@ -118,6 +118,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             owner=owner,
             sampler_id=sampler_id,
             progress=progress,
+            drop_bad_steps=plan.env.on_bad_step == "drop",
         )
     except BaseException:
         close_all(envs)

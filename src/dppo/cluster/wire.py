@@ -13,6 +13,7 @@ from typing import Any
 
 from dppo.cluster.faults import Fault
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
+from dppo.spaces import Spaces
 
 SMALL = 128 * 1024  # bytes of weights, or of observations, that travel faster inside a message than by reference
 
@@ -24,6 +25,8 @@ class Question:
     requests: tuple[SegmentRequest, ...]
     hosted: tuple[int, ...]
     """All samplers that are the actor's at present."""
+    spaces: Spaces | None = None
+    """Those that every sampler must have; None where none is built for this question."""
 
 
 @dataclass(frozen=True, slots=True)

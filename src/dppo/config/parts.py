@@ -72,6 +72,12 @@ class Env:
         )
     )
     env_kwargs: dict[str, Any] = setting({}, "Arguments of the environment, as JSON: '{\"g\": 9.8}'.")
+    on_bad_step: Literal["raise", "drop"] = setting(
+        "raise",
+        "After an invalid observation, reward or flag: end the run, or drop the rest of that episode, count it and "
+        "begin a fresh one.",
+        resume="free",
+    )
 
     @property
     def env_name(self) -> str:

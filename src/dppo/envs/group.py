@@ -12,8 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.checks import Bounds, PrecisionWatch
 from dppo.envs.make import close_all
 from dppo.envs.packing import BadObservation, packer
+from dppo.envs.spaces import short
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
@@ -21,10 +23,16 @@ from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 PACKAGE = str(Path(__file__).parents[1])
+LARGEST_REWARD = 1e17  # the value loss squares returns, and a hundred times this squared fits into float32
+MOST_DROPPED = 100  # episodes in a row that an environment may have dropped without finishing one
 OLD_API = (
     ": an environment for Gym before 0.26. Let reset take a seed and return (observation, info), or wrap it with "
     "shimmy.GymV21CompatibilityV0"
 )
+
+
+class _Bad(EnvironmentFault):
+    """An invalid observation, reward or flag: its episode may be dropped."""
 
 
 class EnvGroup:
@@ -42,11 +50,16 @@ class EnvGroup:
         owner: str,
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
+        drop_bad_steps: bool = False,
     ) -> None:
         """Args:
         episode_seed: the seed of an episode, from the environment's index in the group and the episode's.
         owner: who these environments belong to, for error messages: "sampler 3 (CartPole-v1)".
         sampler_id, progress: where to record each step, reset and replay, and for which sampler.
+        drop_bad_steps: abandon an episode at an invalid observation, reward or flag, instead of raising.
+
+        Raises:
+            EnvironmentFault: the environments have different spaces.
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
@@ -63,14 +76,23 @@ class EnvGroup:
         self._returns = [0.0] * self.num_envs
         self._lengths = [0] * self.num_envs
         self._last_obs: list[np.ndarray] = [np.empty(0)] * self.num_envs
+        self._spaces = [(env.observation_space, env.action_space) for env in envs]
+        self._check_same_spaces()
+        self._bounds = Bounds(envs[0].observation_space, spaces.obs)
+        self._reported_outside = False
+        self._watch: PrecisionWatch | None = None
+        self._drops = drop_bad_steps
+        self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
         began = time.perf_counter()
+        if self._sampler_id == 0:  # all samplers have the same environment
+            self._watch = PrecisionWatch()
         for env in range(self.num_envs):
-            obs[env] = self._reset(env, 0)
+            obs[env] = self._begin_episode(env, 0, log)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -91,20 +113,30 @@ class EnvGroup:
         Returns: the final observation of each environment that was truncated and not terminated, by its index.
 
         Raises:
-            EnvironmentFault: an environment raised, or returned an invalid observation or reward.
+            EnvironmentFault: an environment raised, or returned an invalid observation, reward or flag, unless these
+                are dropped.
         """
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self._for_envs(actions)):
-            seen, rewards[env], ended, cut, info = self._step(env, action)
+            try:
+                seen, rewards[env], ended, cut, info = self._step(env, action)
+            except _Bad as error:
+                if not self._drops:
+                    raise
+                rewards[env], terminated[env], truncated[env] = 0.0, False, True
+                obs[env] = self._drop(env, error, log)
+                log.dropped.append(env)
+                continue
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
                     final_obs[env] = np.empty((), self.obs)
                     final_obs[env][...] = seen
                 log.episodes.append(self._finished(env, info))
-                seen = self._reset(env, self._episodes[env] + 1)
+                self._dropped_in_a_row[env] = 0
+                seen = self._begin_episode(env, self._episodes[env] + 1, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
@@ -119,7 +151,6 @@ class EnvGroup:
     def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         try:
             raw, reward, terminated, truncated, info = self._envs[env].step(action)
-            terminated, truncated = bool(terminated), bool(truncated)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
@@ -129,6 +160,14 @@ class EnvGroup:
         except BadObservation as error:
             raise self._bad(env, "step", str(error)) from None
         reward = self._checked_reward(env, reward)
+        if type(terminated) is not bool:
+            terminated = self._checked_flag(env, "terminated", terminated)
+        if type(truncated) is not bool:
+            truncated = self._checked_flag(env, "truncated", truncated)
+        if self._drops:
+            self._check_bounds(env, "step", seen)
+        if self._watch is not None:
+            self._watch.see(raw)
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
@@ -147,12 +186,43 @@ class EnvGroup:
         except BaseException as error:
             raise self._fault(env, "reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._bad(env, "reset", f"{type(answer).__name__} instead of (observation, info){OLD_API}")
+            raise self._fault_of(env, "reset", f"{type(answer).__name__} instead of (observation, info){OLD_API}")
+        now = self._envs[env].observation_space, self._envs[env].action_space
+        if now[0] is not self._spaces[env][0] or now[1] is not self._spaces[env][1]:
+            self._check_unchanged(env, now)
         try:
             self._last_obs[env] = seen = self._pack(answer[0])
         except BadObservation as error:
             raise self._bad(env, "reset", str(error)) from None
+        if self._drops:
+            self._check_bounds(env, "reset", seen)
         return seen
+
+    def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
+        """Begin an episode; where its first observation is invalid and may be dropped, the next one."""
+        try:
+            return self._reset(env, episode)
+        except _Bad as error:
+            if not self._drops:
+                raise
+            return self._drop(env, error, log)
+
+    def _drop(self, env: int, error: _Bad, log: EnvLog) -> np.ndarray:
+        """Abandon the open episode, and begin the next one."""
+        self._dropped_in_a_row[env] += 1
+        if self._dropped_in_a_row[env] > MOST_DROPPED:
+            raise EnvironmentFault(
+                f"{error.message} The {MOST_DROPPED} episodes before it were dropped as well, and none was finished."
+            )
+        log.incidents.append(
+            Incident(
+                IncidentKind.BAD_STEP,
+                f"{error.message} The episode was dropped, and a fresh one began.",
+                env=env,
+                lost_steps=self._lengths[env],
+            )
+        )
+        return self._begin_episode(env, self._episodes[env] + 1, log)
 
     def _finished(self, env: int, info: dict[str, Any]) -> Episode:
         success = info.get("is_success") if isinstance(info, dict) else None
@@ -196,7 +266,7 @@ class EnvGroup:
                         f"{int(carry.episode_lengths[env])} steps and began a fresh one: {reason}",
                     )
                 )
-                self._reset(env, episode + 1)
+                self._begin_episode(env, episode + 1, log)
             obs[env] = self._last_obs[env]
         seconds = time.perf_counter() - began
         log.seconds += seconds
@@ -205,6 +275,14 @@ class EnvGroup:
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         """Play an episode again; return the difference to the first time, None if there is none."""
+        try:
+            return self._play_again(env, carry, actions)
+        except _Bad as error:
+            if not self._drops:
+                raise
+            return f"its replay was invalid: {error.message}"
+
+    def _play_again(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
         for number, action in enumerate(self._for_envs(actions)):
@@ -242,11 +320,87 @@ class EnvGroup:
             raise self._bad(env, "step", f"{raw!r} as the reward, which is not a number") from None
         except OverflowError:
             raise self._bad(env, "step", "a reward that is too large for a float") from None
-        if reward - reward != 0:  # nan or infinite
-            raise self._bad(env, "step", f"{reward} as the reward")
+        if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+            limit = f"; the largest that can be learnt from is {LARGEST_REWARD:g}" if reward - reward == 0 else ""
+            raise self._bad(env, "step", f"{reward} as the reward{limit}")
         return reward
 
-    def _bad(self, env: int, phase: str, what: str) -> EnvironmentFault:
+    def _checked_flag(self, env: int, name: str, raw: Any) -> bool:
+        if isinstance(raw, np.bool_):
+            return bool(raw)
+        raise self._bad(env, "step", f"{name}={raw!r}, which is {type(raw).__name__} and not bool")
+
+    def _check_bounds(self, env: int, phase: str, seen: np.ndarray) -> None:
+        stored = np.empty(1, self.obs)
+        stored[0] = seen
+        outside = self._bounds.outside(stored)
+        if outside is not None:
+            raise self._bad(env, phase, outside.description)
+
+    def _check_same_spaces(self) -> None:
+        for env, spaces in enumerate(self._spaces):
+            for name, own, first in zip(("observation_space", "action_space"), spaces, self._spaces[0], strict=True):
+                if own is not first and own != first:
+                    raise EnvironmentFault(
+                        f"{self._owner}, env {env}: has {name}={short(own)}, and env 0 has {short(first)}. All "
+                        f"environments of a run need equal spaces."
+                    )
+
+    def _check_unchanged(self, env: int, now: tuple[gym.Space[Any], gym.Space[Any]]) -> None:
+        """Raise if the spaces of an environment are no longer those that it had when it was made."""
+        for name, new, old in zip(("observation_space", "action_space"), now, self._spaces[env], strict=True):
+            if new != old:
+                raise EnvironmentFault(
+                    f"{self._where(env, 'reset')} changed {name} from {short(old)} to {short(new)}. Spaces must not "
+                    f"change after the environment is made."
+                )
+        self._spaces[env] = now  # equal, but another object: compared faster from here on
+
+    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check what shows in a whole segment: limits of the space, precision.
+
+        An observation outside its space is an error if its numbers are whole, or if it is of the first segment, where
+        a wrong space shows. Later on, floats that pass a limit are counted and reported: simulators overshoot.
+
+        Args:
+            obs: [T + 1, E, *O] as stored: what each action was chosen from, and the observations after the last.
+            done: [T, E]
+            first: whether the segment is the first of the run.
+
+        Raises:
+            EnvironmentFault: an observation is outside its space.
+        """
+        outside = None if self._drops else self._bounds.outside(obs)  # what is dropped was checked at its step
+        if outside is not None:
+            row, env = outside.row
+            message = f"{self._place_of(row, env, done, log)} returned {outside.description}."
+            if first or outside.whole_number:
+                raise EnvironmentFault(f"{message} Correct the space; Box(-inf, inf) has no limits.")
+            if not self._reported_outside:
+                self._reported_outside = True
+                log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+        watch, self._watch = self._watch, None
+        finding = None if watch is None else watch.finding(self.obs)
+        if finding is not None:
+            log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
+
+    def _place_of(self, row: int, env: int, done: np.ndarray, log: EnvLog) -> str:
+        """Return the place of observation `row` of a segment, 0 <= row <= T, in which no episode was dropped."""
+        before, after = np.flatnonzero(done[:row, env]), np.flatnonzero(done[row:, env])
+        finished = [episode for episode in log.episodes if episode.env == env]
+        episode = self._episodes[env] - len(after)
+        if len(before):
+            step = row - int(before[-1]) - 1
+        elif len(after):
+            step = finished[0].length - int(after[0]) - 1
+        else:
+            step = self._lengths[env] - (len(done) - row)
+        return self._where_in(env, "step" if step else "reset", episode, step)
+
+    def _bad(self, env: int, phase: str, what: str) -> _Bad:
+        return _Bad(f"{self._where(env, phase)} returned {what}.")
+
+    def _fault_of(self, env: int, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._where(env, phase)} returned {what}.")
 
     def _fault(self, env: int, phase: str, error: BaseException) -> EnvironmentFault:
@@ -256,8 +410,9 @@ class EnvGroup:
         return EnvironmentFault(f"{self._where(env, phase)} raised {summary}", user_traceback(error))
 
     def _where(self, env: int, phase: str) -> str:
-        episode = self._episodes[env]
-        step = self._lengths[env] + (phase == "step")
+        return self._where_in(env, phase, self._episodes[env], self._lengths[env] + (phase == "step"))
+
+    def _where_in(self, env: int, phase: str, episode: int, step: int) -> str:
         return (
             f"{self._owner}, env {env}: {phase} of episode {episode} (seed {self._episode_seed(env, episode)}, "
             f"step {step})"

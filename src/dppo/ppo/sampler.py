@@ -52,6 +52,9 @@ class Environments(Protocol):
     ) -> list[Incident]:
         """Bring back the open episodes that `carry` describes; begin a fresh one where that fails."""
 
+    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the observations [T + 1, E, *O] of a segment, in which `done` [T, E] episodes ended."""
+
     def open_episodes(self) -> dict[str, np.ndarray]:
         """Return index, return, length and checksum of the open episodes, by their names in `SamplerCarry`."""
 
@@ -120,6 +123,7 @@ class PPOSampler:
         self._obs = run.obs[at, -1].copy()
         seen, self._discounted_returns = self._moments(segment)
         done = segment.terminated | segment.truncated
+        self._envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
@@ -131,7 +135,7 @@ class PPOSampler:
             ),
             episodes=tuple(log.episodes),
             statistics=seen,
-            incidents=tuple(run.incidents[at]),
+            incidents=(*run.incidents[at], *log.incidents),
             env_s=log.seconds,
         )
         return report, segment
@@ -191,6 +195,7 @@ class _Run:
         self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
         self._rewards = np.empty(rows)
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
+        self._valid = np.ones(rows, bool)
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
 
     def go(self) -> None:
@@ -213,6 +218,8 @@ class _Run:
                 )
                 for env, final in final_obs.items():
                     cut.append((s, t, env, final))
+                while log.dropped:
+                    self._valid[s, t, log.dropped.pop()] = False
         if self._keep_successors:
             self._successors = self.obs[:, 1:].copy()
             for s, t, env, final in cut:
@@ -234,7 +241,7 @@ class _Run:
             rewards=self._rewards[s],
             terminated=self._terminated[s],
             truncated=self._truncated[s],
-            valid=np.ones(self._values[s].shape, bool),
+            valid=self._valid[s],
         )
         return replace(segment, successors=self._successors[s][segment.followed]) if self._keep_successors else segment
 

@@ -91,6 +91,9 @@ class IncidentKind(str, Enum):
     SAMPLERS_MOVED = "samplers_moved"
     REPLAY_MISMATCH = "replay_mismatch"
     EPISODE_ABANDONED = "episode_abandoned"
+    BAD_STEP = "bad_step"
+    OUTSIDE_SPACE = "outside_space"
+    PRECISION_LOST = "precision_lost"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -197,4 +200,7 @@ class EnvLog:
 
     episodes: list[Episode] = field(default_factory=list)
     """In the order of their ends."""
+    incidents: list[Incident] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    """Environments whose last step was invalid: it is not a transition, and its episode was dropped."""
     seconds: float = 0.0

@@ -120,6 +120,6 @@ def _time_split(seconds: Seconds, steps: int, timings: Sequence[Timings]) -> dic
             "perf/iteration_s": seconds.iteration_s,
             "perf/collect_s": seconds.collect_s,
             "perf/slowest_actor_s": max(busy),
-            "perf/env_step_ms": 1e3 * env_s / steps,
+            "perf/env_step_ms": 1e3 * env_s / max(1, steps),
         }
     )

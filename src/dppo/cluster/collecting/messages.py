@@ -70,6 +70,8 @@ class Ask:
     hosted: tuple[int, ...]
     """All samplers that are the actor's at present; it closes the environments of any other."""
     policy: PolicySnapshot
+    spaces: Spaces | None = None
+    """Those that every sampler must have; None where none is built for this question."""
 
 
 @dataclass(frozen=True, slots=True)

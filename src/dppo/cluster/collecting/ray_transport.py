@@ -120,7 +120,7 @@ class RayTransport:
 
     def _ask(self, ask: Ask) -> None:
         handle, policy = self._handles[ask.actor_id], self._sent(ask.policy)
-        question = wire.encode_question(Question(ask.requests, ask.hosted))
+        question = wire.encode_question(Question(ask.requests, ask.hosted, ask.spaces))
         if self._by_reference:
             method = handle.make_segments_apart.options(num_returns=1 + len(ask.requests))
             head, *segments = method.remote(question, policy)

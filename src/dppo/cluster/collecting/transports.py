@@ -95,7 +95,7 @@ class InProcess:
             about = command.actor_id, command.process, command.ask_id
             if isinstance(command, Describe):
                 return [Described(*about, self._actor.describe(command.sampler_id))]
-            question = Question(command.requests, command.hosted)
+            question = Question(command.requests, command.hosted, command.spaces)
             return [Answered(*about, self._actor.make_segments(question, command.policy))]
 
     def take_seconds(self) -> float:

@@ -1,0 +1,353 @@
+"""Invalid steps: found before they reach the weights, named by their place, or dropped with their episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import group_of, random_weights, sampler_of
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from scripted import Scripted, started
+
+import dppo
+from dppo import streams
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.config import make_config
+from dppo.envs.group import MOST_DROPPED
+from dppo.errors import EnvironmentFault
+from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.streams import Stream
+
+
+class Faulty(gym.Env[Any, Any]):
+    """Count steps in the observation; return one invalid value at step `at_step` of each episode in `episodes`."""
+
+    def __init__(
+        self,
+        *,
+        obs: Any = None,
+        reward: Any = 1.0,
+        terminated: Any = False,
+        at_step: int = 3,
+        episodes: Sequence[int] = (0,),
+        length: int = 6,
+        space: gym.Space[Any] | None = None,
+    ) -> None:
+        self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._bad = (obs, reward, terminated)
+        self._at_step, self._episodes, self._length = at_step, episodes, length
+        self.episode, self.steps = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        self.steps += 1
+        _, reward, terminated = self._bad if self._is_bad() else (None, 1.0, False)
+        return self._observe(), reward, terminated, self.steps >= self._length, {}
+
+    def _is_bad(self) -> bool:
+        return self.steps == self._at_step and self.episode in self._episodes
+
+    def _observe(self) -> Any:
+        if self._is_bad() and self._bad[0] is not None:
+            return self._bad[0]
+        return np.full(2, self.steps, self.observation_space.dtype)
+
+
+def collect(
+    env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False
+) -> list[tuple[SegmentReport, Segment]]:
+    sampler, spec = sampler_of([env], num_steps=num_steps, drop_bad_steps=drop)
+    return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
+
+
+def place(phase: str, step: int, episode: int = 0) -> str:
+    seed = streams.integer(1, Stream.EPISODES, 0, 0, episode)
+    return f"sampler 0 (Test-v0), env 0: {phase} of episode {episode} (seed {seed}, step {step}) "
+
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "nan": ({"obs": np.array([0, np.nan], np.float32)}, "returned an observation that is nan at index 1."),
+    "shape": ({"obs": np.zeros(3, np.float32)}, "returned an observation of shape (3,), its space has (2,)."),
+    "dtype": ({"obs": ["a", "b"]}, "returned an observation of <U1, its space has float32."),
+    "reward None": ({"reward": None}, "returned None as the reward, which is not a number."),
+    "reward 1e300": ({"reward": 1e300}, "returned 1e+300 as the reward; the largest that can be learnt from is 1e+17."),
+    "reward nan": ({"reward": np.nan}, "returned nan as the reward."),
+    "flag": ({"terminated": 1}, "returned terminated=1, which is int and not bool."),
+    "no flag": ({"terminated": None}, "returned terminated=None, which is NoneType and not bool."),
+    "outside": (
+        {"obs": np.array([0, 101], np.float32)},
+        "returned an observation that is 101.0 at index 1, its space has -100.0 to 100.0.",
+    ),
+}
+invalid = pytest.mark.parametrize("what", list(INVALID))
+
+
+@invalid
+def test_an_invalid_step_ends_the_run_within_its_segment(what: str) -> None:
+    settings, words = INVALID[what]
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(Faulty(**settings))
+    assert caught.value.message.startswith(place("step", 3) + words)
+
+
+@invalid
+def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> None:
+    settings, words = INVALID[what]
+    [(report, segment)] = collect(Faulty(**settings, episodes=(1,)), num_steps=16, drop=True)
+    # Episode 0 has 6 steps; episode 1 two and an invalid third; the next has 6 again.
+    assert segment.valid[:, 0].tolist() == [True] * 8 + [False] + [True] * 7
+    assert segment.truncated[:, 0].tolist() == [False] * 5 + [True] + [False] * 2 + [True] + [False] * 5 + [True, False]
+    assert not segment.terminated.any()
+    assert segment.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5, 0]
+    assert segment.rewards[8, 0] == 0
+    assert report.steps == 15
+    assert [(episode.index, episode.length) for episode in report.episodes] == [(0, 6), (2, 6)]
+    [incident] = report.incidents
+    assert (incident.kind, incident.env, incident.lost_steps) == ("bad_step", 0, 2)
+    assert incident.message == place("step", 3, 1) + words + " The episode was dropped, and a fresh one began."
+    assert report.carry.episodes.tolist() == [3]
+    assert len(report.open_actions[0]) == 1
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_valid_steps_are_the_same_whether_invalid_ones_are_dropped_or_not(drop: bool) -> None:
+    plain, watched = collect(Faulty(episodes=()), segments=2), collect(Faulty(episodes=()), segments=2, drop=drop)
+    for (_, one), (report, other) in zip(plain, watched, strict=True):
+        for name in Segment.__slots__:
+            if name != "successors":
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert report.incidents == ()
+
+
+def test_an_invalid_first_observation_is_dropped_too() -> None:
+    faulty = Faulty(obs=np.array([np.nan, 0.0]), at_step=0, episodes=(0, 1, 3))
+    [(report, segment)] = collect(faulty, num_steps=8, drop=True)
+    assert segment.valid.all()  # no step led there
+    assert [incident.kind for incident in report.incidents] == ["bad_step"] * 3
+    assert report.incidents[0].message.startswith(place("reset", 0, 0))
+    assert report.carry.episodes.tolist() == [4]
+
+
+def test_an_environment_of_which_everything_is_dropped_ends_the_run() -> None:
+    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
+        collect(Faulty(reward=None, at_step=1, episodes=range(1000)), num_steps=200, drop=True)
+    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
+        collect(Faulty(obs=np.zeros(3), at_step=0, episodes=range(1000)), drop=True)
+
+
+def test_an_environment_that_raises_is_not_dropped() -> None:
+    class Raising(Faulty):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("broken")
+
+    with pytest.raises(EnvironmentFault, match="raised RuntimeError: broken"):
+        collect(Raising(), drop=True)
+
+
+@pytest.mark.parametrize("at_segment", [1, 2])
+def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_segment: int) -> None:
+    def make(first_episode: int = 0) -> Faulty:
+        """An environment whose episodes 1 and 4 are bad; a replacement does not see the episodes before its own."""
+        env = Faulty(reward=None, episodes=(1, 4))
+        env.episode = first_episode - 1
+        return env
+
+    sampler, spec = sampler_of([make()], num_steps=8, drop_bad_steps=True)
+    ledger, made = ReplayLedger(1, replay=True), []
+    for k in range(4):
+        made.append(sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))))
+        ledger.record(made[-1][0])
+        if k + 1 == at_segment:
+            rebuild = ledger.rebuild(0, at_segment)
+    assert rebuild is not None
+    other, _ = sampler_of([make(int(rebuild.carry.episodes[0]))], num_steps=8, drop_bad_steps=True)
+    for k in range(at_segment, 4):
+        request = SegmentRequest(0, k, rebuild if k == at_segment else None)
+        report, segment = other.collect(request, PolicySnapshot(k, random_weights(spec, k)))
+        for name in ("obs", "actions", "rewards", "valid", "truncated", "values", "next_values"):
+            assert getattr(segment, name).tobytes() == getattr(made[k][1], name).tobytes(), name
+        assert report.carry.checksums.tolist() == made[k][0].carry.checksums.tolist()
+        assert report.incidents == made[k][0].incidents
+    assert sum(len(report.incidents) for report, _ in made) == 2
+
+
+def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
+    sampler, spec = sampler_of([Faulty(episodes=())], num_steps=4, drop_bad_steps=True)
+    ledger = ReplayLedger(1, replay=True)
+    ledger.record(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
+    other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, drop_bad_steps=True)
+    report, _ = other.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec)))
+    assert [incident.kind for incident in report.incidents] == ["replay_mismatch"]
+    assert "its replay was invalid" in report.incidents[0].message
+
+
+# --------------------------------------------------------------------------------- outside the space
+
+
+def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
+    env = Faulty(obs=value, space=space, **more)
+    first = space.sample()
+    env._observe = lambda: value if env._is_bad() else first  # type: ignore[method-assign]
+    return env
+
+
+NESTED = gym.spaces.Dict(
+    {"image": gym.spaces.Box(0, 255, (2, 2), np.uint8), "goal": gym.spaces.Box(-1, 1, (2,), np.float64)}
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, its space has 0 to 9"),
+        (gym.spaces.Box(0, 9, (2,), np.uint8), np.array([77, 0], np.uint8), "an observation that is 77 at index 0"),
+        (gym.spaces.Box(0, 1, (1, 2), np.float64), np.array([[0, 1.5]]), "an observation that is 1.5 at index (0, 1)"),
+        (gym.spaces.Box(0, np.inf, (2,), np.float64), np.array([5, -0.1]), "an observation that is -0.1"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_observation_outside_its_space_is_found_in_its_first_segment(
+    space: gym.Space[Any], value: Any, words: str
+) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(bounded(space, value))
+    assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 5])
+@pytest.mark.parametrize("episode", [0, 1, 2])
+def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(episode: int, at_step: int) -> None:
+    space = gym.spaces.Box(-100, 100, (2,), np.int32)
+    env = Faulty(obs=np.full(2, 101), space=space, at_step=at_step, episodes=(episode,), length=6)
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(env, segments=5, num_steps=4)  # episodes of 6 steps begin and end anywhere in a segment
+    assert caught.value.message.startswith(place("step" if at_step else "reset", at_step, episode))
+
+
+def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
+    space = gym.spaces.Box(np.array([-0.1, -0.7]), np.array([0.3, 0.7]), dtype=np.float64)
+    for drop in (False, True):
+        collect(bounded(space, np.array([0.3, -0.7])), drop=drop)
+
+
+def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:
+    late = Faulty(obs=np.array([101.0, 0.0], np.float32), at_step=2, episodes=(3, 4))
+    made = collect(late, segments=4)
+    incidents = [incident for report, _ in made for incident in report.incidents]
+    assert [incident.kind for incident in incidents] == ["outside_space"]
+    assert incidents[0].message.startswith(place("step", 2, 3) + "returned an observation that is 101.0 at index 0")
+    assert max(segment.obs.max() for _, segment in made) == 101
+    whole = Faulty(obs=np.full(2, 101), at_step=2, episodes=(3,), space=gym.spaces.Box(-100, 100, (2,), np.int64))
+    with pytest.raises(EnvironmentFault, match="that is 101 at index 0"):
+        collect(whole, segments=4)
+
+
+# ---------------------------------------------------------------------------------------- spaces
+
+
+def test_environments_of_a_group_need_equal_spaces() -> None:
+    other = Scripted(space=gym.spaces.Box(-1, 1, (2,)))
+    with pytest.raises(EnvironmentFault, match=r"sampler 0 \(Test-v0\), env 1: has observation_space=Box\(-1.0, 1.0"):
+        group_of([Scripted(), other])
+    with pytest.raises(EnvironmentFault, match=r"env 1: has action_space=Discrete\(4\), and env 0 has Discrete\(3\)"):
+        group_of([Scripted(), Scripted(actions=gym.spaces.Discrete(4))])
+
+
+def test_spaces_must_not_change_between_episodes() -> None:
+    class Changing(Scripted):
+        def reset(self, **keywords: Any) -> Any:
+            answer = super().reset(**keywords)
+            self.action_space = gym.spaces.Discrete(3 if len(self.seeds) < 3 else 2)
+            return answer
+
+    stepper = started(Changing(length=2))
+    for _ in range(3):
+        stepper.step([0])
+    with pytest.raises(EnvironmentFault) as caught:
+        stepper.step([0])
+    assert caught.value.message.startswith(
+        place("reset", 0, 2) + "changed action_space from Discrete(3) to Discrete(2). Spaces must not change"
+    )
+
+
+class Differing(CartPoleEnv):
+    """Has another action space in the second environment that a process makes."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        if type(self).made == 2:
+            self.action_space = gym.spaces.Discrete(3)
+
+
+def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
+    Differing.made = 0
+    config = make_config(
+        {"env_id": Differing, "num_samplers": 2, "num_steps": 8, "total_timesteps": 16, "progress": "off"}
+        | {"run_dir": tmp_path / "run"}
+    )
+    with pytest.raises(EnvironmentFault, match=r"sampler 1 .* its action_space gives .*n=3.*described first .*n=2"):
+        dppo.train(config)
+
+
+# -------------------------------------------------------------------------------------- precision
+
+
+def offset_env(offset: float, scale: float = 1.0) -> gym.Env[Any, Any]:
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    env = Faulty(episodes=(), space=space)
+    env._observe = lambda: np.array([0.5 * env.steps, offset + scale * env.steps])  # type: ignore[method-assign]
+    return env
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segment() -> None:
+    (first, _), (second, _) = collect(offset_env(1e9), segments=2)
+    [incident] = first.incidents
+    assert incident.kind == "precision_lost"
+    assert incident.message.startswith(
+        "sampler 0 (Test-v0): the observation is from 1000000001 to 1000000006 at index 1, and is stored as float32, "
+        "whose steps are 64 there. Subtract an offset"
+    )
+    assert second.incidents == ()
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)])
+def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, scale: float) -> None:
+    assert collect(offset_env(offset, scale))[0][0].incidents == ()
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+
+def faulty(**settings: Any) -> gym.Env[Any, Any]:
+    return Faulty(**settings)
+
+
+@pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
+def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
+    settings = {
+        "env_id": partial(faulty, reward=None, episodes=(1, 2, 5)),
+        "on_bad_step": "drop",
+        "num_samplers": 2,
+        "num_steps": 16,
+        "total_timesteps": 4 * 32,
+        "progress": "off",
+        **more,
+    }
+    result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
+    assert result.incidents == {"bad_step": 6}
+    assert result.global_step == 4 * 32 - 6
+    with pytest.raises(EnvironmentFault, match="None as the reward"):
+        dppo.train(make_config(settings | {"run_dir": tmp_path / "other", "on_bad_step": "raise"}))
