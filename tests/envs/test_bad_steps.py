@@ -77,16 +77,19 @@ def place(phase: str, step: int, episode: int = 0) -> str:
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"obs": np.array([0, np.nan], np.float32)}, "returned an observation that is nan at index 1."),
-    "shape": ({"obs": np.zeros(3, np.float32)}, "returned an observation of shape (3,), its space has (2,)."),
-    "dtype": ({"obs": ["a", "b"]}, "returned an observation of <U1, its space has float32."),
+    "shape": ({"obs": np.zeros(3, np.float32)}, "returned an observation of shape (3,) instead of (2,)."),
+    "dtype": ({"obs": ["a", "b"]}, "returned an observation of dtype <U1 instead of float32."),
     "reward None": ({"reward": None}, "returned None as the reward, which is not a number."),
-    "reward 1e300": ({"reward": 1e300}, "returned 1e+300 as the reward; the largest that can be learnt from is 1e+17."),
+    "reward 1e300": (
+        {"reward": 1e300},
+        "returned 1e+300 as the reward, and values cannot be learnt from rewards above 1e+17.",
+    ),
     "reward nan": ({"reward": np.nan}, "returned nan as the reward."),
-    "flag": ({"terminated": 1}, "returned terminated=1, which is int and not bool."),
-    "no flag": ({"terminated": None}, "returned terminated=None, which is NoneType and not bool."),
+    "flag": ({"terminated": 1}, "returned terminated=1, which is not a boolean."),
+    "no flag": ({"terminated": None}, "returned terminated=None, which is not a boolean."),
     "outside": (
         {"obs": np.array([0, 101], np.float32)},
-        "returned an observation that is 101.0 at index 1, its space has -100.0 to 100.0.",
+        "returned an observation that is 101.0 at index 1, outside its space from -100.0 to 100.0.",
     ),
 }
 invalid = pytest.mark.parametrize("what", list(INVALID))
@@ -114,7 +117,7 @@ def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> N
     assert [(episode.index, episode.length) for episode in report.episodes] == [(0, 6), (2, 6)]
     [incident] = report.incidents
     assert (incident.kind, incident.env, incident.lost_steps) == ("bad_step", 0, 2)
-    assert incident.message == place("step", 3, 1) + words + " The episode was dropped, and a fresh one began."
+    assert incident.message == place("step", 3, 1) + words + " The episode was dropped, and a new one started."
     assert report.carry.episodes.tolist() == [3]
     assert len(report.open_actions[0]) == 1
 
@@ -188,7 +191,7 @@ def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
     other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, drop_bad_steps=True)
     report, _ = other.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec)))
     assert [incident.kind for incident in report.incidents] == ["replay_mismatch"]
-    assert "its replay was invalid" in report.incidents[0].message
+    assert "the replay was invalid" in report.incidents[0].message
 
 
 # --------------------------------------------------------------------------------- outside the space
@@ -209,7 +212,7 @@ NESTED = gym.spaces.Dict(
 @pytest.mark.parametrize(
     ("space", "value", "words"),
     [
-        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, its space has 0 to 9"),
+        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, outside its space from 0 to 9"),
         (gym.spaces.Box(0, 9, (2,), np.uint8), np.array([77, 0], np.uint8), "an observation that is 77 at index 0"),
         (gym.spaces.Box(0, 1, (1, 2), np.float64), np.array([[0, 1.5]]), "an observation that is 1.5 at index (0, 1)"),
         (gym.spaces.Box(0, np.inf, (2,), np.float64), np.array([5, -0.1]), "an observation that is -0.1"),
@@ -259,7 +262,7 @@ def test_environments_of_a_group_need_equal_spaces() -> None:
     other = Scripted(space=gym.spaces.Box(-1, 1, (2,)))
     with pytest.raises(EnvironmentFault, match=r"sampler 0 \(Test-v0\), env 1: has observation_space=Box\(-1.0, 1.0"):
         group_of([Scripted(), other])
-    with pytest.raises(EnvironmentFault, match=r"env 1: has action_space=Discrete\(4\), and env 0 has Discrete\(3\)"):
+    with pytest.raises(EnvironmentFault, match=r"env 1: has action_space=Discrete\(4\), but env 0 has Discrete\(3\)"):
         group_of([Scripted(), Scripted(actions=gym.spaces.Discrete(4))])
 
 

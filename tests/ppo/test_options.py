@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 from dppo.config import PPO
+from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch, make_batch
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.mlp_torch import MLP
@@ -30,7 +31,7 @@ from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.parallel import Parallel
 from dppo.ppo.rewards import reward_shaping, shaped_rewards
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentRequest
-from dppo.ppo.trainer import ADAPTED, PPOTrainer, adapted_rate
+from dppo.ppo.trainer import PPOTrainer
 from dppo.spaces import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])

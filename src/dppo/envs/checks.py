@@ -1,21 +1,23 @@
 """Checks of observations against their space, and against the precision in which they are stored.
 
-A check of each step would cost more than the step of a small environment, so whole segments are checked at once.
+Checking each step would take longer than the step of a small environment, so whole segments are checked at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.precision import PrecisionWatch
+from dppo.envs.results import BadResult
+from dppo.envs.spaces import short
+from dppo.errors import EnvironmentFault
+from dppo.ppo.segment import EnvLog
 from dppo.spaces import leaves
-
-LEAST_SPREAD = 1e-4  # what varies less is noise rather than information
-LOST = 0.05  # share of its spread that rounding may take from a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Outside:
 
     row: tuple[int, ...]
     """Index of the observation."""
-    description: str
-    """Follows "returned": the leaf, the number, the limits."""
+    what: str
+    """The leaf, the number and its limits. It continues "... returned"."""
     whole_number: bool
 
 
@@ -38,21 +40,49 @@ class _Limits:
     high: np.ndarray
 
 
-class Bounds:
-    """The limits of the leaves of an observation space."""
+class SpaceChecks:
+    """Compare the environments of a group, and what they return, with their spaces."""
 
-    def __init__(self, space: gym.Space[Any], obs: np.dtype[Any]) -> None:
-        """Take the limits of `space`, whose observations are stored as `obs`."""
-        stored = leaves(np.empty(1, obs))
-        self._limits = [one for one in _limits(space, "") if _applies(one, stored.get(one.name))]
-        self._limits = [
-            _Limits(one.name, one.low.astype(dtype), one.high.astype(dtype))
-            for one in self._limits
-            for dtype in [stored[one.name].dtype]
-        ]
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], obs: np.dtype[Any], owner: str) -> None:
+        """Read the spaces of `envs`.
+
+        Args:
+            obs: dtype in which observations are stored.
+            owner: prefix of error messages.
+
+        Raises:
+            EnvironmentFault: the spaces are not equal.
+        """
+        self._obs = obs
+        self._spaces = [_spaces(env) for env in envs]
+        self._limits = _limits_as_stored(envs[0].observation_space, obs)
+        self._watch: PrecisionWatch | None = None
+        self._reported_outside = False
+        for index, spaces in enumerate(self._spaces):
+            for name, space in spaces.items():
+                if space != self._spaces[0][name]:
+                    raise EnvironmentFault(
+                        f"{owner}, env {index}: has {name}={short(space)}, but env 0 has "
+                        f"{short(self._spaces[0][name])}. All environments of a run must have equal spaces."
+                    )
+
+    def change(self, env: int, now: gym.Env[Any, Any]) -> str | None:
+        """Describe how the spaces of an environment have changed; None if they are equal."""
+        for name, old in self._spaces[env].items():
+            new = getattr(now, name)
+            if new is not old:
+                if new != old:
+                    return (
+                        f"changed {name} from {short(old)} to {short(new)}. Spaces must not change after the "
+                        f"environment is made."
+                    )
+                self._spaces[env][name] = new  # equal, and compared faster from here on
+        return None
+
+    # ------------------------------------------------------------------ limits
 
     def outside(self, obs: np.ndarray) -> Outside | None:
-        """Return the first of the stored observations [...] that is outside its space; None where none is."""
+        """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
         if not self._limits:
             return None
         columns = leaves(obs)
@@ -60,16 +90,87 @@ class Bounds:
             column = columns[limits.name]
             inside = (column >= limits.low) & (column <= limits.high)
             if not inside.all():
-                return _first(limits, column, inside, obs.ndim if obs.dtype.names else column.ndim - limits.low.ndim)
+                return _first_outside(limits, column, inside)
         return None
 
+    def check_limits(self, seen: np.ndarray) -> None:
+        """Check one observation.
 
-def _limits(space: gym.Space[Any], name: str) -> Iterator[_Limits]:
+        Raises:
+            BadResult: it is outside its space.
+        """
+        stored = np.empty(1, self._obs)
+        stored[0] = seen
+        outside = self.outside(stored)
+        if outside is not None:
+            raise BadResult(outside.what)
+
+    def report_outside(self) -> bool:
+        """Return True the first time, so that an overshooting simulator is reported once."""
+        reported, self._reported_outside = self._reported_outside, True
+        return not reported
+
+    # ------------------------------------------------------------------ precision
+
+    @property
+    def watches(self) -> bool:
+        """Return whether observations have to be passed to `watch`."""
+        return self._watch is not None
+
+    def watch_precision(self) -> None:
+        """Compare observations with their stored form until `precision_lost` is called."""
+        self._watch = PrecisionWatch()
+
+    def watch(self, raw: Any) -> None:
+        """Take an observation as the environment returned it."""
+        assert self._watch is not None
+        self._watch.see(raw)
+
+    def precision_lost(self) -> str | None:
+        """Describe a number that is lost by storing it; None if there is none, or none was watched."""
+        watch, self._watch = self._watch, None
+        return None if watch is None else watch.finding(self._obs)
+
+
+def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: int, open_length: int) -> tuple[int, int]:
+    """Return the episode of an observation of a segment, and its step; step 0 is the reset.
+
+    Args:
+        row: index of the observation, 0 <= row <= T.
+        done: [T] of the environment, in whose segment no episode was dropped.
+        open_episode, open_length: of the episode that is open after the segment.
+    """
+    before, after = np.flatnonzero(done[:row]), np.flatnonzero(done[row:])
+    if len(before):
+        step = row - int(before[-1]) - 1
+    elif len(after):
+        first = next(episode for episode in log.episodes if episode.env == env)
+        step = first.length - int(after[0]) - 1
+    else:
+        step = open_length - (len(done) - row)
+    return open_episode - len(after), step
+
+
+def _spaces(env: gym.Env[Any, Any]) -> dict[str, gym.Space[Any]]:
+    return {"observation_space": env.observation_space, "action_space": env.action_space}
+
+
+def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[_Limits]:
+    """Return the limits of the leaves of `space` that a stored observation can exceed."""
+    stored = leaves(np.empty(1, obs))
+    found = [one for one in _limits_of(space, "") if _can_be_exceeded(one, stored.get(one.name))]
+    return [
+        _Limits(one.name, one.low.astype(dtype), one.high.astype(dtype))
+        for one, dtype in ((one, stored[one.name].dtype) for one in found)
+    ]
+
+
+def _limits_of(space: gym.Space[Any], name: str) -> Iterator[_Limits]:
     """Yield the limits of each leaf; leaves of other kinds have none."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
         for part, inner in parts:
-            yield from _limits(inner, f"{name}.{part}" if name else str(part))
+            yield from _limits_of(inner, f"{name}.{part}" if name else str(part))
     elif isinstance(space, gym.spaces.Box):
         yield _Limits(name, space.low, space.high)
     elif isinstance(space, gym.spaces.Discrete):
@@ -80,8 +181,8 @@ def _limits(space: gym.Space[Any], name: str) -> Iterator[_Limits]:
         yield _Limits(name, np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
 
 
-def _applies(limits: _Limits, stored: np.ndarray | None) -> bool:
-    """Return whether a leaf is stored as in its space, and could be outside these limits at all."""
+def _can_be_exceeded(limits: _Limits, stored: np.ndarray | None) -> bool:
+    """Return whether a leaf is stored in the shape of its space, in a dtype that reaches beyond the limits."""
     if stored is None or stored.shape[1:] != limits.low.shape:
         return False
     if stored.dtype.kind == "f":
@@ -92,70 +193,13 @@ def _applies(limits: _Limits, stored: np.ndarray | None) -> bool:
     return bool((limits.low > least).any() or (limits.high < most).any())
 
 
-def _first(limits: _Limits, column: np.ndarray, inside: np.ndarray, leading: int) -> Outside:
+def _first_outside(limits: _Limits, column: np.ndarray, inside: np.ndarray) -> Outside:
+    leading = column.ndim - limits.low.ndim
     at = tuple(int(i) for i in np.argwhere(~inside)[0])
     row, index = at[:leading], at[leading:]
     what = f"observation leaf {limits.name!r}" if limits.name else "an observation"
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     low, high = limits.low[index], limits.high[index]
-    return Outside(row, f"{what} that is {column[at]}{place}, its space has {low} to {high}", column.dtype.kind != "f")
-
-
-# ------------------------------------------------------------------ precision
-
-
-class PrecisionWatch:
-    """Compares observations of float64 with the float32 in which they are stored."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, list[np.ndarray]] = {}
-
-    def see(self, raw: Any) -> None:
-        """Take in an observation as the environment returned it; only leaves of float64 matter."""
-        for name, leaf in _raw_leaves(raw, ""):
-            if isinstance(leaf, np.ndarray | np.floating | float) and np.asarray(leaf).dtype == np.float64:
-                self._seen.setdefault(name, []).append(np.array(leaf))
-
-    def finding(self, obs: np.dtype[Any]) -> str | None:
-        """Describe the leaf that float32 cannot tell apart, with a remedy; None where there is none.
-
-        Args:
-            obs: how observations are stored; leaves that are not stored as float32 lose nothing.
-        """
-        stored = leaves(np.empty(1, obs))
-        for name, seen in self._seen.items():
-            if name in stored and stored[name].dtype == np.float32:
-                lost = _indistinguishable(np.stack(seen))
-                if lost:
-                    return f"{f'observation leaf {name!r}' if name else 'the observation'} {lost}"
-        return None
-
-
-def _raw_leaves(raw: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(raw, Mapping):
-        items: Sequence[tuple[Any, Any]] = list(raw.items())
-    elif isinstance(raw, tuple):
-        items = list(enumerate(raw))
-    else:
-        yield name, raw
-        return
-    for part, inner in items:
-        yield from _raw_leaves(inner, f"{name}.{part}" if name else str(part))
-
-
-def _indistinguishable(seen: np.ndarray) -> str | None:
-    """Describe an element of `seen` [n, *shape] of whose spread float32 loses too much."""
-    spread = seen.std(axis=0)
-    lost = np.sqrt(np.square(seen - seen.astype(np.float32)).mean(axis=0))
-    bad = np.argwhere((spread > LEAST_SPREAD) & (lost > LOST * spread))
-    if not len(bad):
-        return None
-    index = tuple(int(i) for i in bad[0])
-    numbers = seen[(slice(None), *index)]
-    step = float(np.spacing(np.float32(np.abs(numbers).max())))
-    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
-    return (
-        f"is from {numbers.min():.17g} to {numbers.max():.17g}{place}, and is stored as float32, whose steps are "
-        f"{step:g} there. Subtract an offset in the environment (gymnasium.wrappers.TransformObservation); norm_obs "
-        f"comes too late, after the rounding"
+    return Outside(
+        row, f"{what} that is {column[at]}{place}, outside its space from {low} to {high}", column.dtype.kind != "f"
     )

@@ -1,4 +1,4 @@
-"""EnvGroup: E single environments stepped as one, in which each keeps its own episodes and its own faults."""
+"""EnvGroup: the E environments of a sampler, stepped in turn; each has its own episodes, and errors name it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks import Bounds, PrecisionWatch
+from dppo.envs.checks import SpaceChecks, place_in
 from dppo.envs.make import close_all
-from dppo.envs.packing import BadObservation, packer
-from dppo.envs.spaces import short
+from dppo.envs.packing import packer
+from dppo.envs.results import OLD_API, BadResult, describe_bad_reset, describe_bad_step, flag_of, reward_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
@@ -23,22 +23,17 @@ from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 PACKAGE = str(Path(__file__).parents[1])
-LARGEST_REWARD = 1e17  # the value loss squares returns, and a hundred times this squared fits into float32
-MOST_DROPPED = 100  # episodes in a row that an environment may have dropped without finishing one
-OLD_API = (
-    ": an environment for Gym before 0.26. Let reset take a seed and return (observation, info), or wrap it with "
-    "shimmy.GymV21CompatibilityV0"
-)
+MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
-class _Bad(EnvironmentFault):
-    """An invalid observation, reward or flag: its episode may be dropped."""
+class BadStep(EnvironmentFault):
+    """An environment returned an invalid result; the episode may be dropped."""
 
 
 class EnvGroup:
-    """Steps E environments in turn and resets each in the same step in which it is done.
+    """Step E environments in turn, and reset each in the same step in which its episode ends.
 
-    Every episode begins with `reset(seed=episode_seed(env, episode))`, so that it can be played again anywhere.
+    Every episode starts with `reset(seed=episode_seed(env, episode))`, so that any process can replay it.
     """
 
     def __init__(
@@ -52,11 +47,13 @@ class EnvGroup:
         progress: ProgressRecord | None = None,
         drop_bad_steps: bool = False,
     ) -> None:
-        """Args:
-        episode_seed: the seed of an episode, from the environment's index in the group and the episode's.
-        owner: who these environments belong to, for error messages: "sampler 3 (CartPole-v1)".
-        sampler_id, progress: where to record each step, reset and replay, and for which sampler.
-        drop_bad_steps: abandon an episode at an invalid observation, reward or flag, instead of raising.
+        """Take over `envs`.
+
+        Args:
+            episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
+            owner: prefix of error messages: "sampler 3 (CartPole-v1)".
+            progress: record of each step, reset and replay, under `sampler_id`.
+            drop_bad_steps: abandon the episode after an invalid result instead of raising.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
@@ -71,26 +68,22 @@ class EnvGroup:
         self._sampler_id = sampler_id
         self._progress = progress or ProgressRecord()
         self._stepping = place_of(Phase.STEP, sampler_id)
-        # Lists: an array takes three times as long to read or write one number of.
+        # Lists, because reading or writing one element of an array takes three times as long.
         self._episodes = [0] * self.num_envs
         self._returns = [0.0] * self.num_envs
         self._lengths = [0] * self.num_envs
         self._last_obs: list[np.ndarray] = [np.empty(0)] * self.num_envs
-        self._spaces = [(env.observation_space, env.action_space) for env in envs]
-        self._check_same_spaces()
-        self._bounds = Bounds(envs[0].observation_space, spaces.obs)
-        self._reported_outside = False
-        self._watch: PrecisionWatch | None = None
+        self._checks = SpaceChecks(envs, spaces.obs, owner)
         self._drops = drop_bad_steps
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
+        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
-        if self._sampler_id == 0:  # all samplers have the same environment
-            self._watch = PrecisionWatch()
+        if self._sampler_id == 0:  # the observations of the other samplers are alike
+            self._checks.watch_precision()
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
         log.seconds += time.perf_counter() - began
@@ -104,17 +97,19 @@ class EnvGroup:
         truncated: np.ndarray,
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
-        """Step each environment; reset those that are done.
+        """Step each environment; reset those whose episode ends.
 
         Args:
-            actions: [E, *A] as drawn by the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` gets what the next action follows from.
-            log: gets the episodes that end, and the time.
-        Returns: the final observation of each environment that was truncated and not terminated, by its index.
+            actions: [E, *A] as sampled from the policy.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` receives the observations for the next
+                action.
+            log: receives the episodes that end, and the time.
+
+        Returns:
+            The final observation of each environment that was truncated and not terminated, by its index.
 
         Raises:
-            EnvironmentFault: an environment raised, or returned an invalid observation, reward or flag, unless these
-                are dropped.
+            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
         """
         began = time.perf_counter()
         self._progress.enter(self._stepping)
@@ -122,9 +117,7 @@ class EnvGroup:
         for env, action in enumerate(self._for_envs(actions)):
             try:
                 seen, rewards[env], ended, cut, info = self._step(env, action)
-            except _Bad as error:
-                if not self._drops:
-                    raise
+            except BadStep as error:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
                 obs[env] = self._drop(env, error, log)
                 log.dropped.append(env)
@@ -142,7 +135,7 @@ class EnvGroup:
         return final_obs
 
     def _for_envs(self, actions: np.ndarray) -> Any:
-        """Return actions of the action space: numbered from `start`, or clipped into the box (detail 27)."""
+        """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
         space = self._actions
         if isinstance(space, DiscreteActions):
             return (actions + space.start).tolist() if space.start else actions.tolist()
@@ -150,31 +143,32 @@ class EnvGroup:
 
     def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         try:
-            raw, reward, terminated, truncated, info = self._envs[env].step(action)
+            answer = self._envs[env].step(action)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             raise self._fault(env, "step", error) from None
         try:
-            seen = self._pack(raw)
-        except BadObservation as error:
+            raw, reward, terminated, truncated, info = answer
+            if type(terminated) is not bool or type(truncated) is not bool:
+                terminated, truncated = flag_of(terminated), flag_of(truncated)
+        except Exception:
+            raise self._bad(env, "step", describe_bad_step(answer)) from None
+        try:
+            seen, reward = self._pack(raw), reward_of(reward)
+            if self._drops:
+                self._checks.check_limits(seen)
+        except BadResult as error:
             raise self._bad(env, "step", str(error)) from None
-        reward = self._checked_reward(env, reward)
-        if type(terminated) is not bool:
-            terminated = self._checked_flag(env, "terminated", terminated)
-        if type(truncated) is not bool:
-            truncated = self._checked_flag(env, "truncated", truncated)
-        if self._drops:
-            self._check_bounds(env, "step", seen)
-        if self._watch is not None:
-            self._watch.see(raw)
+        if self._checks.watches:
+            self._checks.watch(raw)
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
         return seen, reward, terminated, truncated, info
 
     def _reset(self, env: int, episode: int) -> np.ndarray:
-        """Begin an episode; the returned array is never written again."""
+        """Start an episode. Nothing writes to the returned array again."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         self._episodes[env] = episode
         self._returns[env] = 0.0
@@ -185,44 +179,66 @@ class EnvGroup:
             raise
         except BaseException as error:
             raise self._fault(env, "reset", error) from None
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._fault_of(env, "reset", f"{type(answer).__name__} instead of (observation, info){OLD_API}")
-        now = self._envs[env].observation_space, self._envs[env].action_space
-        if now[0] is not self._spaces[env][0] or now[1] is not self._spaces[env][1]:
-            self._check_unchanged(env, now)
+        problem = describe_bad_reset(answer)
+        if problem:
+            raise EnvironmentFault(f"{self._where(env, 'reset')} returned {problem}.")
+        problem = self._checks.change(env, self._envs[env])
+        if problem:
+            raise EnvironmentFault(f"{self._where(env, 'reset')} {problem}")
         try:
             self._last_obs[env] = seen = self._pack(answer[0])
-        except BadObservation as error:
-            raise self._bad(env, "reset", str(error)) from None
-        if self._drops:
-            self._check_bounds(env, "reset", seen)
+            if self._drops:
+                self._checks.check_limits(seen)
+        except BadResult as error:
+            raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         return seen
 
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
-        """Begin an episode; where its first observation is invalid and may be dropped, the next one."""
+        """Start an episode; if its first observation is invalid and may be dropped, the next one."""
         try:
             return self._reset(env, episode)
-        except _Bad as error:
-            if not self._drops:
-                raise
+        except BadStep as error:
             return self._drop(env, error, log)
 
-    def _drop(self, env: int, error: _Bad, log: EnvLog) -> np.ndarray:
-        """Abandon the open episode, and begin the next one."""
+    def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
+        """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""
+        if not self._drops:
+            raise error
         self._dropped_in_a_row[env] += 1
         if self._dropped_in_a_row[env] > MOST_DROPPED:
             raise EnvironmentFault(
                 f"{error.message} The {MOST_DROPPED} episodes before it were dropped as well, and none was finished."
             )
-        log.incidents.append(
-            Incident(
-                IncidentKind.BAD_STEP,
-                f"{error.message} The episode was dropped, and a fresh one began.",
-                env=env,
-                lost_steps=self._lengths[env],
-            )
-        )
+        message = f"{error.message} The episode was dropped, and a new one started."
+        log.incidents.append(Incident(IncidentKind.BAD_STEP, message, env=env, lost_steps=self._lengths[env]))
         return self._begin_episode(env, self._episodes[env] + 1, log)
+
+    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the observations of a whole segment against the limits and the precision of their space.
+
+        An observation outside its space is an error if its numbers are whole, or in the first segment, where a wrong
+        space shows. Later, floats beyond a limit are reported and used: simulators overshoot.
+
+        Args:
+            obs: [T + 1, E, *O], as stored.
+            done: [T, E]
+            first: the segment is the first of the run.
+
+        Raises:
+            EnvironmentFault: an observation is outside its space.
+        """
+        outside = None if self._drops else self._checks.outside(obs)  # checked at each step where these are dropped
+        if outside is not None:
+            row, env = outside.row
+            episode, step = place_in(row, done[:, env], log, env, self._episodes[env], self._lengths[env])
+            message = f"{self._place(env, 'step' if step else 'reset', episode, step)} returned {outside.what}."
+            if first or outside.whole_number:
+                raise EnvironmentFault(f"{message} Correct the space of the environment; Box(-inf, inf) has no limits.")
+            if self._checks.report_outside():
+                log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+        finding = self._checks.precision_lost()
+        if finding:
+            log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
 
     def _finished(self, env: int, info: dict[str, Any]) -> Episode:
         success = info.get("is_success") if isinstance(info, dict) else None
@@ -234,27 +250,31 @@ class EnvGroup:
             success=None if success is None else bool(np.all(success)),
         )
 
-    # ------------------------------------------------------------------ bringing episodes back
+    # ------------------------------------------------------------------ replay
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Bring back the open episodes that `carry` describes, by playing `actions` again.
+        """Restore the open episodes that `carry` describes by replaying `actions`.
 
-        An episode that does not end up in the same observation and return is given up for a fresh one.
+        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
 
         Args:
-            actions: for each environment [n, *A], the actions since its reset; empty: give all episodes up.
+            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
             obs: [E, *O] to write.
-            log: gets the time; episodes are not added to it again.
-        Returns: one incident for each episode given up.
+            log: receives the time, but no episodes.
+
+        Returns:
+            One incident for each abandoned episode.
         """
         began = time.perf_counter()
         incidents = []
         for env in range(self.num_envs):
             episode = int(carry.episodes[env])
             reason = (
-                "replay is off, or cannot be trusted here" if not actions else self._replay(env, carry, actions[env])
+                "replay is off, or the environment is nondeterministic"
+                if not actions
+                else self._replay(env, carry, actions[env])
             )
             if reason:
                 incidents.append(
@@ -262,8 +282,8 @@ class EnvGroup:
                         kind=IncidentKind.REPLAY_MISMATCH if actions else IncidentKind.EPISODE_ABANDONED,
                         env=env,
                         lost_steps=int(carry.episode_lengths[env]),
-                        message=f"{self._owner}, env {env}: gave up episode {episode} after "
-                        f"{int(carry.episode_lengths[env])} steps and began a fresh one: {reason}",
+                        message=f"{self._owner}, env {env}: abandoned episode {episode} after "
+                        f"{int(carry.episode_lengths[env])} steps and started a new one: {reason}",
                     )
                 )
                 self._begin_episode(env, episode + 1, log)
@@ -274,28 +294,30 @@ class EnvGroup:
         return incidents
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        """Play an episode again; return the difference to the first time, None if there is none."""
+        """Replay an episode; return how it differs from the first time, None if it does not."""
         try:
-            return self._play_again(env, carry, actions)
-        except _Bad as error:
+            return self._replay_steps(env, carry, actions)
+        except BadStep as error:
             if not self._drops:
                 raise
-            return f"its replay was invalid: {error.message}"
+            return f"the replay was invalid: {error.message}"
 
-    def _play_again(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
+    def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
         for number, action in enumerate(self._for_envs(actions)):
             _, _, terminated, truncated, _ = self._step(env, action)
             self._progress.replay()
             if terminated or truncated:
-                return f"its replay ended after {number + 1} of {len(actions)} steps"
+                return f"the replay ended after {number + 1} of {len(actions)} steps"
         if self._checksum(env) != int(carry.checksums[env]):
-            return "its replay came to another observation or return; the environment does not follow from its seed"
+            return (
+                "the replay produced another observation or return: the environment is not deterministic given its seed"
+            )
         return None
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes [E], by their names in `SamplerCarry`."""
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
         return {
             "episodes": np.array(self._episodes, np.int64),
             "episode_returns": np.array(self._returns, np.float64),
@@ -304,104 +326,17 @@ class EnvGroup:
         }
 
     def _checksum(self, env: int) -> int:
-        """Return the checksum of the newest observation, as the environment gave it, and of the return so far."""
+        """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
         return zlib.crc32(np.float64(self._returns[env]).tobytes(), zlib.crc32(self._last_obs[env].tobytes()))
 
     def close(self) -> None:
-        """Close every environment; one that fails to close does not keep the others open."""
+        """Close every environment, also if some fail to close."""
         close_all(self._envs)
 
     # ------------------------------------------------------------------ faults
 
-    def _checked_reward(self, env: int, raw: Any) -> float:
-        try:
-            reward = float(raw)
-        except (TypeError, ValueError):
-            raise self._bad(env, "step", f"{raw!r} as the reward, which is not a number") from None
-        except OverflowError:
-            raise self._bad(env, "step", "a reward that is too large for a float") from None
-        if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
-            limit = f"; the largest that can be learnt from is {LARGEST_REWARD:g}" if reward - reward == 0 else ""
-            raise self._bad(env, "step", f"{reward} as the reward{limit}")
-        return reward
-
-    def _checked_flag(self, env: int, name: str, raw: Any) -> bool:
-        if isinstance(raw, np.bool_):
-            return bool(raw)
-        raise self._bad(env, "step", f"{name}={raw!r}, which is {type(raw).__name__} and not bool")
-
-    def _check_bounds(self, env: int, phase: str, seen: np.ndarray) -> None:
-        stored = np.empty(1, self.obs)
-        stored[0] = seen
-        outside = self._bounds.outside(stored)
-        if outside is not None:
-            raise self._bad(env, phase, outside.description)
-
-    def _check_same_spaces(self) -> None:
-        for env, spaces in enumerate(self._spaces):
-            for name, own, first in zip(("observation_space", "action_space"), spaces, self._spaces[0], strict=True):
-                if own is not first and own != first:
-                    raise EnvironmentFault(
-                        f"{self._owner}, env {env}: has {name}={short(own)}, and env 0 has {short(first)}. All "
-                        f"environments of a run need equal spaces."
-                    )
-
-    def _check_unchanged(self, env: int, now: tuple[gym.Space[Any], gym.Space[Any]]) -> None:
-        """Raise if the spaces of an environment are no longer those that it had when it was made."""
-        for name, new, old in zip(("observation_space", "action_space"), now, self._spaces[env], strict=True):
-            if new != old:
-                raise EnvironmentFault(
-                    f"{self._where(env, 'reset')} changed {name} from {short(old)} to {short(new)}. Spaces must not "
-                    f"change after the environment is made."
-                )
-        self._spaces[env] = now  # equal, but another object: compared faster from here on
-
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check what shows in a whole segment: limits of the space, precision.
-
-        An observation outside its space is an error if its numbers are whole, or if it is of the first segment, where
-        a wrong space shows. Later on, floats that pass a limit are counted and reported: simulators overshoot.
-
-        Args:
-            obs: [T + 1, E, *O] as stored: what each action was chosen from, and the observations after the last.
-            done: [T, E]
-            first: whether the segment is the first of the run.
-
-        Raises:
-            EnvironmentFault: an observation is outside its space.
-        """
-        outside = None if self._drops else self._bounds.outside(obs)  # what is dropped was checked at its step
-        if outside is not None:
-            row, env = outside.row
-            message = f"{self._place_of(row, env, done, log)} returned {outside.description}."
-            if first or outside.whole_number:
-                raise EnvironmentFault(f"{message} Correct the space; Box(-inf, inf) has no limits.")
-            if not self._reported_outside:
-                self._reported_outside = True
-                log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
-        watch, self._watch = self._watch, None
-        finding = None if watch is None else watch.finding(self.obs)
-        if finding is not None:
-            log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
-
-    def _place_of(self, row: int, env: int, done: np.ndarray, log: EnvLog) -> str:
-        """Return the place of observation `row` of a segment, 0 <= row <= T, in which no episode was dropped."""
-        before, after = np.flatnonzero(done[:row, env]), np.flatnonzero(done[row:, env])
-        finished = [episode for episode in log.episodes if episode.env == env]
-        episode = self._episodes[env] - len(after)
-        if len(before):
-            step = row - int(before[-1]) - 1
-        elif len(after):
-            step = finished[0].length - int(after[0]) - 1
-        else:
-            step = self._lengths[env] - (len(done) - row)
-        return self._where_in(env, "step" if step else "reset", episode, step)
-
-    def _bad(self, env: int, phase: str, what: str) -> _Bad:
-        return _Bad(f"{self._where(env, phase)} returned {what}.")
-
-    def _fault_of(self, env: int, phase: str, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self._where(env, phase)} returned {what}.")
+    def _bad(self, env: int, phase: str, what: str) -> BadStep:
+        return BadStep(f"{self._where(env, phase)} returned {what}.")
 
     def _fault(self, env: int, phase: str, error: BaseException) -> EnvironmentFault:
         summary = "".join(traceback.format_exception_only(error)).strip()
@@ -410,9 +345,9 @@ class EnvGroup:
         return EnvironmentFault(f"{self._where(env, phase)} raised {summary}", user_traceback(error))
 
     def _where(self, env: int, phase: str) -> str:
-        return self._where_in(env, phase, self._episodes[env], self._lengths[env] + (phase == "step"))
+        return self._place(env, phase, self._episodes[env], self._lengths[env] + (phase == "step"))
 
-    def _where_in(self, env: int, phase: str, episode: int, step: int) -> str:
+    def _place(self, env: int, phase: str, episode: int, step: int) -> str:
         return (
             f"{self._owner}, env {env}: {phase} of episode {episode} (seed {self._episode_seed(env, episode)}, "
             f"step {step})"
@@ -420,14 +355,14 @@ class EnvGroup:
 
 
 def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
-    """[n, size] as drawn -> [n, *A] inside the box, in its dtype; a fresh array that the environment may keep."""
+    """Reshape and clip actions [n, size] to the box [n, *A]; a new array, which the environment may keep."""
     shaped = actions.reshape(len(actions), *space.shape)
     clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
     return clipped
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` from the first frame outside this package on: the user's own."""
+    """Return the traceback of `error`, starting at the first frame outside this package."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next

@@ -1,4 +1,4 @@
-"""Observations as elements of a NumPy dtype, checked: what an environment returned -> a row of the storage."""
+"""Check observations and convert them to elements of a NumPy dtype, in which they are stored."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = np.finfo(np.float32).max  # the limit of an observation, which is stored as float32
+from dppo.envs.results import BadResult
 
-
-class BadObservation(ValueError):
-    """An observation that does not belong to its space; the message follows "returned"."""
+LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
 
 def packer(obs: np.dtype[Any]) -> Callable[[Any], np.ndarray]:
-    """Return the function that makes an array of its own from what an environment returned, checked.
+    """Return a function that copies a returned observation into a new array, and checks it.
 
-    For a Box the array [*O] has the environment's own dtype, which checksums are made of; for a Dict or a Tuple it is
-    one packed element, of shape (). The function raises BadObservation where shape or kind of number are not those of
+    For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
+    one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
     the space, a number is not finite, or a leaf is missing.
     """
     if obs.names is None:
@@ -34,31 +32,31 @@ def packer(obs: np.dtype[Any]) -> Callable[[Any], np.ndarray]:
 
 
 def _leaf_packer(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], np.ndarray]:
-    """Return the function that copies and checks one leaf; `what` names it in errors."""
+    """Return a function that copies and checks one leaf; `what` names it in errors."""
 
     def pack(raw: Any) -> np.ndarray:
         try:
-            array = np.array(raw)  # a copy: the environment may write into its own again
-        except Exception as error:  # ragged, or an object that does not become an array: a tensor on a GPU
-            raise BadObservation(f"{what} that is not an array ({error})") from None
+            array = np.array(raw)  # a copy, because the environment may reuse its own
+        except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
+            raise BadResult(f"{what} that is not an array ({error})") from None
         if array.shape != shape:
-            raise BadObservation(f"{what} of shape {array.shape}, its space has {shape}")
+            raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise BadObservation(f"{what} of {array.dtype}, its space has {dtype}")
+            raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
         if array.dtype.kind == "f":
             flat = array.ravel()
-            # A tenth of the time of isfinite on so few numbers; where the sum is large, each number is checked.
+            # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
             if not flat.dot(flat) <= LARGEST:
                 wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
                 if len(wrong):
-                    raise BadObservation(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+                    raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
         return array
 
     return pack
 
 
 def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
-    """Return the function that writes a raw Dict or Tuple into one element of `obs`."""
+    """Return a function that writes an observation of a Dict or Tuple into one element of `obs`."""
     names = obs.names
     assert names is not None
     expected = set(names)
@@ -77,9 +75,9 @@ def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
         elif isinstance(raw, tuple | list):
             found = {str(index): value for index, value in enumerate(raw)}
         else:
-            raise BadObservation(f"{what} of type {type(raw).__name__}, its space has the parts {', '.join(names)}")
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(names)}")
         for key in sorted(found.keys() ^ expected):
-            raise BadObservation(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in parts:
             fill_part(row[part], found[part])
 

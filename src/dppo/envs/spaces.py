@@ -1,4 +1,4 @@
-"""Gymnasium spaces as plain data; spaces that cannot be learnt on are refused with a line that repairs them."""
+"""Convert Gymnasium spaces to plain data, and refuse those that are not supported, with advice."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.advice import NUMBERS, chosen, flattened, is_image, kind_of, short
 from dppo.errors import ConfigError
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
-
-MOST_CHOICES = 1000  # a Discrete of more is a worse example than rounding
 
 
 def describe_spaces(env: gym.Env[Any, Any], *, own_network: bool = False) -> Spaces:
     """Return the spaces of `env` as plain data.
 
     Args:
-        own_network: the user gave a network, which may read images.
+        own_network: accept images, which the default network cannot read.
 
     Raises:
-        ConfigError: a space that cannot be learnt on; names the part and a wrapper that helps.
+        ConfigError: a space is not supported. The text names the part, and a wrapper that helps.
     """
     _check_observations(env.observation_space, own_network)
-    spec = getattr(env, "spec", None)  # an environment that is none of Gymnasium's classes may have none
+    spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
         dtype_of(env.observation_space), _actions(env.action_space), not getattr(spec, "nondeterministic", False)
     )
@@ -33,18 +32,20 @@ def describe_spaces(env: gym.Env[Any, Any], *, own_network: bool = False) -> Spa
 
 def _check_observations(space: gym.Space[Any], own_network: bool) -> None:
     what = f"observation_space={short(space)}"
-    flatten = "Wrap the environment with gymnasium.wrappers.FlattenObservation"
     if not isinstance(space, gym.spaces.Box):
         _check_package(space, what)
-        raise ConfigError(f"{what}: {_culprit(space)}, and only Box observations are supported so far. {flatten}.")
+        raise ConfigError(
+            f"{what}: it is {kind_of(space)}, and only Box observations are supported. {flattened(space)}"
+        )
     if 0 in space.shape:
         raise ConfigError(f"{what}: has no elements. Give it at least one.")
     if space.shape == ():
-        raise ConfigError(f"{what}: has no dimensions. {flatten}, which makes it an array of one number.")
-    if space.dtype == np.uint8 and len(space.shape) in (3, 4) and not own_network:
+        raise ConfigError(f"{what}: has no dimensions. {flattened(space)}")
+    if is_image(space) and not own_network:
         raise ConfigError(
-            f"{what}: is an image, and the default network has no layers for images. Give a network of your own with "
-            f"--model module:Class. {flatten} only if an MLP shall read {math.prod(space.shape):,} single pixels."
+            f"{what}: is an image, and the default network has no layers for images. Set model to a network of your "
+            f"own (module:Class). To pass all {math.prod(space.shape):,} pixels to the default network as single "
+            f"numbers, use gymnasium.wrappers.FlattenObservation."
         )
 
 
@@ -55,91 +56,40 @@ def _actions(space: gym.Space[Any]) -> DiscreteActions | BoxActions:
         return BoxActions(np.asarray(space.low), np.asarray(space.high))
     what = f"action_space={short(space)}"
     _check_package(space, what)
+    if 0 in (space.shape or ()):
+        raise ConfigError(f"{what}: has no elements. Give it at least one.")
     raise ConfigError(
-        f"{what}: {_culprit(space)}, and only Discrete and floating-point Box actions are supported so far. Wrap the "
-        f"environment{_action_wrapper(space)}."
+        f"{what}: it is {kind_of(space)}, and only Discrete and floating-point Box actions are supported. "
+        f"{chosen(space)}"
     )
-
-
-def _action_wrapper(space: gym.Space[Any]) -> str:
-    """Return the end of the sentence "Wrap the environment": for most spaces a line of Python that does it."""
-    line, lead = _transformed(space), ""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        line, lead = (
-            "lambda a: CHOICES[a], Discrete(len(CHOICES))",
-            ", with a list CHOICES of the actions to choose from",
-        )
-    if not line:
-        return " with an ActionWrapper of your own whose action_space is one of these"
-    return f"{lead}: gymnasium.wrappers.TransformAction(env, {line}), with Box and Discrete of gymnasium.spaces"
-
-
-def _transformed(space: gym.Space[Any]) -> str:
-    """Return arguments of TransformAction for actions that are an array: few choices by number, others rounded."""
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        choices = tuple(space.nvec.ravel().tolist())
-        if space.nvec.ndim == 1 and not space.start.any() and math.prod(choices) <= MOST_CHOICES:
-            return f"lambda a: np.array(np.unravel_index(a, {choices})), Discrete({math.prod(choices)})"
-        low, high = "env.action_space.start", "env.action_space.start + env.action_space.nvec - 1"
-        return f"lambda a: np.rint(a).astype(int), Box({low}, {high}, dtype=np.float32)"
-    if isinstance(space, gym.spaces.MultiBinary):
-        if len(space.shape) == 1 and 2 ** space.shape[0] <= MOST_CHOICES:
-            return f"lambda a: (a >> np.arange({space.shape[0]})) & 1, Discrete({2 ** space.shape[0]})"
-        return f"lambda a: np.rint(a).astype(int), Box(0, 1, {space.shape})"
-    if isinstance(space, gym.spaces.Box) and space.shape and 0 not in space.shape:
-        low, high = "env.action_space.low", "env.action_space.high"
-        return f"lambda a: np.rint(a).astype(np.{space.dtype}), Box({low}, {high}, dtype=np.float32)"
-    if isinstance(space, gym.spaces.Box) and space.shape == () and np.issubdtype(space.dtype, np.floating):
-        return f"lambda a: a.reshape(()), Box({space.low}, {space.high}, (1,))"
-    return ""
 
 
 def _check_package(space: Any, what: str) -> None:
     if type(space).__module__.partition(".")[0] == "gym":
         raise ConfigError(
             f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
-            f"environment, or wrap it with shimmy.GymV21CompatibilityV0."
+            f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
+            f"(older)."
         )
-
-
-def _culprit(space: gym.Space[Any]) -> str:
-    """Name the kind of a space and of its parts."""
-    if isinstance(space, gym.spaces.Dict):
-        parts = ", ".join(f"{key!r} is {short(part)}" for key, part in space.spaces.items())
-        return f"it is a Dict ({parts})"
-    if isinstance(space, gym.spaces.Tuple):
-        parts = ", ".join(f"[{index}] is {short(part)}" for index, part in enumerate(space.spaces))
-        return f"it is a Tuple ({parts})"
-    if isinstance(space, gym.spaces.Box):
-        return f"it is a Box of {space.dtype} with shape {space.shape}"
-    return f"it is a {type(space).__name__}"
-
-
-def short(space: Any) -> str:
-    """Return the text of a space, in one line of at most 80 characters."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # ------------------------------------------------------------------ space -> dtype
 
 
 def dtype_of(space: gym.Space[Any], name: str = "") -> np.dtype[Any]:
-    """Return the dtype of which one observation of `space` is an element.
+    """Return the dtype in which one observation of `space` is stored.
 
-    A Box (and a Discrete, MultiDiscrete or MultiBinary) gives `(dtype, shape)`, a Dict or a Tuple a packed structured
-    dtype: padding bytes would enter checksums. The fields of a Tuple are named "0", "1", ...
+    For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
+    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ...
 
     Raises:
-        ConfigError: a leaf that is not an array of numbers, or has no elements; names the leaf.
+        ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
     """
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
         fields = [(str(part), dtype_of(inner, f"{name}.{part}" if name else str(part))) for part, inner in parts]
         return _structured(fields, name)
-    if not isinstance(
-        space, gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
-    ) or (space.shape is None or space.dtype is None):
+    if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
         raise ConfigError(
             f"{_label(name)}: is {short(space)}, which is not an array of numbers. Leave it out, or encode it as a Box."
         )
@@ -149,7 +99,7 @@ def dtype_of(space: gym.Space[Any], name: str = "") -> np.dtype[Any]:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which numbers are stored: long floats as float32, in the byte order of this machine."""
+    """Return the dtype in which numbers are stored: float64 becomes float32, and the byte order is native."""
     return np.dtype(np.float32) if dtype.kind == "f" and dtype.itemsize > 4 else dtype.newbyteorder("=")
 
 
@@ -158,7 +108,7 @@ def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[
     if not names:
         raise ConfigError(f"{_label(name)}: has no parts. Give it at least one.")
     if "" in names or len(set(names)) < len(names):
-        raise ConfigError(f"{_label(name)}: has the keys {names}. Use keys that are different and not empty.")
+        raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
     dtype = np.dtype(fields)
     flat = list(_leaf_names(dtype, ""))
     if len(set(flat)) < len(flat):

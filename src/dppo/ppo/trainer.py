@@ -1,10 +1,8 @@
-"""PPOTrainer: K epochs of minibatch SGD on a batch."""
+"""PPOTrainer: K epochs of minibatch SGD on each batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +12,18 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
-from dppo.ppo.batch import Batch, Rollout, split_rows
+from dppo.ppo.adaptive import ADAPTED, adapted_rate
+from dppo.ppo.batch import Batch
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
+from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
+from dppo.ppo.recompute import with_new_advantages
 
 
 class _Losses(NamedTuple):
-    """Losses of a minibatch: means over its transitions on this rank."""
+    """Losses of a minibatch, as means over its transitions on this rank."""
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -32,24 +33,20 @@ class _Losses(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Results of a step of SGD, for the figures of its update."""
+    """Results of one step of SGD, for the metrics of the update."""
 
     losses: _Losses
     grad_norm: Tensor
-    """Of all ranks, before clipping."""
+    """Norm of the gradient of all ranks, before clipping."""
     rows: float
-    """Transitions per rank."""
-
-
-ADAPTED = "learning_rate"  # where it adapts to the KL, it is part of the optimiser's state, by this name
-LOWEST_RATE, HIGHEST_RATE, RATE_FACTOR = 1e-5, 1e-2, 1.5  # rsl_rl's
+    """Transitions in the minibatch, per rank."""
 
 
 class PPOTrainer:
-    """Own the model's weights and the optimiser; nothing else changes them.
+    """Train a model on batches. It owns the weights and the optimiser; nothing else changes them.
 
-    May be one of several ranks, each with as many rows as the others: then advantages, gradients, early stop and
-    figures are those of all rows together, and the weights of all ranks stay equal.
+    It may be one of several ranks with equal numbers of rows. Advantages, gradients, early stopping and metrics then
+    cover the rows of all ranks, and the weights of all ranks stay equal.
     """
 
     def __init__(
@@ -61,9 +58,12 @@ class PPOTrainer:
         micro_batch_size: int | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        """Args:
-        minibatches: of an epoch.
-        micro_batch_size: rows of a minibatch that go through the network at once; None: all.
+        """Create the optimiser for the parameters of `model`.
+
+        Args:
+            minibatches: number of minibatches in an epoch.
+            micro_batch_size: most rows that go through the network at once; None for whole minibatches.
+            parallel: the group of ranks; None to train alone.
         """
         self.model = model
         self.ppo = ppo
@@ -78,28 +78,29 @@ class PPOTrainer:
     def update(
         self, batch: Batch, learning_rate: float, order: np.random.Generator, share: float = 0.0
     ) -> dict[str, float]:
-        """Train K epochs on `batch`, its minibatches drawn by `order`.
+        """Train K epochs on `batch`, in minibatches drawn by `order`.
+
+        A minibatch without any transition on any rank is skipped.
 
         Args:
-            learning_rate: of all SGD steps; not used with `desired_kl`, which adapts a learning rate of its own.
-            share: of the run that is done, 0 <= share < 1, for what is annealed.
-
-        A minibatch without a single transition on any rank is skipped: it makes no step of SGD.
+            learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
+            share: of the run that is done, 0 <= share < 1, for settings that are annealed.
 
         Waits for: all ranks, in each minibatch.
-        Returns: the losses and diagnostics of detail 12, means over the transitions of all ranks.
+        Returns: the losses and diagnostics of detail 12, as means over the transitions of all ranks.
 
         Raises:
-            TrainingDiverged: a gradient is not finite; the weights are those of the minibatch before.
+            TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
-        batch = self._weighted_as_all(batch.to(self.device))
+        batch = weighted_on_all(batch.to(self.device), self._parallel)
         explained_variance = self._explained_variance(batch)
         ppo = self.ppo.after(share)
         steps: list[_Step] = []
-        for epoch in range(ppo.update_epochs):
-            if epoch and batch.rollout is not None:
-                batch = self._estimated_anew(batch, batch.rollout)
-            for minibatch, rows in self._minibatches(batch, order):
+        for number in range(ppo.update_epochs):
+            if number and batch.rollout is not None:
+                batch = with_new_advantages(batch, batch.rollout, self.model.values, self._rows_at_once(batch))
+            epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
+            for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
             if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
                 break
@@ -109,91 +110,13 @@ class PPOTrainer:
         }
         return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
 
-    # ------------------------------------------------------------------ advantages
-
-    def _estimated_anew(self, batch: Batch, rollout: Rollout) -> Batch:
-        """Return the batch with advantages and returns by the current network's values; the old values stay.
-
-        Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
-        """
-        rows = self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
-        values, successors = (self._values(obs, rows) for obs in (batch.obs, rollout.successors))
-        advantages, returns = rollout.estimate(values, successors, batch.length)
-        return replace(batch, advantages=advantages.to(self.device), returns=returns.to(self.device))
-
-    def _values(self, obs: Tensor | dict[str, Tensor], rows: int) -> np.ndarray:
-        """Return the values of observations, computed from at most `rows` at once."""
-        count = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-        sizes = [min(rows, count - start) for start in range(0, count, rows)]
-        values: np.ndarray = torch.cat([self.model.values(piece) for piece in split_rows(obs, sizes)]).numpy(force=True)
-        return values
-
-    # ------------------------------------------------------------------ minibatches
-
-    def _weighted_as_all(self, batch: Batch) -> Batch:
-        """Give the batch weights if that of any rank has some: then all ranks count their transitions."""
-        if self._parallel.size == 1:
-            return batch
-        some = self._parallel.gather(torch.tensor([batch.weights is not None], dtype=torch.int32, device=self.device))
-        if batch.weights is not None or not some.any():
-            return batch
-        return replace(batch, weights=torch.ones_like(batch.logprobs))
-
-    def _minibatches(self, batch: Batch, order: np.random.Generator) -> Iterator[tuple[Batch, float]]:
-        """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
-
-        Sizes differ by one sequence at most, so that none is left over.
-        """
-        permutation = torch.from_numpy(order.permutation(batch.sequences)).to(self.device)
-        shuffled = batch.take(permutation)
-        count = min(self.minibatches, batch.sequences)
-        small, larger = divmod(batch.sequences, count)
-        if self.ppo.norm_adv:
-            edge = larger * (small + 1) * batch.length  # minibatches side by side, first those with one sequence more
-            shuffled = replace(shuffled, advantages=self._standardized(shuffled, edge, larger, count - larger))
-        minibatches = shuffled.split([small + 1] * larger + [small] * (count - larger))
-        if batch.weights is None:
-            yield from ((minibatch, float(len(minibatch))) for minibatch in minibatches)
-            return
-        ranks = self._parallel.size
-        own = torch.stack([minibatch.weights.sum() for minibatch in minibatches if minibatch.weights is not None])
-        for minibatch, valid in zip(minibatches, self._parallel.gather(own).sum(dim=0).tolist(), strict=True):
-            if valid:
-                assert minibatch.weights is not None
-                scale = len(minibatch) * ranks / valid
-                yield replace(minibatch, weights=minibatch.weights * scale), valid / ranks
-
-    def _standardized(self, shuffled: Batch, edge: int, larger: int, smaller: int) -> Tensor:
-        """Return advantages [rows] with mean zero and deviation one within each minibatch of all ranks (detail 7).
-
-        A lone transition has the advantage zero. All minibatches of an epoch are done at once.
-
-        Args:
-            edge: rows of the `larger` minibatches, which come first; `smaller` ones have one sequence less.
-        """
-
-        def tables(column: Tensor) -> list[Tensor]:
-            both = column[:edge].view(larger, -1) if larger else None
-            rest = column[edge:].view(smaller, -1) if smaller else None
-            return [table for table in (both, rest) if table is not None]
-
-        advantages = tables(shuffled.advantages)
-        weights = tables(shuffled.weights) if shuffled.weights is not None else [None] * len(advantages)
-        own = torch.cat([moments_of(table, weight) for table, weight in zip(advantages, weights, strict=True)])
-        moments = merged_moments(self._parallel.gather(own))
-        means = moments[:, 1:2]
-        scales = (moments[:, 2:3] / (moments[:, :1] - 1).clamp(min=1)).sqrt() + 1e-8
-        done, parts = 0, []
-        for table in advantages:
-            rows = slice(done, done + len(table))
-            parts.append(((table - means[rows]) / scales[rows]).flatten())
-            done += len(table)
-        return torch.cat(parts)
+    def _rows_at_once(self, batch: Batch) -> int:
+        return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
 
     # ------------------------------------------------------------------ one step
 
     def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
-        """Take one step of SGD on one minibatch of `rows` transitions per rank; one sum over all ranks."""
+        """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
         losses = self._backward(ppo, minibatch)
         with torch.no_grad():
             self.sum_gradients()
@@ -202,13 +125,13 @@ class PPOTrainer:
             length = norm.item()
             if not math.isfinite(length):
                 raise TrainingDiverged(_describe(minibatch, number, losses, length))
-            # Clipped (detail 11), and the mean of means over equally many rows, in one pass over memory or none.
+            # Clip (detail 11) and average over the ranks in at most one pass over memory.
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
             step = _Step(losses, norm, rows)
             if self._adapted is not None and ppo.desired_kl is not None:
-                if number > 0:  # the first minibatch has the policy that collected
+                if number > 0:  # before the first step the policy is the one that collected
                     self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
                 learning_rate = self._adapted
             self._optimizer.step(learning_rate)
@@ -219,7 +142,7 @@ class PPOTrainer:
         self._parallel.sum_(self._parameters.gradient)
 
     def rehearse(self, rows: int) -> None:
-        """Run forward and backward on `rows` rows of zeros, to see what it costs; the weights stay as they are."""
+        """Run forward and backward on `rows` rows of zeros, to measure the time; the weights do not change."""
         spec, dtype = self.model.spec, self._parameters.weights.dtype
         distribution = spec.distribution
         actions = torch.zeros(
@@ -234,7 +157,7 @@ class PPOTrainer:
             torch.cuda.synchronize()
 
     def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
-        """Compute the gradient of the minibatch's loss, in pieces of at most `micro_batch_size` rows."""
+        """Compute the gradient of a minibatch's loss in pieces of at most `micro_batch_size` rows."""
         rows = self.micro_batch_size or len(minibatch)
         most, sequences = max(1, rows // minibatch.length), minibatch.sequences
         if sequences <= most:
@@ -258,9 +181,9 @@ class PPOTrainer:
         )
 
     def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
-        """Compute `share` times the gradient of the mean loss over `rows`; it replaces the stored one, or is added."""
+        """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
-        assert isinstance(rows.obs, Tensor), "the network reads observations of one leaf"
+        assert isinstance(rows.obs, Tensor), "networks of observations with several leaves are not implemented"
         scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
@@ -272,7 +195,7 @@ class PPOTrainer:
             else:
                 v_loss, by_values = value_loss(scored.values, rows.returns, weights)
             entropy = weighted_mean(scored.policy.entropies, weights)
-            # One loss for all: policy - ent_coef * entropy + vf_coef * value (detail 10).
+            # loss = policy - ent_coef * entropy + vf_coef * value (detail 10)
             if share != 1.0:
                 by_logprobs *= share
             by_each = -ppo.ent_coef * share / len(rows)
@@ -281,18 +204,18 @@ class PPOTrainer:
         self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
         return _Losses(pi_loss, v_loss, entropy, log_ratio)
 
-    # ------------------------------------------------------------------ figures, of all ranks
+    # ------------------------------------------------------------------ metrics of all ranks
 
     def _kl(self, step: _Step) -> float:
-        """Return the approximate KL of one minibatch: one for all ranks, so that all stop together."""
+        """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
         log_ratio = step.losses.log_ratio
         kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
         return float(self._parallel.gather(kl).mean())
 
     def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
-        """Return means over the transitions of all steps and ranks; nan where there were none.
+        """Return means over the transitions of all steps and ranks; nan if there are none.
 
-        Once an update, for once a minibatch costs as much as a layer.
+        Called once per update, because computing them in each minibatch costs as much as a layer.
         """
         names = ("policy_loss", "value_loss", "entropy")
         of_ratios = ("approx_kl", "old_approx_kl", "clipfrac")
@@ -305,7 +228,7 @@ class PPOTrainer:
         log_ratio = torch.cat([step.losses.log_ratio for step in steps])
         ratio = log_ratio.exp()
         clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
-        # Rows that are not transitions have the ratio one: they add nothing, and are not counted.
+        # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
         share = len(log_ratio) / sum(step.rows for step in steps)
         means = torch.cat(
             [
@@ -317,7 +240,7 @@ class PPOTrainer:
         return dict(zip((*names, "grad_norm", *of_ratios), values, strict=True))
 
     def _explained_variance(self, batch: Batch) -> float:
-        """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
+        """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
         both = torch.stack([batch.returns - batch.values, batch.returns])
         own = moments_of(both, None if batch.weights is None else batch.weights.expand_as(both))
         residual, total = merged_moments(self._parallel.gather(own))[:, 2].tolist()
@@ -326,41 +249,24 @@ class PPOTrainer:
     # ------------------------------------------------------------------ weights and state
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
-        """Return all weights [P] in the order of `NetworkSpec.shapes`; without `copy` the next update changes them."""
+        """Return all weights [P] in the order of `NetworkSpec.shapes`; without `copy`, updates overwrite them."""
         weights: np.ndarray = self._parameters.weights.numpy(force=True)
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return the optimiser's state: both moments [P], the number of steps, an adapted learning rate.
-
-        `copy` as for `weights`.
-        """
+        """Return both moments [P], the number of steps and an adapted learning rate; `copy` as in `weights`."""
         state = self._optimizer.state()
         if self._adapted is not None:
             state[ADAPTED] = np.array(self._adapted)
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from these `weights` [P] and this optimiser state."""
+        """Restore `weights` [P] and the optimiser's state."""
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
         if self._adapted is not None:
             self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
-
-
-def adapted_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Return the learning rate for the next SGD step: lower where the policy moves too fast, higher where too slowly.
-
-        kl > 2 desired: max(1e-5, rate / 1.5)        kl < desired / 2: min(1e-2, 1.5 rate)
-
-    Source: rsl_rl, `algorithms/ppo.py`.
-    """
-    if kl > 2 * desired_kl:
-        return max(LOWEST_RATE, learning_rate / RATE_FACTOR)
-    if kl < desired_kl / 2:
-        return min(HIGHEST_RATE, learning_rate * RATE_FACTOR)
-    return learning_rate
 
 
 def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
@@ -371,7 +277,7 @@ def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> st
         facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
     return (
         f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
-        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights before it are kept. The minibatch "
-        f"of {len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and norm_reward if "
-        f"these numbers are large."
+        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
+        f"minibatch of {len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and "
+        f"norm_reward if these numbers are large."
     )

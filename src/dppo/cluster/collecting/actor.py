@@ -139,8 +139,8 @@ class PPOActor:
                 if own != first:
                     what = {"obs": "observation_space", "actions": "action_space"}[name]
                     raise EnvironmentFault(
-                        f"sampler {sampler_id} ({self._load_plan().env.env_name}): its {what} gives {own}, and that of "
-                        f"the sampler that was described first {first}. All environments of a run need equal spaces."
+                        f"sampler {sampler_id} ({self._load_plan().env.env_name}): its {what} gives {own}, that of "
+                        f"the sampler described first {first}. All environments of a run must have equal spaces."
                     )
 
     def _sampler(self, sampler_id: int) -> BuiltSampler:
