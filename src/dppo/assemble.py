@@ -123,7 +123,11 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
     except BaseException:
         close_all(envs)
         raise
-    sampler = PPOSampler(
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces)
+
+
+def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
+    return PPOSampler(
         sampler_id,
         PPOAgent(network_spec(plan.network, spaces)),
         group,
@@ -135,7 +139,6 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         shape_rewards=reward_shaping(plan.ppo),
         keep_successors=plan.ppo.recompute_advantages,
     )
-    return BuiltSampler(sampler, group, spaces)
 
 
 def _make_env(plan: SamplerPlan, owner: str) -> Any:

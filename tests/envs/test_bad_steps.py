@@ -18,9 +18,12 @@ import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import make_config
+from dppo.envs.checks import SpaceChecks
 from dppo.envs.group import MOST_DROPPED
+from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.spaces import leaves
 from dppo.streams import Stream
 
 
@@ -204,21 +207,16 @@ def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
     return env
 
 
-NESTED = gym.spaces.Dict(
-    {"image": gym.spaces.Box(0, 255, (2, 2), np.uint8), "goal": gym.spaces.Box(-1, 1, (2,), np.float64)}
-)
-
-
 @pytest.mark.parametrize(
     ("space", "value", "words"),
     [
-        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, outside its space from 0 to 9"),
+        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, outside its"),
         (gym.spaces.Box(0, 9, (2,), np.uint8), np.array([77, 0], np.uint8), "an observation that is 77 at index 0"),
         (gym.spaces.Box(0, 1, (1, 2), np.float64), np.array([[0, 1.5]]), "an observation that is 1.5 at index (0, 1)"),
         (gym.spaces.Box(0, np.inf, (2,), np.float64), np.array([5, -0.1]), "an observation that is -0.1"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_observation_outside_its_space_is_found_in_its_first_segment(
     space: gym.Space[Any], value: Any, words: str
 ) -> None:
@@ -235,6 +233,35 @@ def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(episo
     with pytest.raises(EnvironmentFault) as caught:
         collect(env, segments=5, num_steps=4)  # episodes of 6 steps begin and end anywhere in a segment
     assert caught.value.message.startswith(place("step" if at_step else "reset", at_step, episode))
+
+
+def test_each_leaf_has_limits_of_its_own() -> None:
+    space = gym.spaces.Dict(
+        {
+            "image": gym.spaces.Box(0, 255, (2, 2), np.uint8),
+            "kind": gym.spaces.Discrete(3, start=1),
+            "inner": gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))),
+        }
+    )
+    checks = SpaceChecks([Scripted(space=space)], dtype_of(space), "sampler 0")
+    obs = np.zeros((3, 2), dtype_of(space))
+    obs["kind"] = 1
+    assert checks.outside(obs) is None
+    for leaf, index, value, words in (
+        ("kind", (), 0, "observation leaf 'kind' that is 0, outside its space from 1 to 3"),
+        (
+            "inner.0",
+            (1,),
+            -1.5,
+            "observation leaf 'inner.0' that is -1.5 at index 1, outside its space from -1.0 to 1.0",
+        ),
+        ("inner.1", (0,), 2, "observation leaf 'inner.1' that is 2 at index 0, outside its space from 0 to 1"),
+    ):
+        wrong = obs.copy()
+        leaves(wrong)[leaf][(2, 1, *index)] = value
+        outside = checks.outside(wrong)
+        assert outside is not None
+        assert (outside.row, outside.what) == ((2, 1), words)
 
 
 def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:

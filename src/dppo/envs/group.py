@@ -101,9 +101,8 @@ class EnvGroup:
 
         Args:
             actions: [E, *A] as sampled from the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` receives the observations for the next
-                action.
-            log: receives the episodes that end, and the time.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            log: receives the episodes that end or are dropped, and the time.
 
         Returns:
             The final observation of each environment that was truncated and not terminated, by its index.
@@ -119,20 +118,21 @@ class EnvGroup:
                 seen, rewards[env], ended, cut, info = self._step(env, action)
             except BadStep as error:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
-                obs[env] = self._drop(env, error, log)
-                log.dropped.append(env)
+                obs[env] = self._drop_step(env, error, log)
                 continue
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = np.empty((), self.obs)
-                    final_obs[env][...] = seen
-                log.episodes.append(self._finished(env, info))
-                self._dropped_in_a_row[env] = 0
-                seen = self._begin_episode(env, self._episodes[env] + 1, log)
+                    final_obs[env] = self._stored(seen)
+                seen = self._end_episode(env, info, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
+
+    def _stored(self, seen: np.ndarray) -> np.ndarray:
+        stored = np.empty((), self.obs)
+        stored[...] = seen
+        return stored
 
     def _for_envs(self, actions: np.ndarray) -> Any:
         """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
@@ -193,12 +193,22 @@ class EnvGroup:
             raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         return seen
 
+    def _end_episode(self, env: int, info: dict[str, Any], log: EnvLog) -> np.ndarray:
+        """Log the episode, and start the next one."""
+        log.episodes.append(self._finished(env, info))
+        self._dropped_in_a_row[env] = 0
+        return self._begin_episode(env, self._episodes[env] + 1, log)
+
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode; if its first observation is invalid and may be dropped, the next one."""
         try:
             return self._reset(env, episode)
         except BadStep as error:
             return self._drop(env, error, log)
+
+    def _drop_step(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
+        log.dropped.append(env)
+        return self._drop(env, error, log)
 
     def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
         """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""

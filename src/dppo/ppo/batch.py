@@ -162,11 +162,8 @@ def make_batch(
         if name != "successors"
     }
     valid = None if merged["valid"].all() else merged["valid"]
-    rewards, values, dtype = merged["rewards"], merged["values"], merged["values"].dtype
-    if shape_rewards is not None:
-        rewards = shape_rewards(rewards)
-    if reward_scale is not None:
-        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
+    values, dtype = merged["values"], merged["values"].dtype
+    rewards = _learnt(merged["rewards"], shape_rewards, reward_scale)
     advantages = generalized_advantages(
         rewards,
         values,
@@ -183,19 +180,6 @@ def make_batch(
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
         return torch.from_numpy(_sequences(array, length))
 
-    def rollout() -> Rollout:
-        successors = np.concatenate([one.successors for one in segments if one.successors is not None])
-        return Rollout(
-            rewards,
-            merged["terminated"],
-            merged["truncated"],
-            valid,
-            _inputs(successors, dtype, obs_scale, lambda array: torch.from_numpy(np.ascontiguousarray(array))),
-            _followed(segments),
-            gamma,
-            gae_lambda,
-        )
-
     return Batch(
         obs=_inputs(merged["obs"], dtype, obs_scale, rows),
         actions=rows(merged["actions"]),
@@ -205,8 +189,38 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if valid is None else rows(valid.astype(dtype)),
         length=length,
-        rollout=None if segments[0].successors is None else rollout(),
+        rollout=_rollout(segments, rewards, obs_scale, gamma, gae_lambda),
     )
+
+
+def _learnt(
+    rewards: np.ndarray, shape: Callable[[np.ndarray], np.ndarray] | None, scale: float | None
+) -> Float64[np.ndarray, "T envs"]:
+    """Return the rewards to learn from."""
+    if shape is not None:
+        rewards = shape(rewards)
+    return rewards if scale is None else np.clip(rewards / scale, -CLIP, CLIP)
+
+
+def _rollout(
+    segments: Sequence[Segment], rewards: np.ndarray, obs_scale: ObsScale | None, gamma: float, gae_lambda: float
+) -> Rollout | None:
+    """Return what advantages can be estimated from again; None if the segments hold no successors."""
+    successors = [one.successors for one in segments if one.successors is not None]
+    if not successors:
+        return None
+    terminated, truncated, valid = (
+        np.concatenate([getattr(one, name) for one in segments], axis=1)
+        for name in ("terminated", "truncated", "valid")
+    )
+    inputs = _inputs(
+        np.concatenate(successors)[None],
+        segments[0].values.dtype,
+        obs_scale,
+        lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
+    )
+    followed = _followed(segments)
+    return Rollout(rewards, terminated, truncated, None if valid.all() else valid, inputs, followed, gamma, gae_lambda)
 
 
 def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
@@ -221,7 +235,7 @@ def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inputs(
-    obs: Shaped[np.ndarray, "*rows_and_shape"],
+    obs: Shaped[np.ndarray, "T envs *O"],
     dtype: np.dtype[Any],
     scale: ObsScale | None,
     rows: Callable[[np.ndarray], Tensor],

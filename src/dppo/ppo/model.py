@@ -47,8 +47,8 @@ class PPOModel:
         with torch.no_grad():
             return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
-    def values(self, obs: Tensor) -> Tensor:
-        """Return the values [rows] of observations, which the next forward pass does not change."""
+    def values(self, obs: Any) -> Tensor:
+        """Return the values [rows] of observations; the next forward pass does not overwrite them."""
         with torch.no_grad():
             return self.network.forward(obs)[1].detach().clone()
 
