@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dppo import streams
 from dppo.config.parts import PPO, Env, Learners, Network, Run, Sampling
-from dppo.envs.group import EnvGroup, user_traceback
+from dppo.envs.faults import user_traceback
+from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError, EnvironmentFault

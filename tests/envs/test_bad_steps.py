@@ -270,6 +270,32 @@ def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
         collect(bounded(space, np.array([0.3, -0.7])), drop=drop)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at_step", [0, 2, 5, 6])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(value: float, at_step: int) -> None:
+    late = Faulty(obs=np.array([0.0, value], np.float32), at_step=at_step, episodes=(3,), length=6)
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(late, segments=4)
+    words = f"returned an observation that is {value} at index 1."
+    assert caught.value.message == place("step" if at_step else "reset", at_step, 3) + words
+
+
+def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have_returned_it() -> None:
+    class Choking(Faulty):
+        def step(self, action: Any) -> Any:
+            if self.steps == 3:
+                raise RuntimeError("the solver failed")
+            return super().step(action)
+
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(Choking(obs=np.array([0, np.nan], np.float32)))
+    words = (
+        "raised RuntimeError: the solver failed (the environment had returned an observation that is nan at index 1)"
+    )
+    assert caught.value.message == place("step", 4) + words
+
+
 def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:
     late = Faulty(obs=np.array([101.0, 0.0], np.float32), at_step=2, episodes=(3, 4))
     made = collect(late, segments=4)
@@ -347,7 +373,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
     [incident] = first.incidents
     assert incident.kind == "precision_lost"
     assert incident.message.startswith(
-        "sampler 0 (Test-v0): the observation is from 1000000001 to 1000000006 at index 1, and is stored as float32, "
+        "sampler 0 (Test-v0): the observation is from 1000000000 to 1000000006 at index 1, and is stored as float32, "
         "whose steps are 64 there. Subtract an offset"
     )
     assert second.incidents == ()

@@ -5,13 +5,14 @@ Checking each step would take longer than the step of a small environment, so wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.packing import LARGEST
 from dppo.envs.precision import PrecisionWatch
 from dppo.envs.results import BadResult
 from dppo.envs.spaces import short
@@ -28,7 +29,8 @@ class Outside:
     """Index of the observation."""
     what: str
     """The leaf, the number and its limits. It continues "... returned"."""
-    whole_number: bool
+    fatal: bool
+    """Nothing can be learnt from it: it is not finite, or it counts choices or pixels that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,8 @@ class SpaceChecks:
         """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
         if not self._limits:
             return None
-        columns = leaves(obs)
         for limits in self._limits:
-            column = columns[limits.name]
+            column = leaves(obs)[limits.name] if limits.name else obs
             inside = (column >= limits.low) & (column <= limits.high)
             if not inside.all():
                 return _first_outside(limits, column, inside)
@@ -112,24 +113,32 @@ class SpaceChecks:
 
     # ------------------------------------------------------------------ precision
 
-    @property
-    def watches(self) -> bool:
-        """Return whether observations have to be passed to `watch`."""
-        return self._watch is not None
+    def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
+        """Return `pack` so that each observation is remembered, to be compared with its stored form."""
+        self._watch = watch = PrecisionWatch()
 
-    def watch_precision(self) -> None:
-        """Compare observations with their stored form until `precision_lost` is called."""
-        self._watch = PrecisionWatch()
+        def watched(raw: Any) -> np.ndarray:
+            watch.see(raw)
+            return pack(raw)
 
-    def watch(self, raw: Any) -> None:
-        """Take an observation as the environment returned it."""
-        assert self._watch is not None
-        self._watch.see(raw)
+        return watched
 
     def precision_lost(self) -> str | None:
         """Describe a number that is lost by storing it; None if there is none, or none was watched."""
         watch, self._watch = self._watch, None
         return None if watch is None else watch.finding(self._obs)
+
+
+def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
+    """Return `pack` with a short cut for arrays of the right form, whose numbers `SpaceChecks.outside` checks later."""
+    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
+
+    def quick(raw: Any) -> np.ndarray:
+        if type(raw) is np.ndarray and raw.dtype is dtype and raw.shape == shape:
+            return raw.copy()
+        return pack(raw)
+
+    return quick if obs.names is None else pack
 
 
 def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: int, open_length: int) -> tuple[int, int]:
@@ -159,10 +168,15 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[_Limits
     """Return the limits of the leaves of `space` that a stored observation can exceed."""
     stored = leaves(np.empty(1, obs))
     found = [one for one in _limits_of(space, "") if _can_be_exceeded(one, stored.get(one.name))]
-    return [
-        _Limits(one.name, one.low.astype(dtype), one.high.astype(dtype))
-        for one, dtype in ((one, stored[one.name].dtype) for one in found)
-    ]
+    return [_as_stored(one, stored[one.name].dtype) for one in found]
+
+
+def _as_stored(limits: _Limits, dtype: np.dtype[Any]) -> _Limits:
+    """Round limits as observations are rounded; those of floats are finite."""
+    low, high = limits.low.astype(dtype), limits.high.astype(dtype)
+    if dtype.kind == "f":
+        low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
+    return _Limits(limits.name, low, high)
 
 
 def _limits_of(space: gym.Space[Any], name: str) -> Iterator[_Limits]:
@@ -186,7 +200,7 @@ def _can_be_exceeded(limits: _Limits, stored: np.ndarray | None) -> bool:
     if stored is None or stored.shape[1:] != limits.low.shape:
         return False
     if stored.dtype.kind == "f":
-        return bool(np.isfinite(limits.low).any() or np.isfinite(limits.high).any())
+        return True  # by what is not finite
     if stored.dtype.kind not in "iu":
         return False
     least, most = np.iinfo(stored.dtype).min, np.iinfo(stored.dtype).max
@@ -200,6 +214,7 @@ def _first_outside(limits: _Limits, column: np.ndarray, inside: np.ndarray) -> O
     what = f"observation leaf {limits.name!r}" if limits.name else "an observation"
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     low, high = limits.low[index], limits.high[index]
-    return Outside(
-        row, f"{what} that is {column[at]}{place}, outside its space from {low} to {high}", column.dtype.kind != "f"
-    )
+    if not np.isfinite(column[at]):
+        return Outside(row, f"{what} that is {column[at]}{place}", fatal=True)
+    inside_of = f"outside its space from {low} to {high}"
+    return Outside(row, f"{what} that is {column[at]}{place}, {inside_of}", fatal=column.dtype.kind != "f")

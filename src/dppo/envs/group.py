@@ -6,28 +6,31 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks import SpaceChecks, place_in
+from dppo.envs.checks import SpaceChecks, place_in, quick_packer
+from dppo.envs.faults import BadStep, user_traceback
 from dppo.envs.make import close_all
 from dppo.envs.packing import packer
-from dppo.envs.results import OLD_API, BadResult, describe_bad_reset, describe_bad_step, flag_of, reward_of
+from dppo.envs.results import (
+    LARGEST_REWARD,
+    OLD_API,
+    BadResult,
+    describe_bad_reset,
+    describe_bad_step,
+    flag_of,
+    reward_of,
+)
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
-PACKAGE = str(Path(__file__).parents[1])
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
-
-
-class BadStep(EnvironmentFault):
-    """An environment returned an invalid result; the episode may be dropped."""
 
 
 class EnvGroup:
@@ -62,7 +65,8 @@ class EnvGroup:
         self.obs = spaces.obs
         self._envs = envs
         self._actions = spaces.actions
-        self._pack = packer(spaces.obs)
+        pack = packer(spaces.obs)
+        self._pack = self._unwatched = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
         self._episode_seed = episode_seed
         self._owner = owner
         self._sampler_id = sampler_id
@@ -83,7 +87,7 @@ class EnvGroup:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
         if self._sampler_id == 0:  # the observations of the other samplers are alike
-            self._checks.watch_precision()
+            self._pack, self._unwatched = self._checks.watching(self._pack), self._pack
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
         log.seconds += time.perf_counter() - began
@@ -123,15 +127,20 @@ class EnvGroup:
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._stored(seen)
+                    final_obs[env] = self._checked_final(env, seen)
                 seen = self._end_episode(env, info, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
 
-    def _stored(self, seen: np.ndarray) -> np.ndarray:
+    def _checked_final(self, env: int, seen: np.ndarray) -> np.ndarray:
+        """Return an observation as it is stored; it is not part of the segment, and so checked alone."""
         stored = np.empty((), self.obs)
         stored[...] = seen
+        outside = self._checks.outside(stored[None])
+        if outside is not None and outside.fatal:
+            where = self._place(env, "step", self._episodes[env], self._lengths[env])
+            raise BadStep(f"{where} returned {outside.what}.")
         return stored
 
     def _for_envs(self, actions: np.ndarray) -> Any:
@@ -155,13 +164,13 @@ class EnvGroup:
         except Exception:
             raise self._bad(env, "step", describe_bad_step(answer)) from None
         try:
-            seen, reward = self._pack(raw), reward_of(reward)
+            seen = self._pack(raw)
+            if type(reward) is not float or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+                reward = reward_of(reward)
             if self._drops:
                 self._checks.check_limits(seen)
         except BadResult as error:
             raise self._bad(env, "step", str(error)) from None
-        if self._checks.watches:
-            self._checks.watch(raw)
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
@@ -226,8 +235,8 @@ class EnvGroup:
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a whole segment against the limits and the precision of their space.
 
-        An observation outside its space is an error if its numbers are whole, or in the first segment, where a wrong
-        space shows. Later, floats beyond a limit are reported and used: simulators overshoot.
+        Finite floats beyond a limit are an error in the first segment only, where a wrong space shows. Later they are
+        reported and used, because simulators overshoot.
 
         Args:
             obs: [T + 1, E, *O], as stored.
@@ -242,10 +251,13 @@ class EnvGroup:
             row, env = outside.row
             episode, step = place_in(row, done[:, env], log, env, self._episodes[env], self._lengths[env])
             message = f"{self._place(env, 'step' if step else 'reset', episode, step)} returned {outside.what}."
-            if first or outside.whole_number:
-                raise EnvironmentFault(f"{message} Correct the space of the environment; Box(-inf, inf) has no limits.")
+            if outside.fatal:
+                raise EnvironmentFault(message)
+            if first:
+                raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
             if self._checks.report_outside():
                 log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+        self._pack = self._unwatched
         finding = self._checks.precision_lost()
         if finding:
             log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
@@ -352,6 +364,11 @@ class EnvGroup:
         summary = "".join(traceback.format_exception_only(error)).strip()
         if phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error):
             summary += OLD_API
+        if phase == "step":
+            try:
+                self._checks.check_limits(self._last_obs[env])
+            except BadResult as before:
+                summary += f" (the environment had returned {before})"
         return EnvironmentFault(f"{self._where(env, phase)} raised {summary}", user_traceback(error))
 
     def _where(self, env: int, phase: str) -> str:
@@ -369,11 +386,3 @@ def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
     shaped = actions.reshape(len(actions), *space.shape)
     clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
     return clipped
-
-
-def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error`, starting at the first frame outside this package."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
