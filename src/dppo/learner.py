@@ -1,4 +1,4 @@
-"""PPOLearner: the master. Its `run` is the loop of the method."""
+"""PPOLearner: the training loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dppo.signals import StopSignals
 if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.learning.trainers import Trainers
 
-EPISODE_WINDOW = 100  # episodes that the mean return and length are taken over
+EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class Iteration:
     """1, 2, ..."""
     losses: dict[str, float]
     collected: Collected
-    """Without its segments."""
+    """The collected reports, without the segments."""
     incidents: tuple[Incident, ...]
-    """Faults that were dealt with in it, of samplers, actors and learners."""
+    """Resolved faults of samplers, actors and learners during the iteration."""
     update_s: float
     ended: float
-    """The end of the update, by `time.monotonic`."""
+    """Time of `time.monotonic` at the end of the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Acting:
-    """The policy that makes a segment, and the statistics that belong to it."""
+    """The policy that collects a segment, and the statistics that belong to it."""
 
     policy: PolicySnapshot
     statistics: Statistics
@@ -52,7 +52,7 @@ class _Acting:
 class PPOLearner:
     """Requests segments, trains on them, publishes the new weights.
 
-    Owns what is known between two iterations: the progress of the run, the normalisers' statistics, and the ledger
+    Owns the state between two iterations: the progress of the run, the statistics of the normalisers, and the ledger
     from which any sampler can be rebuilt.
     """
 
@@ -67,10 +67,12 @@ class PPOLearner:
         freeze_norm_after: int | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Args:
-        overlap: request segments with the weights that are about to be updated, so that actors and learner work
-            at the same time; policy lag is then exactly one.
-        freeze_norm_after: env steps after which statistics stay as they are; None: never.
+        """Begin a new run; `load` or `adopt` continue an earlier one.
+
+        Args:
+            overlap: request segments with the weights that are about to be updated, so that actors and learner work
+                at the same time; policy lag is then exactly one.
+            freeze_norm_after: env steps after which statistics no longer change; None: never.
         """
         self._collector = collector
         self._trainers = trainers
@@ -79,8 +81,8 @@ class PPOLearner:
         self._overlap = overlap
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._notify = notify
-        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from this iteration's on
-        self._asked = -1  # index of the segments requested last
+        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
+        self._asked = -1  # index of the last requested segments
         self.iteration = 0
         self.global_step = 0
         self.episodes = 0
@@ -94,9 +96,9 @@ class PPOLearner:
         """Train until `iterations` are done.
 
         Consumes: segments of policy version k (with `overlap`, k - 1). Produces: policy version k + 1. Waits for:
-        every sampler. Fails when: an environment raises, more actors are lost than may be, a loss is not finite, or
-        `stop` comes while it waits. It may be given up at any moment: what is known between two iterations then
-        belongs to the last one that was finished.
+        every sampler. Fails when: an environment raises, the restart budget of an actor is spent, a loss is not
+        finite, or `stop` is requested during a wait. The caller may stop iterating at any time: the state is then
+        that of the last finished iteration.
         """
         if self.iteration < iterations:
             self._request(self.iteration, iterations)
@@ -110,9 +112,9 @@ class PPOLearner:
             yield iteration
 
     def _request(self, index: int, iterations: int) -> None:
-        """Ask for segment `index` under the current policy, unless the run ends before it.
+        """Ask for segment `index` with the current policy, unless the run ends before it.
 
-        A segment that was in flight when its run was stopped is asked for under the policy that it had then.
+        After a resume, a segment that was in flight is requested with the policy that it had then.
         """
         if index not in self._acting:
             self._acting[index] = _Acting(self.snapshot(), self._statistics)
@@ -124,14 +126,14 @@ class PPOLearner:
         self._asked = index
 
     def _receive(self, stop: StopSignals) -> Collected:
-        """Wait for the segments requested last, and record how to make the next ones."""
+        """Wait for the last requested segments, and record how to rebuild the samplers after them."""
         collected = self._collector.receive(stop)
         for report in collected.reports:
             self._ledger.record(report)
         return collected
 
     def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
-        """Train on these segments, and make them part of the run."""
+        """Train on these segments, and commit them to the run."""
         while True:
             began = time.monotonic()
             merged = self._statistics
@@ -149,8 +151,8 @@ class PPOLearner:
         return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
-        """Make the same segments once more, and ask again for those that were already on their way."""
-        self._notify(f"{error}; they are made again")
+        """Collect the same segments again, then repeat the request that was in flight."""
+        self._notify(f"{error}; they are collected again")
         self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
         in_flight = self._asked
         self._collector.renew()
@@ -161,7 +163,7 @@ class PPOLearner:
         return collected
 
     def _commit(self, collected: Collected, statistics: Statistics) -> None:
-        """Make these segments part of the run: everything in sampler order, whatever order they came in."""
+        """Make these segments part of the run, in sampler order rather than in order of arrival."""
         self._statistics = statistics
         for report in collected.reports:
             self.global_step += report.steps
@@ -183,18 +185,18 @@ class PPOLearner:
         """Count an incident among those of the run."""
         self.incidents[incident.kind.value] += 1
 
-    # ------------------------------------------------------------------ what is known between two iterations
+    # ------------------------------------------------------------------ state between two iterations
 
     def snapshot(self) -> PolicySnapshot:
-        """Return a copy of the current policy, as samplers get it."""
+        """Return a copy of the current policy for samplers."""
         return _policy(self.iteration, self._trainers.weights(), self._statistics)
 
     def weights_sha256(self) -> str:
-        """Return a fingerprint of all weights: equal when every bit is."""
+        """Return the SHA-256 of all weights."""
         return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()
 
     def state(self) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-        """Return all that the next iteration depends on: named arrays by part, and plain values."""
+        """Return everything that the next iteration depends on: named arrays by part, and plain values."""
         spec = self._trainers.spec
         arrays = {
             "model": spec.unflatten(self._trainers.weights()),
@@ -216,20 +218,20 @@ class PPOLearner:
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
-        """Begin with what another run has learnt: weights, optimiser and the normalisers' statistics.
+        """Start with the weights, optimiser state and normaliser statistics of another run.
 
-        An adapted learning rate stays behind: this run begins with that of its settings.
+        An adapted learning rate is left out: this run starts with that of its settings.
         """
         moments = {name: array for name, array in arrays["optimizer"].items() if name != "learning_rate"}
-        self._begin_with(arrays, moments)
+        self._start_with(arrays, moments)
 
-    def _begin_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
+    def _start_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
         self._trainers.load(self._trainers.spec.flatten(arrays["model"]), optimizer)
         self._statistics = self._statistics.loaded(arrays["normalizer"])
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
-        """Continue from what `state` gave; samplers are rebuilt by their first request."""
-        self._begin_with(arrays, arrays["optimizer"])
+        """Restore the result of `state`; samplers are rebuilt by their first request."""
+        self._start_with(arrays, arrays["optimizer"])
         self.iteration = values["iteration"]
         self._ledger.load(arrays["samplers"], self.iteration)
         self.global_step = values["global_step"]
@@ -243,5 +245,5 @@ class PPOLearner:
 
 
 def _policy(version: int, weights: np.ndarray, statistics: Statistics) -> PolicySnapshot:
-    """Return a policy as samplers get it."""
+    """Return a policy for samplers."""
     return PolicySnapshot(version, weights, None if statistics.obs is None else ObsScale.of(statistics.obs))

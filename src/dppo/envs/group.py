@@ -124,6 +124,7 @@ class EnvGroup:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
                 obs[env] = self._drop_step(env, error, log)
                 continue
+            self._progress.stepped()
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:

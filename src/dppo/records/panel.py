@@ -1,280 +1,86 @@
-"""The live panel: how far, how good, how fast, and where the time goes."""
+"""The live panel: a thread redraws it while training runs."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TextIO, cast
 
-from rich.box import ROUNDED
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from dppo.ppo.segment import CollectionProgress
+from dppo.records.drawing import View, draw
 from dppo.records.observer import Observer, RunInfo
-from dppo.records.progress import PHASES, PatientStream, ShowLog, duration, number, seconds_left, share
+from dppo.records.progress import PatientStream, ShowLog
 from dppo.records.result import Result, in_words
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
-LABEL_WIDTH = 10
-COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
-LOSSES = {
-    "policy": "policy_loss",
-    "value": "value_loss",
-    "entropy": "entropy",
-    "kl": "approx_kl",
-    "clipfrac": "clipfrac",
-    "expl_var": "explained_variance",
-}
-GAP = 2  # columns between items
 NOTES_SHOWN = 3
-LATE = 5.0  # so many usual iterations without a new one (and 5 s at least) are worth a word
-
-
-class History:
-    """A long series in at most `size` means of equally many values each."""
-
-    def __init__(self, size: int = 512) -> None:
-        self._size = size
-        self._each = 1
-        self._means: list[float] = []
-        self._open: list[float] = []
-
-    def add(self, value: float) -> None:
-        self._open.append(value)
-        if len(self._open) < self._each:
-            return
-        self._means.append(sum(self._open) / len(self._open))
-        self._open = []
-        if len(self._means) == self._size:
-            self._means = [(a + b) / 2 for a, b in zip(self._means[::2], self._means[1::2], strict=True)]
-            self._each *= 2
-
-    def sparkline(self, width: int) -> str:
-        """The series as `width` bars at most, from its lowest to its highest."""
-        means = self._means
-        if len(means) < 2:
-            return ""
-        width = min(width, len(means))
-        edges = [i * len(means) // width for i in range(width + 1)]
-        heights = [sum(means[a:b]) / (b - a) for a, b in pairwise(edges)]
-        low, high = min(heights), max(heights)
-        scale = 7 / (high - low) if high > low else 0.0
-        return "".join("▁▂▃▄▅▆▇█"[round((height - low) * scale)] for height in heights)
-
-
-@dataclass
-class View:
-    """What the panel shows. One thread writes it, another draws it: each field is replaced as a whole."""
-
-    title: str = ""
-    total_steps: int = 0
-    began: float = 0.0
-    row: dict[str, float] = field(default_factory=dict)
-    row_at: float = 0.0
-    returns: History = field(default_factory=History)
-    notes: tuple[tuple[str, str], ...] = ()
-    """(clock time, text)"""
-    finished: bool = False
 
 
 class LivePanel(Observer):
-    """Redraw a panel four times a second, in a thread of its own: training only hands over the row."""
+    """Redraws a panel four times a second in a thread of its own; training only passes it the rows."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
-        self._view = View(began=time.monotonic())
+        self.view = View(began=time.monotonic())
         self._live: Live | None = None
         self._log = ShowLog(self.note)
         self._lock = threading.Lock()
 
     def on_start(self, run: RunInfo) -> None:
-        """Print what the run will do, and draw the panel below."""
+        """Print the first lines of the run, and draw the panel below them."""
         self._log.start()
-        self._view.title, self._view.total_steps, self._view.began = run.title, run.total_steps, time.monotonic()
+        self.view.title, self.view.total_steps, self.view.began = run.title, run.total_steps, time.monotonic()
+        self.view.batch_size = run.config.batch_size
         self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
 
+    def on_progress(self, progress: CollectionProgress) -> None:
+        """Show the progress of a long iteration."""
+        view = self.view
+        if view.pace.add(progress):
+            view.progress, view.moved_at = progress, time.monotonic()
+
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Show the row from the next drawing on."""
-        view = self._view
+        """Show the row when the panel is drawn next."""
+        view = self.view
         view.row, view.row_at = row, time.monotonic()
         value = row.get("charts/episodic_return", math.nan)
         if math.isfinite(value):
             view.returns.add(value)
 
     def note(self, text: str) -> None:
-        """Show the last notes in the panel; one that has to make room goes up into the scrollback. From any thread."""
+        """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
         now = time.strftime("%H:%M:%S")
         if self._live is None:
             self._print(Text(f"  {now} {text}", style="yellow"))
             return
         with self._lock:
-            notes = (*self._view.notes, (now, text))
-            self._view.notes = notes[-NOTES_SHOWN:]
+            notes = (*self.view.notes, (now, text))
+            self.view.notes = notes[-NOTES_SHOWN:]
         self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Leave the last panel and a clean terminal, and print what the run came to."""
+        """Draw the panel for the last time, restore the terminal, and print the result."""
         self._log.close()
-        self._view.finished = True
+        self.view.finished = True
         live, self._live = self._live, None
         if live is not None:
             live.stop()
         if result is not None:
-            self._print(*(Text(line) for line in in_words(result)))
+            self._print(*(Text(line) for line in in_words(result, error)))
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        width = min(MAX_WIDTH, self._console.width - 2)  # room for the terminal to echo ^C without a new line
-        return draw(self._view, width, time.monotonic(), colours=colours)
+        width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
+        return draw(self.view, width, time.monotonic(), colours=colours)
 
     def _print(self, *lines: Text) -> None:
         for line in lines:
             self._console.print(line)
-
-
-# ---------------------------------------------------------------------- drawing
-
-
-def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:
-    """The panel as it stands at `now`, `width` columns wide."""
-    room = width - LABEL_WIDTH - 4
-    table = Table.grid(padding=0)
-    table.add_column(width=LABEL_WIDTH, style="dim")
-    table.add_column(width=room)
-    for label, content in _lines(view, room, now, colours):
-        table.add_row(label, content)
-    return Panel(
-        table,
-        title=Text(view.title, style="bold not dim"),
-        title_align="left",
-        box=ROUNDED,
-        border_style="dim",
-        width=width,
-    )
-
-
-def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, Text]]:
-    row = view.row
-    elapsed = duration(now - view.began)
-    if not row:
-        lines = [("steps", Text.assemble("waiting for the first segments  ", _item("elapsed", elapsed)))]
-    else:
-        lines = [
-            ("steps", _steps(view, room, now)),
-            ("return", _returns(view, room)),
-            ("speed", _flow(_speed(view, now), room)),
-            ("losses", _flow(_losses(row), room)),
-            ("time", _stacked_bar(row, room, colours)),
-        ]
-    incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
-    if incidents:
-        lines.append(("trouble", _flow(incidents, room)))
-    lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]
-    return lines
-
-
-def _steps(view: View, room: int, now: float) -> Text:
-    """How far, and how long still."""
-    steps = int(view.row.get("global_step", 0))
-    done = share(steps, view.total_steps)
-    figures = Text.assemble((f"{steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
-    times = [_item("elapsed", duration(now - view.began))]
-    if not view.finished:
-        left = max(0.0, seconds_left(view.row, view.total_steps) - (now - view.row_at))
-        times.insert(0, _item("left", duration(left)))
-    inline = room - sum(item.cell_len + GAP for item in (figures, *times))
-    width = inline if inline >= 12 else room
-    cells = round(done * width)
-    bar = Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
-    return _flow([figures, bar, *times] if inline >= 12 else [figures, *times, bar], room)
-
-
-def _returns(view: View, room: int) -> Text:
-    row = view.row
-    episodes = int(row.get("charts/episodes", 0))
-    if not episodes:
-        return Text("no episode has ended yet", style="dim")
-    items = [
-        Text(number(row.get("charts/episodic_return")), style="bold"),
-        Text(view.returns.sparkline(min(40, max(8, room - 62))), style="green"),
-        _item("length", number(row.get("charts/episodic_length"))),
-    ]
-    if "charts/success_rate" in row:
-        items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
-    items.append(Text(f"last {min(100, episodes)} of {episodes:,} episodes", style="dim"))
-    return _flow(items, room)
-
-
-def _losses(row: dict[str, float]) -> list[Text]:
-    return [_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()]
-
-
-def _speed(view: View, now: float) -> list[Text]:
-    row = view.row
-    items = [
-        Text.assemble((number(row.get("charts/SPS"), digits=0), "bold"), " steps/s"),
-        _item("now", number(row.get("charts/SPS_iteration"), digits=0)),
-        _item("iteration", number(row.get("iteration"), digits=0)),
-    ]
-    if row.get("actors/alive"):
-        items.append(_item("actors", number(row["actors/alive"], digits=0)))
-    silent = now - view.row_at
-    if silent > max(5.0, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
-        items.append(Text(f"no new iteration for {duration(silent)}", style="yellow"))
-    return items
-
-
-def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
-    """Where an iteration's time goes; without colours each phase is drawn in its first letter."""
-    shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
-    bar, legend = Text(), []
-    for phase, cells, part in zip(PHASES, cells_of(shares, room), shares, strict=True):
-        glyph = "█" if colours else phase[0]
-        bar.append(glyph * cells, style=COLOURS[phase])
-        legend.append(Text.assemble((glyph, COLOURS[phase]), (f" {phase} ", "dim"), f"{part:3.0%}"))
-    return Text.assemble(bar, "\n", _flow(legend, room))
-
-
-def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """`width` cells dealt out by share, the largest remainders first, so that they always fill the bar."""
-    total = sum(shares)
-    if total <= 0:
-        return [0] * len(shares)
-    exact = [width * part / total for part in shares]
-    cells = [int(one) for one in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda i: cells[i] - exact[i])
-    for i in by_remainder[: width - sum(cells)]:
-        cells[i] += 1
-    return cells
-
-
-def _item(name: str, value: str, width: int = 0) -> Text:
-    """A name and its figure, padded so that what follows does not jump about."""
-    return Text.assemble((f"{name} ", "dim"), value.ljust(width))
-
-
-def _flow(items: Sequence[Text], room: int) -> Text:
-    """Items side by side, in as many lines as it takes; an item is never torn."""
-    text, used = Text(), 0
-    for item in items:
-        if not item.cell_len:
-            continue
-        if used and used + GAP + item.cell_len > room:
-            text.append("\n")
-            used = 0
-        elif used:
-            text.append(" " * GAP)
-            used += GAP
-        text.append_text(item)
-        used += item.cell_len
-    return text
