@@ -443,8 +443,8 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     longer = config(anneal_lr=False, anneal_clip=True, anneal_ent=True, total_timesteps=20480)
     [note] = changes_on_resume(before, longer, Path("c"), 5)
     assert note == (
-        "total_timesteps=20480 instead of 10240: the clipping range goes from 0.1 up to 0.15 and the weight of the "
-        "entropy goes from 0.005 up to 0.0075, and falls to zero at 20,480 steps instead of 10,240"
+        "total_timesteps=20480 instead of 10240: the clipping range rises from 0.1 to 0.15 and the weight of the "
+        "entropy rises from 0.005 to 0.0075, and reaches zero at 20,480 steps instead of 10,240"
     )
     before = resolved(config(anneal_lr=False, total_timesteps=10240))
     for total in (5120, 20480):  # without annealing the length changes nothing

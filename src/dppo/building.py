@@ -57,11 +57,7 @@ def build(
         ConfigError: the statistics of normalisers are to be frozen before there are any.
     """
     start = folder.start or folder.origin
-    if start is None and config.freeze_norm_after == 0:
-        raise ConfigError(
-            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
-            "branch from a run that has some."
-        )
+    _check_statistics(config, start)
     torch_import = _start_torch_import(stack)
     if config.num_actors > 0:
         announce()
@@ -80,6 +76,14 @@ def build(
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
+
+
+def _check_statistics(config: Config, start: Start | None) -> None:
+    if start is None and config.freeze_norm_after == 0:
+        raise ConfigError(
+            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
+            "branch from a run that has some."
+        )
 
 
 def _log_start(start: Start | None) -> None:

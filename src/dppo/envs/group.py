@@ -69,17 +69,14 @@ class EnvGroup:
         self._pack = self._unwatched = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
         self._episode_seed = episode_seed
         self._owner = owner
-        self._sampler_id = sampler_id
+        self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
         self._progress = progress or ProgressRecord()
-        self._stepping = place_of(Phase.STEP, sampler_id)
         # Lists, because reading or writing one element of an array takes three times as long.
         self._episodes = [0] * self.num_envs
         self._returns = [0.0] * self.num_envs
-        self._lengths = [0] * self.num_envs
+        self._lengths, self._dropped_in_a_row = [0] * self.num_envs, [0] * self.num_envs
         self._last_obs: list[np.ndarray] = [np.empty(0)] * self.num_envs
-        self._checks = SpaceChecks(envs, spaces.obs, owner)
-        self._drops = drop_bad_steps
-        self._dropped_in_a_row = [0] * self.num_envs
+        self._checks, self._drops = SpaceChecks(envs, spaces.obs, owner), drop_bad_steps
 
     # ------------------------------------------------------------------ stepping
 
@@ -108,8 +105,7 @@ class EnvGroup:
             obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
             log: receives the episodes that end or are dropped, and the time.
 
-        Returns:
-            The final observation of each environment that was truncated and not terminated, by its index.
+        Returns: the final observation of each environment that was truncated and not terminated, by its index.
 
         Raises:
             EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
