@@ -33,6 +33,7 @@ class PPOAgent:
         self.spec = spec
         self.distribution = spec.distribution
         self._network = spec.acting()
+        self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
 
     def load(self, snapshot: PolicySnapshot) -> None:
@@ -58,5 +59,5 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
-        x = obs.astype(self.spec.dtype)
+        x = obs.astype(self._dtype)
         return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x))
