@@ -134,3 +134,24 @@ def test_a_branch_may_keep_the_statistics_of_its_origin_and_begins_with_its_own_
 def test_statistics_cannot_be_frozen_before_there_are_any(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"freeze_norm_after=0: .* has no statistics to keep"):
         train(tmp_path / "run", freeze_norm_after=0)
+
+
+DROPPING: dict[str, Any] = {
+    "env_id": "faulty_worlds:Faulty",
+    "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
+    "on_bad_step": "drop",
+    "num_samplers": 4,
+    "num_steps": 40,
+    "total_timesteps": 4 * 40 * 6,
+    "recompute_advantages": True,
+    "progress": "off",
+}
+
+
+def test_dropped_episodes_are_the_same_with_actors(ray_session: Any, tmp_path: Path) -> None:
+    here = dppo.train(make_config(DROPPING | {"run_dir": tmp_path / "here"}))
+    assert here.incidents["bad_step"] == 4 * 3
+    actors = make_config(DROPPING | {"run_dir": tmp_path / "there", "num_actors": 2, "cpus_per_actor": 0.25})
+    there = dppo.train(actors)
+    assert (there.weights_sha256, there.global_step) == (here.weights_sha256, here.global_step)
+    assert there.incidents["bad_step"] == 12

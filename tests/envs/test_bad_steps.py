@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import group_of, random_weights, sampler_of
+from faulty_worlds import Faulty
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, started
 
@@ -25,45 +24,6 @@ from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.spaces import leaves
 from dppo.streams import Stream
-
-
-class Faulty(gym.Env[Any, Any]):
-    """Count steps in the observation; return one invalid value at step `at_step` of each episode in `episodes`."""
-
-    def __init__(
-        self,
-        *,
-        obs: Any = None,
-        reward: Any = 1.0,
-        terminated: Any = False,
-        at_step: int = 3,
-        episodes: Sequence[int] = (0,),
-        length: int = 6,
-        space: gym.Space[Any] | None = None,
-    ) -> None:
-        self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self._bad = (obs, reward, terminated)
-        self._at_step, self._episodes, self._length = at_step, episodes, length
-        self.episode, self.steps = -1, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.episode, self.steps = self.episode + 1, 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
-        self.steps += 1
-        _, reward, terminated = self._bad if self._is_bad() else (None, 1.0, False)
-        return self._observe(), reward, terminated, self.steps >= self._length, {}
-
-    def _is_bad(self) -> bool:
-        return self.steps == self._at_step and self.episode in self._episodes
-
-    def _observe(self) -> Any:
-        if self._is_bad() and self._bad[0] is not None:
-            return self._bad[0]
-        return np.full(2, self.steps, self.observation_space.dtype)
 
 
 def collect(
@@ -387,14 +347,11 @@ def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, sca
 # ------------------------------------------------------------------------------------------ runs
 
 
-def faulty(**settings: Any) -> gym.Env[Any, Any]:
-    return Faulty(**settings)
-
-
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
 def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
     settings = {
-        "env_id": partial(faulty, reward=None, episodes=(1, 2, 5)),
+        "env_id": "faulty_worlds:Faulty",
+        "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
         "on_bad_step": "drop",
         "num_samplers": 2,
         "num_steps": 16,
