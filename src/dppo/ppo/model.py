@@ -19,7 +19,7 @@ class Scored(NamedTuple):
     values: Tensor
     """[rows]"""
     residuals: Any
-    """Whatever the network needs for `backward`."""
+    """State of the network for `backward`."""
 
 
 class PPOModel:
