@@ -42,12 +42,16 @@ def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.n
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
 
 
-def group_of(envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0) -> EnvGroup:
+def group_of(
+    envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0, drop_bad_steps: bool = False
+) -> EnvGroup:
     return EnvGroup(
         list(envs),
         describe_spaces(envs[0]),
         episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
         owner=f"sampler {sampler_id} (Test-v0)",
+        sampler_id=sampler_id,
+        drop_bad_steps=drop_bad_steps,
     )
 
 
@@ -61,18 +65,21 @@ def sampler_of(
     hidden_sizes: tuple[int, ...] = (),
     dtype: str = "float64",
     track: bool = True,
+    drop_bad_steps: bool = False,
+    **more: Any,
 ) -> tuple[PPOSampler, MLPSpec]:
     """A sampler of these environments, and what its model is made of."""
     spec = MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
     sampler = PPOSampler(
         sampler_id,
         PPOAgent(spec),
-        group_of(envs, seed=seed, sampler_id=sampler_id),
+        group_of(envs, seed=seed, sampler_id=sampler_id, drop_bad_steps=drop_bad_steps),
         num_steps=num_steps,
         gamma=gamma,
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
         track_obs=track,
         track_returns=track,
+        **more,
     )
     return sampler, spec
 

@@ -223,6 +223,16 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
             {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024},
             "an update is a single SGD step here",
         ),
+        ({"desired_kl": 0.01}, "anneal_lr sets the learning rate"),
+        (
+            {"desired_kl": 0.01, "anneal_lr": False, "update_epochs": 1, "minibatch_size": 1024},
+            "an update is a single SGD step here",
+        ),
+        ({"anneal_ent": True, "ent_coef": 0}, "ent_coef=0 leaves the entropy out"),
+        ({"recompute_advantages": True, "update_epochs": 1}, "advantages of the only epoch are fresh"),
+        ({"freeze_norm_after": 100}, "there are no statistics to freeze"),
+        ({"clip_reward": 2, "sign_reward": True}, "sign_reward leaves -1, 0 and 1"),
+        ({"scale_reward": 2, "norm_reward": True}, "norm_reward divides by a deviation that has the same factor"),
     ],
 )
 def test_a_setting_without_effect_is_refused(settings: dict[str, Any], words: str) -> None:
@@ -428,6 +438,13 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     assert note == (
         "total_timesteps=20480 instead of 10240: the learning rate rises from 0.000125 to 0.000188, and reaches "
         "zero at 20,480 steps instead of 10,240"
+    )
+    before = resolved(config(anneal_lr=False, anneal_clip=True, anneal_ent=True, total_timesteps=10240))
+    longer = config(anneal_lr=False, anneal_clip=True, anneal_ent=True, total_timesteps=20480)
+    [note] = changes_on_resume(before, longer, Path("c"), 5)
+    assert note == (
+        "total_timesteps=20480 instead of 10240: the clipping range rises from 0.1 to 0.15 and the weight of the "
+        "entropy rises from 0.005 to 0.0075, and reaches zero at 20,480 steps instead of 10,240"
     )
     before = resolved(config(anneal_lr=False, total_timesteps=10240))
     for total in (5120, 20480):  # without annealing the length changes nothing

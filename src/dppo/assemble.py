@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dppo import streams
 from dppo.config.parts import PPO, Env, Learners, Network, Run, Sampling
-from dppo.envs.group import EnvGroup, user_traceback
+from dppo.envs.faults import user_traceback
+from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
@@ -22,6 +23,7 @@ from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
+from dppo.ppo.rewards import reward_shaping
 from dppo.ppo.sampler import PPOSampler
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces import Spaces
@@ -66,7 +68,11 @@ class TrainerPlan:
 
     def learning_rate_at(self, iteration: int) -> float:
         """Return Adam's step size in iteration 0, 1, ..."""
-        return self.ppo.learning_rate_after(iteration / self.run.iterations_of(self.sampling.batch_size))
+        return self.ppo.learning_rate_after(self.share_before(iteration))
+
+    def share_before(self, iteration: int) -> float:
+        """Return the share of the run that is done when an iteration begins, 0 <= share < 1."""
+        return iteration / self.run.iterations_of(self.sampling.batch_size)
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -113,11 +119,16 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             owner=owner,
             sampler_id=sampler_id,
             progress=progress,
+            drop_bad_steps=plan.env.on_bad_step == "drop",
         )
     except BaseException:
         close_all(envs)
         raise
-    sampler = PPOSampler(
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces)
+
+
+def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
+    return PPOSampler(
         sampler_id,
         PPOAgent(network_spec(plan.network, spaces)),
         group,
@@ -126,8 +137,9 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
         track_obs=plan.ppo.norm_obs,
         track_returns=plan.ppo.norm_reward,
+        shape_rewards=reward_shaping(plan.ppo),
+        keep_successors=plan.ppo.recompute_advantages,
     )
-    return BuiltSampler(sampler, group, spaces)
 
 
 def _make_env(plan: SamplerPlan, owner: str) -> Any:

@@ -13,7 +13,7 @@ from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import Config
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
 from dppo.ppo.normalizer import Moments, Statistics
@@ -54,8 +54,10 @@ def build(
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
+        ConfigError: the statistics of normalisers are to be frozen before there are any.
     """
     start = folder.start or folder.origin
+    _check_statistics(config, start)
     torch_import = _start_torch_import(stack)
     if config.num_actors > 0:
         announce()
@@ -74,6 +76,14 @@ def build(
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
+
+
+def _check_statistics(config: Config, start: Start | None) -> None:
+    if start is None and config.freeze_norm_after == 0:
+        raise ConfigError(
+            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
+            "branch from a run that has some."
+        )
 
 
 def _log_start(start: Start | None) -> None:
@@ -127,7 +137,15 @@ def _make_learner(
         obs=Moments.empty(spaces.obs.shape) if config.norm_obs else None,
         returns=Moments.empty(()) if config.norm_reward else None,
     )
-    return PPOLearner(collector, trainers, ledger, statistics, overlap=config.overlap, notify=logger.warning)
+    return PPOLearner(
+        collector,
+        trainers,
+        ledger,
+        statistics,
+        overlap=config.overlap,
+        freeze_norm_after=config.freeze_norm_after,
+        notify=logger.warning,
+    )
 
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ class PPOLearner:
         statistics: Statistics,
         *,
         overlap: bool = False,
+        freeze_norm_after: int | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Begin a new run; `load` or `adopt` continue an earlier one.
@@ -70,12 +72,14 @@ class PPOLearner:
         Args:
             overlap: request segments with the weights that are about to be updated, so that actors and learner work
                 at the same time; policy lag is then exactly one.
+            freeze_norm_after: env steps after which statistics no longer change; None: never.
         """
         self._collector = collector
         self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
         self._overlap = overlap
+        self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._notify = notify
         self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
         self._asked = -1  # index of the last requested segments
@@ -132,7 +136,9 @@ class PPOLearner:
         """Train on these segments, and commit them to the run."""
         while True:
             began = time.monotonic()
-            merged = self._statistics.merged([report.statistics for report in collected.reports])
+            merged = self._statistics
+            if self.global_step < self._freeze_norm_after:
+                merged = merged.merged([report.statistics for report in collected.reports])
             scale = merged.reward_scale()  # of all returns seen so far
             try:
                 losses = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
@@ -212,13 +218,20 @@ class PPOLearner:
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
-        """Start with the weights, optimiser state and normaliser statistics of another run."""
-        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), arrays["optimizer"])
+        """Start with the weights, optimiser state and normaliser statistics of another run.
+
+        An adapted learning rate is left out: this run starts with that of its settings.
+        """
+        moments = {name: array for name, array in arrays["optimizer"].items() if name != "learning_rate"}
+        self._start_with(arrays, moments)
+
+    def _start_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
+        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), optimizer)
         self._statistics = self._statistics.loaded(arrays["normalizer"])
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
         """Restore the result of `state`; samplers are rebuilt by their first request."""
-        self.adopt(arrays)
+        self._start_with(arrays, arrays["optimizer"])
         self.iteration = values["iteration"]
         self._ledger.load(arrays["samplers"], self.iteration)
         self.global_step = values["global_step"]

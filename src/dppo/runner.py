@@ -204,7 +204,7 @@ class _Run:
             collected.timings,
             iteration.losses,
             steps_since_start=learner.global_step - self.steps_before,
-            learning_rate=self.config.learning_rate_at(iteration.number - 1),
+            learning_rate=iteration.losses.get("learning_rate", self.config.learning_rate_at(iteration.number - 1)),
             actors_alive=self.parts.collector.alive(),
             replayed_steps=collected.replayed_steps,
         )

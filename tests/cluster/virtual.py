@@ -154,7 +154,7 @@ class Fake:
         actor = self._actors[who]
         if isinstance(command, Describe):
             return self._sent(command.ask_id, Described(*who, command.ask_id, actor.describe(command.sampler_id)))
-        answer = actor.make_segments(Question(command.requests, command.hosted), command.policy)
+        answer = actor.make_segments(Question(command.requests, command.hosted, command.spaces), command.policy)
         assert isinstance(answer, Answer)
         if forged:
             (report, segment), *rest = answer.made

@@ -45,6 +45,8 @@ PLAIN = PPO(
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),
+    *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
+    *("sign_reward", "clip_reward", "scale_reward"),
 }
 
 
@@ -83,6 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stops in the middle": {"target_kl": 0.1, "update_epochs": 6, "minibatches": 2},
     "stops in the middle, continuous": {"target_kl": 0.2, "update_epochs": 6, "minibatches": 1, "box": True},
     "small pieces": {"micro_batch_size": 2},
+    "learning rate by the KL": {"desired_kl": 0.01},
     "rows that weigh nothing": {"weighed": scattered},
     "rows that weigh nothing, in pieces": {"weighed": scattered, "micro_batch_size": 3, "box": True},
     "rows that weigh nothing, as they are": {"weighed": scattered, "norm_adv": False, "clip_vloss": True},

@@ -13,6 +13,7 @@ from typing import Any
 
 from dppo.cluster.faults import Fault
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
+from dppo.spaces import Spaces
 
 SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
 
@@ -24,6 +25,8 @@ class Question:
     requests: tuple[SegmentRequest, ...]
     hosted: tuple[int, ...]
     """All samplers that the actor hosts now."""
+    spaces: Spaces | None = None
+    """Those that every sampler must have; None if none is built for this question."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,33 +14,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from dppo.config.conditions import (
+    DEFAULT_NETWORK,
+    ON_GPU,
+    OWN_NETWORK,
+    OWN_RAY,
+    RATE_NOT_ANNEALED,
+    REWARDS_NOT_NORMALISED,
+    REWARDS_NOT_SIGNS,
+    SEVERAL_EPOCHS,
+    SEVERAL_SGD_STEPS,
+    SMALLER_THAN_MINIBATCH,
+    WITH_ACTORS,
+    WITH_ENTROPY,
+    WITH_HIDDEN_LAYERS,
+    WITH_LEARNERS,
+    WITH_NORMALISER,
+    WITH_VALUE_LOSS,
+)
 from dppo.config.setting import KEY, About, When, metadata, setting
-
-WITH_ACTORS = When(lambda config: config.num_actors > 0, "num_actors=0 starts no actors. Use num_actors=1 or more")
-WITH_LEARNERS = When(
-    lambda config: config.num_learners > 0, "num_learners=0 trains in this process. Use num_learners=1 or more"
-)
-OWN_RAY = When(lambda config: config.address is None, "a running cluster has its own dashboard. Leave it out")
-ON_GPU = When(lambda config: config.device != "cpu", "device=cpu trains on the CPU. Use device=cuda")
-SMALLER_THAN_MINIBATCH = When(
-    lambda config: (config.micro_batch_size or 0) < config.rows_of_a_learner,
-    "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out",
-)
-WITH_VALUE_LOSS = When(
-    lambda config: config.vf_coef > 0, "vf_coef=0 disables the value loss. Leave it out, or raise vf_coef"
-)
-WITH_HIDDEN_LAYERS = When(lambda config: bool(config.hidden_sizes), "hidden_sizes is empty. Leave it out")
-DEFAULT_NETWORK = When(
-    lambda config: config.model is None,
-    "it applies to the default network only, not to model={config.model_name}. Leave it out",
-)
-OWN_NETWORK = When(
-    lambda config: config.model is not None, "it applies to a model of your own only. Set model, or leave it out"
-)
-SEVERAL_SGD_STEPS = When(
-    lambda config: config.update_epochs * config.minibatches_per_epoch > 1,
-    "an update is a single SGD step here. Leave it out, or raise update_epochs",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +47,12 @@ class Env:
         )
     )
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
+    on_bad_step: Literal["raise", "drop"] = setting(
+        "raise",
+        "What an invalid observation, reward or flag does: raise ends the run; drop abandons the episode, counts it as "
+        "an incident and starts a new one.",
+        resume="free",
+    )
 
     @property
     def env_name(self) -> str:
@@ -99,6 +97,13 @@ class PPO:
 
     learning_rate: float = setting(2.5e-4, "Step size of Adam at the start.", gt=0)
     anneal_lr: bool = setting(True, "Lower the learning rate linearly to zero over the run.")
+    desired_kl: float | None = setting(
+        None,
+        "Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if "
+        "it is below half of this; none: never.",
+        gt=0,
+        when=(RATE_NOT_ANNEALED, SEVERAL_SGD_STEPS),
+    )
     gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
     gae_lambda: float = setting(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
     update_epochs: int = setting(4, "Epochs K: passes over each batch.", gt=0)
@@ -106,11 +111,20 @@ class PPO:
         None, "Largest number of rows of a minibatch; none: a quarter of the batch.", gt=0
     )
     norm_adv: bool = setting(True, "Standardise advantages within each minibatch.")
+    recompute_advantages: bool = setting(
+        False,
+        "Recompute advantages and returns before each further epoch, with the values of the current network.",
+        when=(SEVERAL_EPOCHS,),
+    )
     clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
+    anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
     clip_vloss: bool = setting(
         False, "Clip the value loss around the old value, as OpenAI Baselines does.", when=(WITH_VALUE_LOSS,)
     )
     ent_coef: float = setting(0.01, "Weight of the entropy bonus.", ge=0)
+    anneal_ent: bool = setting(
+        False, "Lower the weight of the entropy bonus linearly to zero over the run.", when=(WITH_ENTROPY,)
+    )
     vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
     max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
     target_kl: float | None = setting(
@@ -125,10 +139,35 @@ class PPO:
     norm_reward: bool = setting(
         False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
     )
+    freeze_norm_after: int | None = setting(
+        None,
+        "Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those "
+        "of the run it starts from; none: never.",
+        ge=0,
+        when=(WITH_NORMALISER,),
+    )
+    sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
+    clip_reward: float | None = setting(
+        None, "Clip each reward to plus or minus this; none: do not.", gt=0, when=(REWARDS_NOT_SIGNS,)
+    )
+    scale_reward: float = setting(
+        1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
+    )
 
     def minibatches_of(self, rows: int) -> int:
         """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one."""
         return math.ceil(rows / (self.minibatch_size or math.ceil(rows / 4)))
+
+    @property
+    def annealed(self) -> tuple[str, ...]:
+        """The settings that fall linearly to zero over the run."""
+        schedules = {"learning_rate": self.anneal_lr, "clip_coef": self.anneal_clip, "ent_coef": self.anneal_ent}
+        return tuple(name for name, falls in schedules.items() if falls)
+
+    def after(self, share: float) -> PPO:
+        """Return these settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
+        now = {name: getattr(self, name) * (1 - share) for name in self.annealed}
+        return dataclasses.replace(self, **now) if now else self
 
     def learning_rate_after(self, share: float) -> float:
         """Return the step size of Adam after `share` of the run, 0 <= share < 1 (detail 4)."""

@@ -37,7 +37,7 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
     old, notes = flattened(before), []
     for name, value in resolved(config).items():
         was, policy = old.get(name, default_of(name)), about(name).resume
-        if was == value or policy == "free" or (policy == "raised" and not config.anneal_lr):
+        if was == value or policy == "free" or (policy == "raised" and not config.ppo.annealed):
             continue
         if policy == "close":
             notes.append(
@@ -74,11 +74,16 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
 
 
 def _longer(config: Config, was: int, iteration: int) -> str:
-    """Describe the effect of a longer run on an annealed learning rate."""
+    """Describe the effect of a longer run on settings that are annealed."""
     planned = replace(config, total_timesteps=was)
-    before = planned.learning_rate_at(min(iteration, planned.iterations))
-    now = config.learning_rate_at(iteration)
+    before = config.ppo.after(min(iteration, planned.iterations) / planned.iterations)
+    now = config.ppo.after(iteration / config.iterations)
+    names = {"learning_rate": "learning rate", "clip_coef": "clipping range", "ent_coef": "weight of the entropy"}
+    changes = " and ".join(
+        f"the {names[name]} rises from {getattr(before, name):.3g} to {getattr(now, name):.3g}"
+        for name in config.ppo.annealed
+    )
     return (
-        f"total_timesteps={config.total_timesteps} instead of {was}: the learning rate rises from {before:.3g} to "
-        f"{now:.3g}, and reaches zero at {config.total_timesteps:,} steps instead of {was:,}"
+        f"total_timesteps={config.total_timesteps} instead of {was}: {changes}, and reaches zero at "
+        f"{config.total_timesteps:,} steps instead of {was:,}"
     )

@@ -33,5 +33,5 @@ class Settings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         return self.iterations_of(self.batch_size)
 
     def learning_rate_at(self, iteration: int) -> float:
-        """Return Adam's step size in an iteration, 0 <= iteration < iterations."""
+        """Return Adam's step size in an iteration, 0 <= iteration < iterations, where it does not adapt to the KL."""
         return self.learning_rate_after(iteration / self.iterations)

@@ -6,22 +6,31 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.checks import SpaceChecks, place_in, quick_packer
+from dppo.envs.faults import BadStep, user_traceback
 from dppo.envs.make import close_all
 from dppo.envs.packing import packer
-from dppo.envs.results import OLD_API, BadResult, describe_bad_reset, describe_bad_step, reward_of
+from dppo.envs.results import (
+    LARGEST_REWARD,
+    OLD_API,
+    BadResult,
+    describe_bad_reset,
+    describe_bad_step,
+    flag_of,
+    reward_of,
+)
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
-PACKAGE = str(Path(__file__).parents[1])
+MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
 class EnvGroup:
@@ -39,6 +48,7 @@ class EnvGroup:
         owner: str,
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
+        drop_bad_steps: bool = False,
     ) -> None:
         """Take over `envs`.
 
@@ -46,30 +56,37 @@ class EnvGroup:
             episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             progress: record of each step, reset and replay, under `sampler_id`.
+            drop_bad_steps: abandon the episode after an invalid result instead of raising.
+
+        Raises:
+            EnvironmentFault: the environments have different spaces.
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
         self._envs = envs
         self._actions = spaces.actions
-        self._pack = packer(spaces.obs)
+        pack = packer(spaces.obs)
+        self._pack = self._unwatched = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
         self._episode_seed = episode_seed
         self._owner = owner
-        self._sampler_id = sampler_id
+        self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
         self._progress = progress or ProgressRecord()
-        self._stepping = place_of(Phase.STEP, sampler_id)
         # Lists, because reading or writing one element of an array takes three times as long.
         self._episodes = [0] * self.num_envs
         self._returns = [0.0] * self.num_envs
-        self._lengths = [0] * self.num_envs
+        self._lengths, self._dropped_in_a_row = [0] * self.num_envs, [0] * self.num_envs
         self._last_obs: list[np.ndarray] = [np.empty(0)] * self.num_envs
+        self._checks, self._drops = SpaceChecks(envs, spaces.obs, owner), drop_bad_steps
 
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
+        if self._sampler_id == 0:  # the observations of the other samplers are alike
+            self._pack, self._unwatched = self._checks.watching(self._pack), self._pack
         for env in range(self.num_envs):
-            obs[env] = self._reset(env, 0)
+            obs[env] = self._begin_episode(env, 0, log)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -85,32 +102,43 @@ class EnvGroup:
 
         Args:
             actions: [E, *A] as sampled from the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` receives the observations for the next
-                action.
-            log: receives the episodes that end, and the time.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            log: receives the episodes that end or are dropped, and the time.
 
-        Returns:
-            The final observation of each environment that was truncated and not terminated, by its index.
+        Returns: the final observation of each environment that was truncated and not terminated, by its index.
 
         Raises:
-            EnvironmentFault: an environment raised, or returned an invalid observation or reward.
+            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
         """
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self._for_envs(actions)):
-            seen, rewards[env], ended, cut, info = self._step(env, action)
+            try:
+                seen, rewards[env], ended, cut, info = self._step(env, action)
+            except BadStep as error:
+                rewards[env], terminated[env], truncated[env] = 0.0, False, True
+                obs[env] = self._drop_step(env, error, log)
+                continue
             self._progress.stepped()
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = np.empty((), self.obs)
-                    final_obs[env][...] = seen
-                log.episodes.append(self._finished(env, info))
-                seen = self._reset(env, self._episodes[env] + 1)
+                    final_obs[env] = self._checked_final(env, seen)
+                seen = self._end_episode(env, info, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
+
+    def _checked_final(self, env: int, seen: np.ndarray) -> np.ndarray:
+        """Return an observation as it is stored; it is not part of the segment, and so checked alone."""
+        stored = np.empty((), self.obs)
+        stored[...] = seen
+        outside = self._checks.outside(stored[None])
+        if outside is not None and outside.fatal:
+            where = self._place(env, "step", self._episodes[env], self._lengths[env])
+            raise BadStep(f"{where} returned {outside.what}.")
+        return stored
 
     def _for_envs(self, actions: np.ndarray) -> Any:
         """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
@@ -128,11 +156,16 @@ class EnvGroup:
             raise self._fault(env, "step", error) from None
         try:
             raw, reward, terminated, truncated, info = answer
-            terminated, truncated = bool(terminated), bool(truncated)
+            if type(terminated) is not bool or type(truncated) is not bool:
+                terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
             raise self._bad(env, "step", describe_bad_step(answer)) from None
         try:
-            seen, reward = self._pack(raw), reward_of(reward)
+            seen = self._pack(raw)
+            if type(reward) is not float or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+                reward = reward_of(reward)
+            if self._drops:
+                self._checks.check_limits(seen)
         except BadResult as error:
             raise self._bad(env, "step", str(error)) from None
         self._returns[env] += reward
@@ -154,12 +187,77 @@ class EnvGroup:
             raise self._fault(env, "reset", error) from None
         problem = describe_bad_reset(answer)
         if problem:
-            raise self._bad(env, "reset", problem)
+            raise EnvironmentFault(f"{self._where(env, 'reset')} returned {problem}.")
+        problem = self._checks.change(env, self._envs[env])
+        if problem:
+            raise EnvironmentFault(f"{self._where(env, 'reset')} {problem}")
         try:
             self._last_obs[env] = seen = self._pack(answer[0])
+            if self._drops:
+                self._checks.check_limits(seen)
         except BadResult as error:
             raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         return seen
+
+    def _end_episode(self, env: int, info: dict[str, Any], log: EnvLog) -> np.ndarray:
+        """Log the episode, and start the next one."""
+        log.episodes.append(self._finished(env, info))
+        self._dropped_in_a_row[env] = 0
+        return self._begin_episode(env, self._episodes[env] + 1, log)
+
+    def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
+        """Start an episode; if its first observation is invalid and may be dropped, the next one."""
+        try:
+            return self._reset(env, episode)
+        except BadStep as error:
+            return self._drop(env, error, log)
+
+    def _drop_step(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
+        log.dropped.append(env)
+        return self._drop(env, error, log)
+
+    def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
+        """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""
+        if not self._drops:
+            raise error
+        self._dropped_in_a_row[env] += 1
+        if self._dropped_in_a_row[env] > MOST_DROPPED:
+            raise EnvironmentFault(
+                f"{error.message} The {MOST_DROPPED} episodes before it were dropped as well, and none was finished."
+            )
+        message = f"{error.message} The episode was dropped, and a new one started."
+        log.incidents.append(Incident(IncidentKind.BAD_STEP, message, env=env, lost_steps=self._lengths[env]))
+        return self._begin_episode(env, self._episodes[env] + 1, log)
+
+    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the observations of a whole segment against the limits and the precision of their space.
+
+        Finite floats beyond a limit are an error in the first segment only, where a wrong space shows. Later they are
+        reported and used, because simulators overshoot.
+
+        Args:
+            obs: [T + 1, E, *O], as stored.
+            done: [T, E]
+            first: the segment is the first of the run.
+
+        Raises:
+            EnvironmentFault: an observation is outside its space.
+        """
+        outside = None if self._drops else self._checks.outside(obs)  # checked at each step where these are dropped
+        if outside is not None:
+            row, env = outside.row
+            episode, step = place_in(row, done[:, env], log, env, self._episodes[env], self._lengths[env])
+            message = f"{self._place(env, 'step' if step else 'reset', episode, step)} returned {outside.what}."
+            if outside.fatal:
+                raise EnvironmentFault(message)
+            if first:
+                raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
+            if self._checks.report_outside():
+                log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+        self._pack = self._unwatched
+        finding = self._checks.precision_lost()
+        if finding:
+            log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
 
     def _finished(self, env: int, info: dict[str, Any]) -> Episode:
         success = info.get("is_success") if isinstance(info, dict) else None
@@ -207,7 +305,7 @@ class EnvGroup:
                         f"{int(carry.episode_lengths[env])} steps and started a new one: {reason}",
                     )
                 )
-                self._reset(env, episode + 1)
+                self._begin_episode(env, episode + 1, log)
             obs[env] = self._last_obs[env]
         seconds = time.perf_counter() - began
         log.seconds += seconds
@@ -216,6 +314,14 @@ class EnvGroup:
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         """Replay an episode; return how it differs from the first time, None if it does not."""
+        try:
+            return self._replay_steps(env, carry, actions)
+        except BadStep as error:
+            if not self._drops:
+                raise
+            return f"the replay was invalid: {error.message}"
+
+    def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
         for number, action in enumerate(self._for_envs(actions)):
@@ -248,18 +354,24 @@ class EnvGroup:
 
     # ------------------------------------------------------------------ faults
 
-    def _bad(self, env: int, phase: str, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self._where(env, phase)} returned {what}.")
+    def _bad(self, env: int, phase: str, what: str) -> BadStep:
+        return BadStep(f"{self._where(env, phase)} returned {what}.")
 
     def _fault(self, env: int, phase: str, error: BaseException) -> EnvironmentFault:
         summary = "".join(traceback.format_exception_only(error)).strip()
         if phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error):
             summary += OLD_API
+        if phase == "step":
+            try:
+                self._checks.check_limits(self._last_obs[env])
+            except BadResult as before:
+                summary += f" (the environment had returned {before})"
         return EnvironmentFault(f"{self._where(env, phase)} raised {summary}", user_traceback(error))
 
     def _where(self, env: int, phase: str) -> str:
-        episode = self._episodes[env]
-        step = self._lengths[env] + (phase == "step")
+        return self._place(env, phase, self._episodes[env], self._lengths[env] + (phase == "step"))
+
+    def _place(self, env: int, phase: str, episode: int, step: int) -> str:
         return (
             f"{self._owner}, env {env}: {phase} of episode {episode} (seed {self._episode_seed(env, episode)}, "
             f"step {step})"
@@ -271,11 +383,3 @@ def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
     shaped = actions.reshape(len(actions), *space.shape)
     clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
     return clipped
-
-
-def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error`, starting at the first frame outside this package."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
 OLD_API = (
     ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
     "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
@@ -18,7 +21,7 @@ def reward_of(raw: Any) -> float:
     """Convert a reward to a float.
 
     Raises:
-        BadResult: it is not a finite number.
+        BadResult: it is not a finite number, or too large to learn from.
     """
     try:
         reward = float(raw)
@@ -26,9 +29,21 @@ def reward_of(raw: Any) -> float:
         raise BadResult(f"{raw!r} as the reward, which is not a number") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
-    if reward - reward != 0:  # nan or infinite
-        raise BadResult(f"{reward} as the reward")
+    if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+        limit = f", and values cannot be learnt from rewards above {LARGEST_REWARD:g}" if reward - reward == 0 else ""
+        raise BadResult(f"{reward} as the reward{limit}")
     return reward
+
+
+def flag_of(raw: Any) -> bool:
+    """Convert `terminated` or `truncated` to a bool.
+
+    Raises:
+        BadResult: it is not a boolean: a number, an array or None is more often a mistake.
+    """
+    if not _is_flag(raw):
+        raise BadResult(f"{raw!r}, which is not a boolean")
+    return bool(raw)
 
 
 def describe_bad_step(result: Any) -> str:
@@ -48,11 +63,7 @@ def describe_bad_reset(result: Any) -> str | None:
 
 
 def _is_flag(value: Any) -> bool:
-    try:
-        bool(value)
-    except Exception:  # NumPy and torch raise different errors
-        return False
-    return True
+    return isinstance(value, bool | np.bool_)
 
 
 def _form(result: Any) -> str:

@@ -16,7 +16,48 @@ from dppo.ppo.segment import Segment
 from dppo.spaces import leaves
 
 if TYPE_CHECKING:  # shapes are checked in tests only
-    from jaxtyping import Float, Int64, Shaped
+    from jaxtyping import Bool, Float, Float64, Int64, Shaped
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What advantages of a batch are estimated from, again and again while values change."""
+
+    rewards: Float64[np.ndarray, "T envs"]
+    """As they are learnt from: limited and scaled."""
+    terminated: Bool[np.ndarray, "T envs"]
+    truncated: Bool[np.ndarray, "T envs"]
+    valid: Bool[np.ndarray, "T envs"] | None
+    """None: all rows are."""
+    successors: Shaped[Tensor, " n *O"] | dict[str, Shaped[Tensor, "n ..."]]
+    """Normalised observations that followed a row, but are in no row themselves."""
+    followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
+    """Step and environment of the row that each of them followed."""
+    gamma: float
+    gae_lambda: float
+
+    def estimate(
+        self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], length: int
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """Return advantages and returns by the values of all rows, in their order in the batch, and of `successors`."""
+        steps = _steps(values, length, self.rewards.shape)
+        next_values = np.empty_like(steps)
+        next_values[:-1] = steps[1:]
+        next_values[self.followed] = successors
+        advantages = generalized_advantages(
+            self.rewards,
+            steps,
+            next_values,
+            self.terminated,
+            self.truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            valid=self.valid,
+        )
+        returns = advantages + steps
+        if self.valid is not None:
+            returns = np.where(self.valid, returns, returns.dtype.type(0))
+        return torch.from_numpy(_sequences(advantages, length)), torch.from_numpy(_sequences(returns, length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +82,8 @@ class Batch:
     that the mean over the rows of all ranks is the mean over their transitions."""
     length: int = 1
     """L"""
+    rollout: Rollout | None = None
+    """Of a whole batch whose advantages are estimated anew before each further epoch."""
 
     def __len__(self) -> int:
         return len(self.logprobs)
@@ -67,7 +110,7 @@ class Batch:
         """Return consecutive pieces with `sizes` sequences each, as views."""
         rows = [size * self.length for size in sizes]
         names = [name for name in COLUMNS if getattr(self, name) is not None]
-        parts = zip(*(_split(getattr(self, name), rows) for name in names), strict=True)
+        parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
         return [replace(self, **dict(zip(names, columns, strict=True))) for columns in parts]
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -80,14 +123,15 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name != "length")
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout"))
 
 
-def _split(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Tensor | dict[str, Tensor]]:
+def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Any]:
+    """Return consecutive pieces of so many rows, as views; of several leaves, each a dict."""
     if not isinstance(column, dict):
         pieces: tuple[Tensor, ...] = column.split(rows)
         return pieces
-    parts = zip(*(_split(leaf, rows) for leaf in column.values()), strict=True)
+    parts = zip(*(split_rows(leaf, rows) for leaf in column.values()), strict=True)
     return [dict(zip(column, part, strict=True)) for part in parts]
 
 
@@ -99,6 +143,7 @@ def make_batch(
     gamma: float,
     gae_lambda: float,
     length: int = 1,
+    shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Batch:
     """Merge segments into one batch: normalise, estimate advantages and flatten.
 
@@ -109,15 +154,16 @@ def make_batch(
         obs_scale: the scale the segments were collected with; None if observations are not normalised.
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalised.
         length: L, the steps of a sequence; must divide T.
+        shape_rewards: transforms raw rewards before they are normalised; None to leave them as they are.
     """
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
+        if name != "successors"
     }
     valid = None if merged["valid"].all() else merged["valid"]
-    rewards, values, dtype = merged["rewards"], merged["values"], merged["values"].dtype
-    if reward_scale is not None:
-        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
+    values, dtype = merged["values"], merged["values"].dtype
+    rewards = _learnt(merged["rewards"], shape_rewards, reward_scale)
     advantages = generalized_advantages(
         rewards,
         values,
@@ -143,7 +189,49 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if valid is None else rows(valid.astype(dtype)),
         length=length,
+        rollout=_rollout(segments, rewards, obs_scale, gamma, gae_lambda),
     )
+
+
+def _learnt(
+    rewards: np.ndarray, shape: Callable[[np.ndarray], np.ndarray] | None, scale: float | None
+) -> Float64[np.ndarray, "T envs"]:
+    """Return the rewards to learn from."""
+    if shape is not None:
+        rewards = shape(rewards)
+    return rewards if scale is None else np.clip(rewards / scale, -CLIP, CLIP)
+
+
+def _rollout(
+    segments: Sequence[Segment], rewards: np.ndarray, obs_scale: ObsScale | None, gamma: float, gae_lambda: float
+) -> Rollout | None:
+    """Return what advantages can be estimated from again; None if the segments hold no successors."""
+    successors = [one.successors for one in segments if one.successors is not None]
+    if not successors:
+        return None
+    terminated, truncated, valid = (
+        np.concatenate([getattr(one, name) for one in segments], axis=1)
+        for name in ("terminated", "truncated", "valid")
+    )
+    inputs = _inputs(
+        np.concatenate(successors)[None],
+        segments[0].values.dtype,
+        obs_scale,
+        lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
+    )
+    followed = _followed(segments)
+    return Rollout(rewards, terminated, truncated, None if valid.all() else valid, inputs, followed, gamma, gae_lambda)
+
+
+def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """Return step and environment, among those of all segments, of the rows that `successors` follow."""
+    steps, envs, before = [], [], 0
+    for segment in segments:
+        t, env = np.nonzero(segment.followed)
+        steps.append(t)
+        envs.append(env + before)
+        before += segment.followed.shape[1]
+    return np.concatenate(steps), np.concatenate(envs)
 
 
 def _inputs(
@@ -168,3 +256,10 @@ def _sequences(array: Shaped[np.ndarray, "T envs *rest"], length: int) -> Shaped
         array = array.reshape(-1, length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
         array = array.reshape(-1, length, *array.shape[3:])
     return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))
+
+
+def _steps(rows: Shaped[np.ndarray, " rows"], length: int, shape: tuple[int, ...]) -> Shaped[np.ndarray, "T envs"]:
+    """Undo `_sequences`: [T * envs] -> [T, envs], which is `shape`."""
+    if length > 1:
+        rows = rows.reshape(-1, shape[1], length).swapaxes(1, 2)
+    return rows.reshape(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dppo.ppo.distributions import Evaluation
@@ -44,6 +45,11 @@ class PPOModel:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O]."""
         head, values, residuals = self.network.forward(obs)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
+
+    def values(self, obs: Any) -> Tensor:
+        """Return the values [rows] of observations; the next forward pass does not overwrite them."""
+        with torch.no_grad():
+            return self.network.forward(obs)[1].detach().clone()
 
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,9 @@ class Environments(Protocol):
     ) -> list[Incident]:
         """Restore the open episodes that `carry` describes; start a new one where that fails."""
 
+    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the observations [T + 1, E, *O] of a segment, in which `done` [T, E] episodes ended."""
+
     def open_episodes(self) -> dict[str, np.ndarray]:
         """Return index, return, length and checksum of the open episodes, under their names in `SamplerCarry`."""
 
@@ -69,12 +73,16 @@ class PPOSampler:
         noise: Callable[[int], np.random.Generator],
         track_obs: bool,
         track_returns: bool,
+        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        keep_successors: bool = False,
     ) -> None:
         """Take over `envs`, which must not have been started.
 
         Args:
             noise: returns the generator of a segment's exploration noise, given the segment's index.
             track_obs, track_returns: report moments for the normalisers.
+            shape_rewards: transforms raw rewards before returns are tracked; None to leave them as they are.
+            keep_successors: let segments hold the observations that follow their last rows.
         """
         self.sampler_id = sampler_id
         self._agent = agent
@@ -84,6 +92,8 @@ class PPOSampler:
         self._noise = noise
         self._track_obs = track_obs
         self._track_returns = track_returns
+        self._shape_rewards = shape_rewards
+        self._keep_successors = keep_successors
         self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
 
@@ -118,6 +128,7 @@ class PPOSampler:
         self._obs = run.obs[at, -1].copy()
         seen, self._discounted_returns = self._moments(segment)
         done = segment.terminated | segment.truncated
+        self._envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
@@ -129,7 +140,7 @@ class PPOSampler:
             ),
             episodes=tuple(log.episodes),
             statistics=seen,
-            incidents=tuple(run.incidents[at]),
+            incidents=(*run.incidents[at], *log.incidents),
             env_s=log.seconds,
         )
         return report, segment
@@ -148,7 +159,8 @@ class PPOSampler:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)
         going_on = ~(segment.terminated | segment.truncated) & valid
-        rewards = np.where(valid, segment.rewards, 0.0)
+        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
+        rewards = np.where(valid, rewards, 0.0)
         for t in range(len(returns)):
             returns[t] = self._gamma * running + rewards[t]
             running = returns[t] * going_on[t]
@@ -168,6 +180,7 @@ class _Run:
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
         ]
         first = samplers[0]
+        self._keep_successors = first._keep_successors
         self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
         self._agent.load(snapshot)
         steps, envs, dtype = first._num_steps, first._envs, self._agent.spec.dtype
@@ -187,6 +200,8 @@ class _Run:
         self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
         self._rewards = np.empty(rows)
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
+        self._valid = np.ones(rows, bool)
+        self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -204,6 +219,12 @@ class _Run:
                 final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], terminated[t], truncated[t], log)
                 for env, final in final_obs.items():
                     cut.append((s, t, env, final))
+                while log.dropped:
+                    self._valid[s, t, log.dropped.pop()] = False
+        if self._keep_successors:
+            self._successors = self.obs[:, 1:].copy()
+            for s, t, env, final in cut:
+                self._successors[s, t, env] = final
         self._next_values[:, :-1] = values[:, 1:]
         self._next_values[:, -1] = agent.values(self.obs[:, -1])
         for s in sorted({one[0] for one in cut}):
@@ -212,7 +233,7 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
-        return Segment(
+        segment = Segment(
             obs=self.obs[s, :-1],
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
@@ -221,8 +242,9 @@ class _Run:
             rewards=self._rewards[s],
             terminated=self._terminated[s],
             truncated=self._truncated[s],
-            valid=np.ones(self._values[s].shape, bool),
+            valid=self._valid[s],
         )
+        return replace(segment, successors=self._successors[s][segment.followed]) if self._keep_successors else segment
 
 
 def collect_together(

@@ -55,6 +55,16 @@ class Segment(ReadOnly):
     """The episode was cut off, for example by a time limit."""
     valid: Bool[np.ndarray, "T E"]
     """False for a row that is not a transition and must not affect training."""
+    successors: Shaped[np.ndarray, " n *O"] | None = None
+    """The observations that the rows of `followed` led to; None if their values are not needed again."""
+
+    @property
+    def followed(self) -> Bool[np.ndarray, "T E"]:
+        """The rows whose successor is not a row of the batch: last steps, time limits, rows before an invalid one."""
+        followed: np.ndarray = self.truncated & ~self.terminated
+        followed[:-1] |= ~self.valid[1:]
+        followed[-1] = True
+        return followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,9 @@ class IncidentKind(str, Enum):
     SAMPLERS_MOVED = "samplers_moved"
     REPLAY_MISMATCH = "replay_mismatch"
     EPISODE_ABANDONED = "episode_abandoned"
+    BAD_STEP = "bad_step"
+    OUTSIDE_SPACE = "outside_space"
+    PRECISION_LOST = "precision_lost"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -202,4 +215,7 @@ class EnvLog:
 
     episodes: list[Episode] = field(default_factory=list)
     """In the order in which they ended."""
+    incidents: list[Incident] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    """Environments whose last step was invalid: the row is not a transition, and the episode was dropped."""
     seconds: float = 0.0

@@ -12,12 +12,14 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
+from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
+from dppo.ppo.recompute import with_new_advantages
 
 
 class _Losses(NamedTuple):
@@ -71,11 +73,18 @@ class PPOTrainer:
         self.device = self._parameters.weights.device
         self._parallel = parallel or Alone()
         self._optimizer = FlatAdam(self._parameters)
+        self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
 
-    def update(self, batch: Batch, learning_rate: float, order: np.random.Generator) -> dict[str, float]:
+    def update(
+        self, batch: Batch, learning_rate: float, order: np.random.Generator, share: float = 0.0
+    ) -> dict[str, float]:
         """Train K epochs on `batch`, in minibatches drawn by `order`.
 
         A minibatch without any transition on any rank is skipped.
+
+        Args:
+            learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
+            share: of the run that is done, 0 <= share < 1, for settings that are annealed.
 
         Waits for: all ranks, in each minibatch.
         Returns: the losses and diagnostics of detail 12, as means over the transitions of all ranks.
@@ -84,25 +93,31 @@ class PPOTrainer:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
         batch = weighted_on_all(batch.to(self.device), self._parallel)
+        explained_variance = self._explained_variance(batch)
+        ppo = self.ppo.after(share)
         steps: list[_Step] = []
-        for _ in range(self.ppo.update_epochs):
-            epoch = draw_minibatches(
-                batch, order, self.minibatches, standardize=self.ppo.norm_adv, parallel=self._parallel
-            )
+        for number in range(ppo.update_epochs):
+            if number and batch.rollout is not None:
+                batch = with_new_advantages(batch, batch.rollout, self.model.values, self._rows_at_once(batch))
+            epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
-                steps.append(self._step(minibatch, rows, learning_rate, len(steps)))
+                steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
             if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
                 break
-        return self._figures(steps) | {
-            "explained_variance": self._explained_variance(batch),
+        figures = self._figures(steps, ppo.clip_coef) | {
+            "explained_variance": explained_variance,
             "minibatches": float(len(steps)),
         }
+        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+
+    def _rows_at_once(self, batch: Batch) -> int:
+        return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
+    def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
         """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
-        losses = self._backward(minibatch)
+        losses = self._backward(ppo, minibatch)
         with torch.no_grad():
             self.sum_gradients()
             gradient, ranks = self._parameters.gradient, self._parallel.size
@@ -111,11 +126,16 @@ class PPOTrainer:
             if not math.isfinite(length):
                 raise TrainingDiverged(_describe(minibatch, number, losses, length))
             # Clip (detail 11) and average over the ranks in at most one pass over memory.
-            factor = min(1.0, self.ppo.max_grad_norm / (length + 1e-6)) / ranks
+            factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
+            step = _Step(losses, norm, rows)
+            if self._adapted is not None and ppo.desired_kl is not None:
+                if number > 0:  # before the first step the policy is the one that collected
+                    self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
+                learning_rate = self._adapted
             self._optimizer.step(learning_rate)
-        return _Step(losses, norm, rows)
+        return step
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
@@ -132,20 +152,20 @@ class PPOTrainer:
         )
         zeros = torch.zeros(rows, dtype=dtype, device=self.device)
         obs = torch.zeros((rows, *spec.obs_shape), dtype=dtype, device=self.device)
-        self._backward(Batch(obs, actions, zeros, zeros, zeros, zeros))
+        self._backward(self.ppo, Batch(obs, actions, zeros, zeros, zeros, zeros))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _backward(self, minibatch: Batch) -> _Losses:
+    def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
         """Compute the gradient of a minibatch's loss in pieces of at most `micro_batch_size` rows."""
         rows = self.micro_batch_size or len(minibatch)
         most, sequences = max(1, rows // minibatch.length), minibatch.sequences
         if sequences <= most:
-            return self._backward_at_once(minibatch, 1.0, accumulate=False)
+            return self._backward_at_once(ppo, minibatch, 1.0, accumulate=False)
         pieces = minibatch.split([min(most, sequences - start) for start in range(0, sequences, most)])
         shares = [len(piece) / len(minibatch) for piece in pieces]
         losses = [
-            self._backward_at_once(piece, share, accumulate=number > 0)
+            self._backward_at_once(ppo, piece, share, accumulate=number > 0)
             for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
         ]
 
@@ -160,9 +180,9 @@ class PPOTrainer:
             log_ratio=torch.cat([one.log_ratio for one in losses]),
         )
 
-    def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
+    def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
-        ppo, weights = self.ppo, rows.weights
+        weights = rows.weights
         assert isinstance(rows.obs, Tensor), "networks of observations with several leaves are not implemented"
         scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
@@ -192,7 +212,7 @@ class PPOTrainer:
         kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
         return float(self._parallel.gather(kl).mean())
 
-    def _figures(self, steps: list[_Step]) -> dict[str, float]:
+    def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
         """Return means over the transitions of all steps and ranks; nan if there are none.
 
         Called once per update, because computing them in each minibatch costs as much as a layer.
@@ -207,7 +227,7 @@ class PPOTrainer:
         rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
         log_ratio = torch.cat([step.losses.log_ratio for step in steps])
         ratio = log_ratio.exp()
-        clipped = ((ratio - 1).abs() > self.ppo.clip_coef).to(ratio.dtype).mean()
+        clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
         # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
         share = len(log_ratio) / sum(step.rows for step in steps)
         means = torch.cat(
@@ -234,8 +254,10 @@ class PPOTrainer:
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return the optimiser's state: both moments [P] and the number of steps; `copy` as in `weights`."""
+        """Return both moments [P], the number of steps and an adapted learning rate; `copy` as in `weights`."""
         state = self._optimizer.state()
+        if self._adapted is not None:
+            state[ADAPTED] = np.array(self._adapted)
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
@@ -243,6 +265,8 @@ class PPOTrainer:
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
+        if self._adapted is not None:
+            self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
 
 
 def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:

@@ -79,7 +79,7 @@ def iteration_row(
         successes = [episode.success for episode in progress.recent if episode.success is not None]
         if successes:
             row["charts/success_rate"] = fmean(successes)
-    row |= {f"losses/{name}": value for name, value in losses.items()}
+    row |= {f"losses/{name}": value for name, value in losses.items() if name != "learning_rate"}
     row |= _time_split(seconds, steps, timings)
     row |= {"replay/steps": replayed_steps, "replay/s": seconds.replay_s}
     row |= {f"incidents/{kind}": count for kind, count in progress.incidents.items()}
@@ -120,6 +120,6 @@ def _time_split(seconds: Seconds, steps: int, timings: Sequence[Timings]) -> dic
             "perf/iteration_s": seconds.iteration_s,
             "perf/collect_s": seconds.collect_s,
             "perf/slowest_actor_s": max(busy),
-            "perf/env_step_ms": 1e3 * env_s / steps,
+            "perf/env_step_ms": 1e3 * env_s / max(1, steps),
         }
     )

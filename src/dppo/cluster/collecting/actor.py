@@ -16,7 +16,7 @@ from dppo.cluster.collecting.progress_file import make_progress_file, remove_pro
 from dppo.cluster.faults import Fault
 from dppo.cluster.user_code import PackedModel, import_also_from, last_words, unpacked_model
 from dppo.cluster.wire import Answer, Parcel, Question
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.sampler import PPOSampler, collect_together
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest, Timings
@@ -92,6 +92,8 @@ class PPOActor:
         self._close_all_but(question.hosted)
         try:
             samplers = [self._ready(request) for request in question.requests]
+            if question.spaces is not None:
+                self._check_spaces(question)
             made = collect_together(samplers, question.requests, policy)
         except (DppoError, KeyboardInterrupt) as error:
             return Fault.of(error)
@@ -131,6 +133,21 @@ class PPOActor:
         )
         self._next[request.sampler_id] = request.index + 1
         return self._sampler(request.sampler_id).sampler
+
+    def _check_spaces(self, question: Question) -> None:
+        """Raise if a sampler that is asked has other spaces than the run: its policy would be another."""
+        expected = question.spaces
+        assert expected is not None
+        for sampler_id in (request.sampler_id for request in question.requests):
+            found = self._sampler(sampler_id).spaces
+            for name in ("obs", "actions"):
+                own, first = repr(getattr(found, name)), repr(getattr(expected, name))
+                if own != first:
+                    what = {"obs": "observation_space", "actions": "action_space"}[name]
+                    raise EnvironmentFault(
+                        f"sampler {sampler_id} ({self._load_plan().env.env_name}): its {what} gives {own}, that of "
+                        f"the sampler described first {first}. All environments of a run must have equal spaces."
+                    )
 
     def _sampler(self, sampler_id: int) -> BuiltSampler:
         if sampler_id not in self._samplers:

@@ -294,7 +294,8 @@ class Collecting:
         self._questions += 1
         rebuilds = any(request.rebuild is not None for request in requests)
         actor.ask(self._questions, samplers, now, self.limits, rebuilds=rebuilds)
-        return Ask(actor.actor_id, actor.process, self._questions, tuple(requests), hosted, self._policy)
+        spaces = self.spaces if rebuilds or index == 0 else None
+        return Ask(actor.actor_id, actor.process, self._questions, tuple(requests), hosted, self._policy, spaces)
 
     # ------------------------------------------------------------------ losing and moving
 

@@ -70,6 +70,8 @@ class Ask:
     hosted: tuple[int, ...]
     """All samplers that the actor hosts now; it closes the environments of all others."""
     policy: PolicySnapshot
+    spaces: Spaces | None = None
+    """Those that every sampler must have; None where none is built for this question."""
 
 
 @dataclass(frozen=True, slots=True)

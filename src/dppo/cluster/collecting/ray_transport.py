@@ -130,7 +130,7 @@ class RayTransport:
         if self._is_ray_lost():
             return  # large arguments would end this process if the raylet has died; the next `events` raises
         handle, policy = self._handles[ask.actor_id], self._sent(ask.policy)
-        question = wire.encode_question(Question(ask.requests, ask.hosted))
+        question = wire.encode_question(Question(ask.requests, ask.hosted, ask.spaces))
         if self._by_reference:
             method = handle.make_segments_apart.options(num_returns=1 + len(ask.requests))
             head, *segments = method.remote(question, policy)

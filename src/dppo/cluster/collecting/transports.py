@@ -119,7 +119,7 @@ class InProcess:
             about = command.actor_id, command.process, command.ask_id
             if isinstance(command, Describe):
                 return [Described(*about, self._actor.describe(command.sampler_id))]
-            question = Question(command.requests, command.hosted)
+            question = Question(command.requests, command.hosted, command.spaces)
             try:
                 return [Answered(*about, self._actor.make_segments(question, command.policy))]
             except _NotOfTheEnvironment as carrier:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dppo import streams
 from dppo.assemble import TrainerPlan
 from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.rewards import reward_shaping
 from dppo.ppo.segment import Segment
 from dppo.streams import Stream
 
@@ -34,8 +35,15 @@ def train_on(
     """
     from dppo.ppo.batch import make_batch
 
-    batch = make_batch(segments, obs_scale, reward_scale, gamma=plan.ppo.gamma, gae_lambda=plan.ppo.gae_lambda)
+    batch = make_batch(
+        segments,
+        obs_scale,
+        reward_scale,
+        gamma=plan.ppo.gamma,
+        gae_lambda=plan.ppo.gae_lambda,
+        shape_rewards=reward_shaping(plan.ppo),
+    )
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
-    return trainer.update(batch, plan.learning_rate_at(iteration), order)
+    return trainer.update(batch, plan.learning_rate_at(iteration), order, plan.share_before(iteration))

@@ -1,0 +1,102 @@
+"""Measure the cost of checking what environments return, as a share of a CartPole segment.
+
+    python benchmarks/checks.py
+
+Each check is timed against the least that would do without it: a copy of the observation, a reward and flags taken as
+they are, no look at the segment. The bar is 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import timeit
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dppo.assemble import build_sampler, network_spec, sampler_plan
+from dppo.cluster.collecting.actor import limit_to_one_thread
+from dppo.config import make_config
+from dppo.envs.checks import SpaceChecks, quick_packer
+from dppo.envs.packing import packer
+from dppo.envs.results import LARGEST_REWARD, reward_of
+from dppo.ppo.sampler import collect_together
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+
+BAR = 0.01
+EPISODE = 22  # steps of an episode under a random policy: the shortest there are
+SAMPLERS, STEPS = 8, 128
+
+
+def main() -> int:
+    """Print the time of each check per env step, and their share of a segment; return 0 if the bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--segments", type=int, default=60, help="segments of each sampler to measure")
+    flags = parser.parse_args()
+    step_us, parts = time_of_a_step(flags.segments), times_of_checks()
+    for name, microseconds in parts.items():
+        print(f"{name:<24} {microseconds:7.3f} us per env step")
+    share = sum(parts.values()) / step_us
+    print(f"{'segment':<24} {step_us:7.3f} us per env step, {SAMPLERS} samplers x {STEPS} steps acting together")
+    print(f"checks: {share:.2%} of a segment: {'pass' if share <= BAR else 'FAIL'} (bar: {BAR:.0%})")
+    return 0 if share <= BAR else 1
+
+
+def time_of_a_step(segments: int) -> float:
+    """Return the microseconds of an env step of a segment, with all checks."""
+    config = make_config({"env_id": "CartPole-v1", "num_samplers": SAMPLERS, "num_steps": STEPS})
+    limit_to_one_thread()
+    built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
+    spec = network_spec(config.network, built[0].spaces)
+    weights = np.random.default_rng(0).normal(size=spec.num_parameters, scale=0.05).astype(spec.dtype)
+    seconds = []
+    for index in range(segments):
+        requests = [SegmentRequest(sampler, index) for sampler in range(SAMPLERS)]
+        began = time.perf_counter()
+        collect_together([one.sampler for one in built], requests, PolicySnapshot(index, weights))
+        seconds.append(time.perf_counter() - began)
+    return 1e6 * median(seconds) / (SAMPLERS * STEPS)
+
+
+def times_of_checks() -> dict[str, float]:
+    """Return the microseconds per env step of each check, beyond what is needed without it."""
+    env = gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    reward, dtype = 1.0, np.dtype((np.float32, (4,)))
+    pack, checks = quick_packer(dtype, packer(dtype)), SpaceChecks([env], dtype, "benchmark")
+    segment = np.zeros((STEPS + 1, 1, 4), np.float32)
+    return {
+        "form of the observation": microseconds(lambda: pack(obs)) - microseconds(lambda: np.array(obs)),
+        "reward": microseconds(lambda: _reward(reward)) - microseconds(lambda: float(reward)),
+        "flags": microseconds(lambda: _flags(False, False)) - microseconds(lambda: _nothing(False, False)),
+        "limits, once a segment": microseconds(lambda: checks.outside(segment)) / STEPS,
+        "spaces, once an episode": microseconds(lambda: checks.change(0, env)) / EPISODE,
+    }
+
+
+def _reward(reward: Any) -> Any:
+    if type(reward) is not float or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+        reward = reward_of(reward)
+    return reward
+
+
+def _flags(terminated: Any, truncated: Any) -> bool:
+    return type(terminated) is not bool or type(truncated) is not bool
+
+
+def _nothing(terminated: Any, truncated: Any) -> bool:
+    return False
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Return the time of one call: the best of many, so that other work on the machine does not show."""
+    number = 20_000
+    return 1e6 * min(timeit.repeat(call, number=number, repeat=9)) / number
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

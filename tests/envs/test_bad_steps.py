@@ -1,0 +1,366 @@
+"""Invalid steps: found before they reach the weights, named by their place, or dropped with their episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import group_of, random_weights, sampler_of
+from faulty_worlds import Faulty
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from scripted import Scripted, started
+
+import dppo
+from dppo import streams
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.config import make_config
+from dppo.envs.checks import SpaceChecks
+from dppo.envs.group import MOST_DROPPED
+from dppo.envs.spaces import dtype_of
+from dppo.errors import EnvironmentFault
+from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.spaces import leaves
+from dppo.streams import Stream
+
+
+def collect(
+    env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False
+) -> list[tuple[SegmentReport, Segment]]:
+    sampler, spec = sampler_of([env], num_steps=num_steps, drop_bad_steps=drop)
+    return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
+
+
+def place(phase: str, step: int, episode: int = 0) -> str:
+    seed = streams.integer(1, Stream.EPISODES, 0, 0, episode)
+    return f"sampler 0 (Test-v0), env 0: {phase} of episode {episode} (seed {seed}, step {step}) "
+
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "nan": ({"obs": np.array([0, np.nan], np.float32)}, "returned an observation that is nan at index 1."),
+    "shape": ({"obs": np.zeros(3, np.float32)}, "returned an observation of shape (3,) instead of (2,)."),
+    "dtype": ({"obs": ["a", "b"]}, "returned an observation of dtype <U1 instead of float32."),
+    "reward None": ({"reward": None}, "returned None as the reward, which is not a number."),
+    "reward 1e300": (
+        {"reward": 1e300},
+        "returned 1e+300 as the reward, and values cannot be learnt from rewards above 1e+17.",
+    ),
+    "reward nan": ({"reward": np.nan}, "returned nan as the reward."),
+    "flag": ({"terminated": 1}, "returned terminated=1, which is not a boolean."),
+    "no flag": ({"terminated": None}, "returned terminated=None, which is not a boolean."),
+    "outside": (
+        {"obs": np.array([0, 101], np.float32)},
+        "returned an observation that is 101.0 at index 1, outside its space from -100.0 to 100.0.",
+    ),
+}
+invalid = pytest.mark.parametrize("what", list(INVALID))
+
+
+@invalid
+def test_an_invalid_step_ends_the_run_within_its_segment(what: str) -> None:
+    settings, words = INVALID[what]
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(Faulty(**settings))
+    assert caught.value.message.startswith(place("step", 3) + words)
+
+
+@invalid
+def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> None:
+    settings, words = INVALID[what]
+    [(report, segment)] = collect(Faulty(**settings, episodes=(1,)), num_steps=16, drop=True)
+    # Episode 0 has 6 steps; episode 1 two and an invalid third; the next has 6 again.
+    assert segment.valid[:, 0].tolist() == [True] * 8 + [False] + [True] * 7
+    assert segment.truncated[:, 0].tolist() == [False] * 5 + [True] + [False] * 2 + [True] + [False] * 5 + [True, False]
+    assert not segment.terminated.any()
+    assert segment.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5, 0]
+    assert segment.rewards[8, 0] == 0
+    assert report.steps == 15
+    assert [(episode.index, episode.length) for episode in report.episodes] == [(0, 6), (2, 6)]
+    [incident] = report.incidents
+    assert (incident.kind, incident.env, incident.lost_steps) == ("bad_step", 0, 2)
+    assert incident.message == place("step", 3, 1) + words + " The episode was dropped, and a new one started."
+    assert report.carry.episodes.tolist() == [3]
+    assert len(report.open_actions[0]) == 1
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_valid_steps_are_the_same_whether_invalid_ones_are_dropped_or_not(drop: bool) -> None:
+    plain, watched = collect(Faulty(episodes=()), segments=2), collect(Faulty(episodes=()), segments=2, drop=drop)
+    for (_, one), (report, other) in zip(plain, watched, strict=True):
+        for name in Segment.__slots__:
+            if name != "successors":
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert report.incidents == ()
+
+
+def test_an_invalid_first_observation_is_dropped_too() -> None:
+    faulty = Faulty(obs=np.array([np.nan, 0.0]), at_step=0, episodes=(0, 1, 3))
+    [(report, segment)] = collect(faulty, num_steps=8, drop=True)
+    assert segment.valid.all()  # no step led there
+    assert [incident.kind for incident in report.incidents] == ["bad_step"] * 3
+    assert report.incidents[0].message.startswith(place("reset", 0, 0))
+    assert report.carry.episodes.tolist() == [4]
+
+
+def test_an_environment_of_which_everything_is_dropped_ends_the_run() -> None:
+    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
+        collect(Faulty(reward=None, at_step=1, episodes=range(1000)), num_steps=200, drop=True)
+    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
+        collect(Faulty(obs=np.zeros(3), at_step=0, episodes=range(1000)), drop=True)
+
+
+def test_an_environment_that_raises_is_not_dropped() -> None:
+    class Raising(Faulty):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("broken")
+
+    with pytest.raises(EnvironmentFault, match="raised RuntimeError: broken"):
+        collect(Raising(), drop=True)
+
+
+@pytest.mark.parametrize("at_segment", [1, 2])
+def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_segment: int) -> None:
+    def make(first_episode: int = 0) -> Faulty:
+        """An environment whose episodes 1 and 4 are bad; a replacement does not see the episodes before its own."""
+        env = Faulty(reward=None, episodes=(1, 4))
+        env.episode = first_episode - 1
+        return env
+
+    sampler, spec = sampler_of([make()], num_steps=8, drop_bad_steps=True)
+    ledger, made = ReplayLedger(1, replay=True), []
+    for k in range(4):
+        made.append(sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))))
+        ledger.record(made[-1][0])
+        if k + 1 == at_segment:
+            rebuild = ledger.rebuild(0, at_segment)
+    assert rebuild is not None
+    other, _ = sampler_of([make(int(rebuild.carry.episodes[0]))], num_steps=8, drop_bad_steps=True)
+    for k in range(at_segment, 4):
+        request = SegmentRequest(0, k, rebuild if k == at_segment else None)
+        report, segment = other.collect(request, PolicySnapshot(k, random_weights(spec, k)))
+        for name in ("obs", "actions", "rewards", "valid", "truncated", "values", "next_values"):
+            assert getattr(segment, name).tobytes() == getattr(made[k][1], name).tobytes(), name
+        assert report.carry.checksums.tolist() == made[k][0].carry.checksums.tolist()
+        assert report.incidents == made[k][0].incidents
+    assert sum(len(report.incidents) for report, _ in made) == 2
+
+
+def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
+    sampler, spec = sampler_of([Faulty(episodes=())], num_steps=4, drop_bad_steps=True)
+    ledger = ReplayLedger(1, replay=True)
+    ledger.record(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
+    other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, drop_bad_steps=True)
+    report, _ = other.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec)))
+    assert [incident.kind for incident in report.incidents] == ["replay_mismatch"]
+    assert "the replay was invalid" in report.incidents[0].message
+
+
+# --------------------------------------------------------------------------------- outside the space
+
+
+def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
+    env = Faulty(obs=value, space=space, **more)
+    first = space.sample()
+    env._observe = lambda: value if env._is_bad() else first  # type: ignore[method-assign]
+    return env
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, outside its"),
+        (gym.spaces.Box(0, 9, (2,), np.uint8), np.array([77, 0], np.uint8), "an observation that is 77 at index 0"),
+        (gym.spaces.Box(0, 1, (1, 2), np.float64), np.array([[0, 1.5]]), "an observation that is 1.5 at index (0, 1)"),
+        (gym.spaces.Box(0, np.inf, (2,), np.float64), np.array([5, -0.1]), "an observation that is -0.1"),
+    ],
+    ids=str,
+)
+def test_an_observation_outside_its_space_is_found_in_its_first_segment(
+    space: gym.Space[Any], value: Any, words: str
+) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(bounded(space, value))
+    assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 5])
+@pytest.mark.parametrize("episode", [0, 1, 2])
+def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(episode: int, at_step: int) -> None:
+    space = gym.spaces.Box(-100, 100, (2,), np.int32)
+    env = Faulty(obs=np.full(2, 101), space=space, at_step=at_step, episodes=(episode,), length=6)
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(env, segments=5, num_steps=4)  # episodes of 6 steps begin and end anywhere in a segment
+    assert caught.value.message.startswith(place("step" if at_step else "reset", at_step, episode))
+
+
+def test_each_leaf_has_limits_of_its_own() -> None:
+    space = gym.spaces.Dict(
+        {
+            "image": gym.spaces.Box(0, 255, (2, 2), np.uint8),
+            "kind": gym.spaces.Discrete(3, start=1),
+            "inner": gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))),
+        }
+    )
+    checks = SpaceChecks([Scripted(space=space)], dtype_of(space), "sampler 0")
+    obs = np.zeros((3, 2), dtype_of(space))
+    obs["kind"] = 1
+    assert checks.outside(obs) is None
+    for leaf, index, value, words in (
+        ("kind", (), 0, "observation leaf 'kind' that is 0, outside its space from 1 to 3"),
+        (
+            "inner.0",
+            (1,),
+            -1.5,
+            "observation leaf 'inner.0' that is -1.5 at index 1, outside its space from -1.0 to 1.0",
+        ),
+        ("inner.1", (0,), 2, "observation leaf 'inner.1' that is 2 at index 0, outside its space from 0 to 1"),
+    ):
+        wrong = obs.copy()
+        leaves(wrong)[leaf][(2, 1, *index)] = value
+        outside = checks.outside(wrong)
+        assert outside is not None
+        assert (outside.row, outside.what) == ((2, 1), words)
+
+
+def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
+    space = gym.spaces.Box(np.array([-0.1, -0.7]), np.array([0.3, 0.7]), dtype=np.float64)
+    for drop in (False, True):
+        collect(bounded(space, np.array([0.3, -0.7])), drop=drop)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at_step", [0, 2, 5, 6])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(value: float, at_step: int) -> None:
+    late = Faulty(obs=np.array([0.0, value], np.float32), at_step=at_step, episodes=(3,), length=6)
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(late, segments=4)
+    words = f"returned an observation that is {value} at index 1."
+    assert caught.value.message == place("step" if at_step else "reset", at_step, 3) + words
+
+
+def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have_returned_it() -> None:
+    class Choking(Faulty):
+        def step(self, action: Any) -> Any:
+            if self.steps == 3:
+                raise RuntimeError("the solver failed")
+            return super().step(action)
+
+    with pytest.raises(EnvironmentFault) as caught:
+        collect(Choking(obs=np.array([0, np.nan], np.float32)))
+    words = (
+        "raised RuntimeError: the solver failed (the environment had returned an observation that is nan at index 1)"
+    )
+    assert caught.value.message == place("step", 4) + words
+
+
+def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:
+    late = Faulty(obs=np.array([101.0, 0.0], np.float32), at_step=2, episodes=(3, 4))
+    made = collect(late, segments=4)
+    incidents = [incident for report, _ in made for incident in report.incidents]
+    assert [incident.kind for incident in incidents] == ["outside_space"]
+    assert incidents[0].message.startswith(place("step", 2, 3) + "returned an observation that is 101.0 at index 0")
+    assert max(segment.obs.max() for _, segment in made) == 101
+    whole = Faulty(obs=np.full(2, 101), at_step=2, episodes=(3,), space=gym.spaces.Box(-100, 100, (2,), np.int64))
+    with pytest.raises(EnvironmentFault, match="that is 101 at index 0"):
+        collect(whole, segments=4)
+
+
+# ---------------------------------------------------------------------------------------- spaces
+
+
+def test_environments_of_a_group_need_equal_spaces() -> None:
+    other = Scripted(space=gym.spaces.Box(-1, 1, (2,)))
+    with pytest.raises(EnvironmentFault, match=r"sampler 0 \(Test-v0\), env 1: has observation_space=Box\(-1.0, 1.0"):
+        group_of([Scripted(), other])
+    with pytest.raises(EnvironmentFault, match=r"env 1: has action_space=Discrete\(4\), but env 0 has Discrete\(3\)"):
+        group_of([Scripted(), Scripted(actions=gym.spaces.Discrete(4))])
+
+
+def test_spaces_must_not_change_between_episodes() -> None:
+    class Changing(Scripted):
+        def reset(self, **keywords: Any) -> Any:
+            answer = super().reset(**keywords)
+            self.action_space = gym.spaces.Discrete(3 if len(self.seeds) < 3 else 2)
+            return answer
+
+    stepper = started(Changing(length=2))
+    for _ in range(3):
+        stepper.step([0])
+    with pytest.raises(EnvironmentFault) as caught:
+        stepper.step([0])
+    assert caught.value.message.startswith(
+        place("reset", 0, 2) + "changed action_space from Discrete(3) to Discrete(2). Spaces must not change"
+    )
+
+
+class Differing(CartPoleEnv):
+    """Has another action space in the second environment that a process makes."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        if type(self).made == 2:
+            self.action_space = gym.spaces.Discrete(3)
+
+
+def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
+    Differing.made = 0
+    config = make_config(
+        {"env_id": Differing, "num_samplers": 2, "num_steps": 8, "total_timesteps": 16, "progress": "off"}
+        | {"run_dir": tmp_path / "run"}
+    )
+    with pytest.raises(EnvironmentFault, match=r"sampler 1 .* its action_space gives .*n=3.*described first .*n=2"):
+        dppo.train(config)
+
+
+# -------------------------------------------------------------------------------------- precision
+
+
+def offset_env(offset: float, scale: float = 1.0) -> gym.Env[Any, Any]:
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    env = Faulty(episodes=(), space=space)
+    env._observe = lambda: np.array([0.5 * env.steps, offset + scale * env.steps])  # type: ignore[method-assign]
+    return env
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segment() -> None:
+    (first, _), (second, _) = collect(offset_env(1e9), segments=2)
+    [incident] = first.incidents
+    assert incident.kind == "precision_lost"
+    assert incident.message.startswith(
+        "sampler 0 (Test-v0): the observation is from 1000000000 to 1000000006 at index 1, and is stored as float32, "
+        "whose steps are 64 there. Subtract an offset"
+    )
+    assert second.incidents == ()
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)])
+def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, scale: float) -> None:
+    assert collect(offset_env(offset, scale))[0][0].incidents == ()
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
+def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
+    settings = {
+        "env_id": "faulty_worlds:Faulty",
+        "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
+        "on_bad_step": "drop",
+        "num_samplers": 2,
+        "num_steps": 16,
+        "total_timesteps": 4 * 32,
+        "progress": "off",
+        **more,
+    }
+    result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
+    assert result.incidents == {"bad_step": 6}
+    assert result.global_step == 4 * 32 - 6
+    with pytest.raises(EnvironmentFault, match="None as the reward"):
+        dppo.train(make_config(settings | {"run_dir": tmp_path / "other", "on_bad_step": "raise"}))

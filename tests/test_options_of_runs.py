@@ -1,0 +1,157 @@
+"""Options of the algorithm in whole runs: resume is exact, actors and learners change nothing, statistics freeze."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dppo
+from dppo.config import make_config
+from dppo.errors import ConfigError
+from dppo.records import checkpoint as checkpoints
+
+ITERATIONS = 4
+EVERYTHING: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "num_samplers": 4,
+    "num_steps": 40,
+    "total_timesteps": 4 * 40 * ITERATIONS,
+    "update_epochs": 3,
+    "learning_rate": 1e-3,
+    "anneal_lr": False,
+    "desired_kl": 0.001,
+    "anneal_clip": True,
+    "anneal_ent": True,
+    "recompute_advantages": True,
+    "norm_obs": True,
+    "norm_reward": True,
+    "freeze_norm_after": 320,
+    "clip_reward": 0.7,
+    "progress": "off",
+}
+
+
+class StopAfter(dppo.Observer):
+    """Stop a run after some iterations."""
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+    def on_iteration(self, row: dict[str, float]) -> bool | None:
+        return row["iteration"] >= self.iterations
+
+
+def train(run_dir: Path, *, resume: Path | None = None, stop_after: int = 99, **changes: Any) -> dppo.Result:
+    config = make_config(EVERYTHING | {"run_dir": run_dir} | changes)
+    return dppo.train(config, resume=resume, observers=[StopAfter(stop_after)])
+
+
+def normalizer(result: dppo.Result) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = checkpoints.load(result.checkpoint).arrays["normalizer"]
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    """A run that nothing interrupted."""
+    return train(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_resumed_run_with_every_option_is_the_run_that_was_not_interrupted(
+    stop_after: int, whole: dppo.Result, tmp_path: Path
+) -> None:
+    half = train(tmp_path / "run", stop_after=stop_after)
+    assert half.iterations == stop_after
+    resumed = train(tmp_path / "run", resume=tmp_path / "run")
+    assert resumed.weights_sha256 == whole.weights_sha256 != half.weights_sha256
+    rates = [[row["charts/learning_rate"] for row in one.metrics] for one in (half, resumed, whole)]
+    assert rates[0] + rates[1] == rates[2]
+    assert len(set(rates[2])) > 1
+
+
+def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
+    off = {
+        "desired_kl": None,
+        "anneal_clip": False,
+        "anneal_ent": False,
+        "recompute_advantages": False,
+        "freeze_norm_after": None,
+        "clip_reward": None,
+    }
+    weights = {
+        name: train(tmp_path / name, **{name: value}).weights_sha256
+        for name, value in off.items()
+        if name != "clip_reward"  # the scale of rewards that are all one is normalised away
+    }
+    weights["sign_reward"] = train(tmp_path / "sign", norm_reward=False, clip_reward=None).weights_sha256
+    weights["scaled"] = train(tmp_path / "s", norm_reward=False, clip_reward=None, scale_reward=0.5).weights_sha256
+    assert len({whole.weights_sha256, *weights.values()}) == len(weights) + 1
+
+
+@pytest.mark.parametrize(("num_actors", "num_learners"), [(2, 0), (2, 2)])
+def test_actors_and_learners_do_not_change_what_every_option_does(
+    num_actors: int, num_learners: int, whole: dppo.Result, ray_session: Any, tmp_path: Path
+) -> None:
+    result = train(tmp_path / "run", num_actors=num_actors, num_learners=num_learners, cpus_per_actor=0.25)
+    if num_learners == 0:
+        assert result.weights_sha256 == whole.weights_sha256
+    else:  # other minibatches, but as many steps and the same statistics
+        assert math.isfinite(result.metrics[-1]["losses/policy_loss"])
+    frozen, expected = normalizer(result), normalizer(whole)
+    if num_learners == 0:
+        for name, array in expected.items():
+            np.testing.assert_array_equal(frozen[name], array)
+    assert float(frozen["obs.count"]) == 320
+
+
+def test_statistics_stop_moving_after_so_many_steps(whole: dppo.Result, tmp_path: Path) -> None:
+    at_two = normalizer(train(tmp_path / "two", stop_after=2))
+    frozen = normalizer(whole)
+    assert float(frozen["obs.count"]) == float(frozen["returns.count"]) == 320
+    for name, array in at_two.items():
+        np.testing.assert_array_equal(frozen[name], array)
+    moving = normalizer(train(tmp_path / "moving", freeze_norm_after=None))
+    assert float(moving["obs.count"]) == 640
+
+
+def test_a_branch_may_keep_the_statistics_of_its_origin_and_begins_with_its_own_learning_rate(
+    whole: dppo.Result, tmp_path: Path
+) -> None:
+    config = make_config(EVERYTHING | {"run_dir": tmp_path / "new", "freeze_norm_after": 0, "learning_rate": 2e-4})
+    branched = dppo.train(config, resume=whole.run_dir, branch=True, observers=[StopAfter(1)])
+    for name, array in normalizer(whole).items():
+        np.testing.assert_array_equal(normalizer(branched)[name], array)
+    rate = branched.metrics[0]["charts/learning_rate"]
+    steps = round(math.log(rate / 2e-4) / math.log(1.5))
+    assert rate == pytest.approx(2e-4 * 1.5**steps)
+
+
+def test_statistics_cannot_be_frozen_before_there_are_any(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"freeze_norm_after=0: .* has no statistics to keep"):
+        train(tmp_path / "run", freeze_norm_after=0)
+
+
+DROPPING: dict[str, Any] = {
+    "env_id": "faulty_worlds:Faulty",
+    "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
+    "on_bad_step": "drop",
+    "num_samplers": 4,
+    "num_steps": 40,
+    "total_timesteps": 4 * 40 * 6,
+    "recompute_advantages": True,
+    "progress": "off",
+}
+
+
+def test_dropped_episodes_are_the_same_with_actors(ray_session: Any, tmp_path: Path) -> None:
+    here = dppo.train(make_config(DROPPING | {"run_dir": tmp_path / "here"}))
+    assert here.incidents["bad_step"] == 4 * 3
+    actors = make_config(DROPPING | {"run_dir": tmp_path / "there", "num_actors": 2, "cpus_per_actor": 0.25})
+    there = dppo.train(actors)
+    assert (there.weights_sha256, there.global_step) == (here.weights_sha256, here.global_step)
+    assert there.incidents["bad_step"] == 12
