@@ -81,8 +81,9 @@ class Sampling:
     num_steps: int = setting(128, "Steps T of each environment in one iteration.", gt=0)
     overlap: bool = setting(
         False,
-        "Collect while learning: actors use the weights from before the update. Policy lag is exactly one, which "
-        "changes what is learnt. Results stay reproducible and independent of the number of actors.",
+        "Collect while learning: actors use the weights from before the update. Policy lag is exactly one, which the "
+        "loss corrects for, but which changes what is learnt. Results stay reproducible and independent of the number "
+        "of actors.",
     )
 
     @property

@@ -80,6 +80,9 @@ class Batch:
     weights: Float[Tensor, " B"] | None = None
     """One for each transition and zero for rows that are not; None if all rows are. In a minibatch they are scaled so
     that the mean over the rows of all ranks is the mean over their transitions."""
+    importance: Float[Tensor, " B"] | None = None
+    """Probability of the action under the policy to update over that under the policy that collected; None where these
+    are the same policy."""
     length: int = 1
     """L"""
     rollout: Rollout | None = None

@@ -51,6 +51,12 @@ class PPOModel:
         with torch.no_grad():
             return self.network.forward(obs)[1].detach().clone()
 
+    def log_probs(self, obs: Any, actions: Tensor) -> Tensor:
+        """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
+        with torch.no_grad():
+            head = self.network.forward(obs)[0]
+            return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
+
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
     ) -> None:

@@ -19,6 +19,7 @@ from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
+from dppo.ppo.proximal import from_current_policy
 from dppo.ppo.recompute import with_new_advantages
 
 
@@ -76,7 +77,13 @@ class PPOTrainer:
         self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
 
     def update(
-        self, batch: Batch, learning_rate: float, order: np.random.Generator, share: float = 0.0
+        self,
+        batch: Batch,
+        learning_rate: float,
+        order: np.random.Generator,
+        share: float = 0.0,
+        *,
+        lagged: bool = False,
     ) -> dict[str, float]:
         """Train K epochs on `batch`, in minibatches drawn by `order`.
 
@@ -85,6 +92,7 @@ class PPOTrainer:
         Args:
             learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
             share: of the run that is done, 0 <= share < 1, for settings that are annealed.
+            lagged: the policy that collected is older than this one.
 
         Waits for: all ranks, in each minibatch.
         Returns: the losses and diagnostics of detail 12, as means over the transitions of all ranks.
@@ -94,6 +102,8 @@ class PPOTrainer:
         """
         batch = weighted_on_all(batch.to(self.device), self._parallel)
         explained_variance = self._explained_variance(batch)
+        if lagged:
+            batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
         ppo = self.ppo.after(share)
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
@@ -189,7 +199,8 @@ class PPOTrainer:
             log_ratio = scored.policy.logprobs - rows.logprobs
             if weights is not None:
                 log_ratio = torch.where(weights > 0, log_ratio, 0.0)
-            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), rows.advantages, ppo.clip_coef, weights)
+            advantages = rows.advantages if rows.importance is None else rows.advantages * rows.importance
+            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), advantages, ppo.clip_coef, weights)
             if ppo.clip_vloss:
                 v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
             else:

@@ -126,6 +126,7 @@ class TrainerRank:
         obs_scale: ObsScale | None,
         reward_scale: float | None,
         iteration: int,
+        lagged: bool,
         with_state: bool,
         *segments: Segment,
     ) -> tuple[dict[str, float] | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
@@ -136,7 +137,16 @@ class TrainerRank:
         """
         torch.set_num_threads(self._plan.learners.learner_threads)  # per thread, and Ray chooses the thread
         try:
-            losses = train_on(self._trainer, self._plan, segments, obs_scale, reward_scale, iteration, rank=self._rank)
+            losses = train_on(
+                self._trainer,
+                self._plan,
+                segments,
+                obs_scale,
+                reward_scale,
+                iteration,
+                rank=self._rank,
+                lagged=lagged,
+            )
         except DppoError as error:
             return Fault.of(error), None, None
         if not with_state:

@@ -20,7 +20,6 @@ from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
-from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces import Spaces
 
@@ -86,7 +85,7 @@ class RayTrainers:
         """
         while True:
             try:
-                return self._attempt(segments, policy.obs_scale, reward_scale, iteration)
+                return self._attempt(segments, policy, reward_scale, iteration)
             except (RayError, TimeoutError) as error:
                 self._rebuild(error)
 
@@ -145,15 +144,16 @@ class RayTrainers:
     # ------------------------------------------------------------------ an update
 
     def _attempt(
-        self, segments: Sequence[Any], obs_scale: ObsScale | None, reward_scale: float | None, iteration: int
+        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
         share = len(segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process
         calls = [
             handle.update.options(num_returns=3).remote(
-                obs_scale,
+                policy.obs_scale,
                 reward_scale,
                 iteration,
+                policy.version < iteration,
                 rank in self._reporters,
                 *segments[rank * share : (rank + 1) * share],
             )

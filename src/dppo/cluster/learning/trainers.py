@@ -97,7 +97,10 @@ class LocalTrainer:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self._trainer.weights(), self._trainer.state()
         try:
-            return train_on(self._trainer, self._plan, segments, policy.obs_scale, reward_scale, iteration)
+            lagged = policy.version < iteration
+            return train_on(
+                self._trainer, self._plan, segments, policy.obs_scale, reward_scale, iteration, lagged=lagged
+            )
         except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
             self._trainer.load(*before)
             raise

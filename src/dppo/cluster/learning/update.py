@@ -25,6 +25,7 @@ def train_on(
     iteration: int,
     *,
     rank: int = 0,
+    lagged: bool = False,
 ) -> dict[str, float]:
     """Make a batch of `segments` and train on it; return the losses and diagnostics.
 
@@ -32,6 +33,7 @@ def train_on(
         segments: the segments of this rank, in sampler order.
         obs_scale: the scale with which they were collected.
         reward_scale: divisor of rewards; None if they are not normalised.
+        lagged: the policy that collected is older than the one to update.
     """
     from dppo.ppo.batch import make_batch
 
@@ -46,4 +48,4 @@ def train_on(
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
-    return trainer.update(batch, plan.learning_rate_at(iteration), order, plan.share_before(iteration))
+    return trainer.update(batch, plan.learning_rate_at(iteration), order, plan.share_before(iteration), lagged=lagged)

@@ -1,0 +1,33 @@
+"""PPO's ratios where the policy that collected is older than the one to update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dppo.ppo.batch import Batch, split_rows
+
+
+def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows: int) -> Batch:
+    """Return the batch with ratios measured from the current policy, and weights that correct for the older one.
+
+        L = mean(max(-w A r, -w A clip(r, 1 - c, 1 + c)))        r = pi / pi_now        w = pi_now / pi_old
+
+    With ratios to `pi_old`, most of the clipping range would be spent before the update begins, because `pi_now` is
+    already one update away from `pi_old`.
+
+    Source: Hilton, Cobbe, Schulman, arXiv:2110.00641 (the decoupled objective).
+
+    Args:
+        log_probs_of: maps observations and actions to log-probabilities under `pi_now`.
+        rows: most rows to pass to it at once.
+    """
+    sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
+    pieces = zip(split_rows(batch.obs, sizes), batch.actions.split(sizes), strict=True)
+    now = torch.cat([log_probs_of(obs, actions) for obs, actions in pieces])
+    if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
+        now = torch.where(batch.weights > 0, now, batch.logprobs)
+    return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp())
