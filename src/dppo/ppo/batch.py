@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What advantages of a batch are estimated from, again and again while values change."""
+    """Everything that advantages are estimated from, kept to repeat the estimate when values change."""
 
     rewards: Float64[np.ndarray, "T envs"]
     """As they are learnt from: limited and scaled."""
@@ -86,7 +86,7 @@ class Batch:
     length: int = 1
     """L"""
     rollout: Rollout | None = None
-    """Of a whole batch whose advantages are estimated anew before each further epoch."""
+    """Of a batch whose advantages are recomputed before each further epoch."""
 
     def __len__(self) -> int:
         return len(self.logprobs)

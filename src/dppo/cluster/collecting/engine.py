@@ -100,7 +100,7 @@ class Collecting:
         return commands
 
     def heard(self, now: float) -> None:
-        """Take note that actors are making env steps, so that nobody has to be told what the run is waiting for."""
+        """Note that actors are making env steps, so that no message about waiting is due."""
         self._news_at = now
 
     @property
