@@ -12,7 +12,6 @@ import argparse
 import time
 import timeit
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import gymnasium as gym
@@ -47,7 +46,7 @@ def main() -> int:
 
 
 def time_of_a_step(segments: int) -> float:
-    """Return the microseconds of an env step of a segment, with all checks."""
+    """Return the microseconds of an env step of a segment, with all checks: the best of many, as of the checks."""
     config = make_config({"env_id": "CartPole-v1", "num_samplers": SAMPLERS, "num_steps": STEPS})
     limit_to_one_thread()
     built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
@@ -59,7 +58,7 @@ def time_of_a_step(segments: int) -> float:
         began = time.perf_counter()
         collect_together([one.sampler for one in built], requests, PolicySnapshot(index, weights))
         seconds.append(time.perf_counter() - began)
-    return 1e6 * median(seconds) / (SAMPLERS * STEPS)
+    return 1e6 * min(seconds) / (SAMPLERS * STEPS)
 
 
 def times_of_checks() -> dict[str, float]:

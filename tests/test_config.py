@@ -274,7 +274,7 @@ def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags(
         assert str(caught.value) == refusal(**settings)
         assert "--" not in str(caught.value)
         with pytest.raises(ConfigError):
-            Config.preset("CartPole-v1", **settings | {"minibatch_size": 1})
+            Config.preset("CartPole-v1", **settings | {"num_actors": 99})
         with pytest.raises(ConfigError):
             dataclasses.replace(config(), **settings)
 

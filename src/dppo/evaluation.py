@@ -13,7 +13,7 @@ from typing import Any
 
 from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
-from dppo.envs.group import user_traceback
+from dppo.envs.faults import user_traceback
 from dppo.envs.make import EnvId, check_env_id, close_all, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.envs.window import check_display, make_in_window

@@ -354,7 +354,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
         make_batch(share, None, 1.0, gamma=config.gamma, gae_lambda=config.gae_lambda)
         for share in (segments[:2], segments[2:])
     ]
-    columns = [name for name in Batch.__slots__ if name not in ("weights", "length")]
+    columns = [name for name in Batch.__slots__ if name not in ("weights", "length", "rollout")]
     joined: dict[str, Any] = {name: torch.cat([getattr(share, name) for share in shares]) for name in columns}
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]

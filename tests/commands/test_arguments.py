@@ -140,7 +140,7 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytes
     text = shown("--help", capsys)
     assert max(map(len, text.splitlines())) <= 80
     groups = re.findall(r"^(\w[\w, ]*):", text, re.MULTILINE)[1:]
-    parts = ["sampling", "ppo", "network", "actors", "learners", "run"]
+    parts = ["env", "sampling", "ppo", "network", "actors", "learners", "run"]
     assert groups == ["ENV_ID", "most used", "files, presets and earlier runs", *parts]
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert len(FIRST) == 10

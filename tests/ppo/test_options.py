@@ -122,7 +122,7 @@ def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: D
 
 def test_the_adapted_learning_rate_is_part_of_the_state() -> None:
     spec = spec_of()
-    options = {"learning_rate": 9e-4, "desired_kl": 0.002}
+    options: dict[str, Any] = {"learning_rate": 9e-4, "desired_kl": 0.002}
     straight, before, after = (make_trainer(spec, **options) for _ in range(3))
     batches = [random_batch(spec, seed=seed) for seed in (0, 1)]
     for number, batch in enumerate(batches):
@@ -146,7 +146,8 @@ def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settin
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_ranks_adapt_the_learning_rate_as_one_trainer_does(size: int) -> None:
-    spec, options = spec_of(), {"learning_rate": 9e-4, "desired_kl": 0.002}
+    options: dict[str, Any] = {"learning_rate": 9e-4, "desired_kl": 0.002}
+    spec = spec_of()
     batch, alone = random_batch(spec), make_trainer(spec, **options)
     order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(size)], MINIBATCHES)
     alone.update(batch, 0.0, order)
@@ -168,7 +169,7 @@ def test_all_ranks_adapt_the_learning_rate_as_one_trainer_does(size: int) -> Non
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
 def test_an_annealed_update_is_one_with_the_smaller_coefficients(share: float) -> None:
     spec = spec_of(BOX)
-    options = {"clip_vloss": True, "update_epochs": 3}
+    options: dict[str, Any] = {"clip_vloss": True, "update_epochs": 3}
     falling = make_trainer(spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=True, anneal_ent=True, **options)
     still = make_trainer(spec, clip_coef=0.3 * (1 - share), ent_coef=0.1 * (1 - share), **options)
     batch = random_batch(spec)

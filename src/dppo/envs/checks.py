@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.advice import short
 from dppo.envs.packing import LARGEST
 from dppo.envs.precision import PrecisionWatch
 from dppo.envs.results import BadResult
-from dppo.envs.spaces import short
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import EnvLog
 from dppo.spaces import leaves

@@ -149,7 +149,7 @@ class EnvGroup:
 
     def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         try:
-            answer = self._envs[env].step(action)
+            answer: Any = self._envs[env].step(action)
         except INTERRUPTIONS:
             raise
         except BaseException as error:

@@ -56,7 +56,7 @@ def _loss(seen: np.ndarray) -> str | None:
     if not len(bad):
         return None
     index = tuple(int(i) for i in bad[0])
-    numbers = seen[(slice(None), *index)]
+    numbers = np.array([one[index] for one in seen])
     step = float(np.spacing(np.float32(np.abs(numbers).max())))
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     return (
