@@ -15,6 +15,8 @@ from dppo.config import Config
 from dppo.errors import CheckpointError
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
+from dppo.ppo.choice import choose_network
+from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
@@ -62,6 +64,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         ledger.give_up_replay()
         logger.warning("%s says it is nondeterministic: lost samplers begin fresh episodes", config.env_name)
     torch_import.join()
+    logger.info("%s", choose_network(config.network, spaces).in_words())
     parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
@@ -100,7 +103,7 @@ def _make_learner(
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = Statistics(
-        obs=Moments.empty(spaces.obs.shape) if config.norm_obs else None,
+        obs=Moments.empty(measured_shape(spaces.obs)) if config.norm_obs else None,
         returns=Moments.empty(()) if config.norm_reward else None,
     )
     return PPOLearner(collector, trainers, ledger, statistics, overlap=config.overlap, notify=logger.warning)

@@ -186,8 +186,8 @@ def _play(
 
 
 def _check_spaces(policy: Policy, env: Any, config: Config) -> None:
-    found = describe_spaces(env, own_network=True)  # the policy has been trained: it reads them
-    if found.obs != policy.spaces.obs or type(found.actions) is not type(policy.spaces.actions):
+    found = describe_spaces(env, drop_obs=config.drop_obs)
+    if not policy.spaces.same_observations(found) or type(found.actions) is not type(policy.spaces.actions):
         raise CheckpointError(
             f"{config.env_name} has observations {found.obs} and {type(found.actions).__name__}, the policy was "
             f"trained on {policy.spaces.obs} and {type(policy.spaces.actions).__name__}. Use the run's own."

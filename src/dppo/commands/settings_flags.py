@@ -76,7 +76,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     if hint is bool:
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     elif get_origin(hint) is tuple:
-        group.add_argument(flag(name), nargs="*", metavar="INT", help=text)
+        group.add_argument(flag(name), nargs="*", metavar=_metavar(get_args(hint)[0]), help=text)
     else:
         group.add_argument(flag(name), metavar=_metavar(hint), help=text)
 

@@ -52,7 +52,7 @@ class EnvGroup:
         self.obs = spaces.obs
         self._envs = envs
         self._actions = spaces.actions
-        self._pack = packer(spaces.obs)
+        self._pack = packer(spaces.obs, one_of=spaces.one_of, dropped=spaces.dropped)
         self._episode_seed = episode_seed
         self._owner = owner
         self._sampler_id = sampler_id

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.leaves import categories_of, names_to_drop, one_of_names, parts_of
 from dppo.errors import ConfigError
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.spaces import BoxActions, DiscreteActions, Spaces, leaf_dtypes
 
 MOST_CHOICES = 1000  # a Discrete of more is a worse example than rounding
 
 
-def describe_spaces(env: gym.Env[Any, Any], *, own_network: bool = False) -> Spaces:
+def describe_spaces(env: gym.Env[Any, Any], *, drop_obs: Collection[str] = ()) -> Spaces:
     """Return the spaces of `env` as plain data.
 
     Args:
-        own_network: the user gave a network, which may read images.
+        drop_obs: names of leaves of the observation to leave out.
 
     Raises:
-        ConfigError: a space that cannot be learnt on; names the part and a wrapper that helps.
+        ConfigError: a space that cannot be learnt on; names the part and a setting or wrapper that helps.
     """
-    _check_observations(env.observation_space, own_network)
+    space = env.observation_space
+    _check_package(space, f"observation_space={short(space)}")
+    dropped = names_to_drop(space, drop_obs)
+    obs = dtype_of(space, drop=dropped)
+    names = leaf_dtypes(obs)
     spec = getattr(env, "spec", None)  # an environment that is none of Gymnasium's classes may have none
     return Spaces(
-        dtype_of(env.observation_space), _actions(env.action_space), not getattr(spec, "nondeterministic", False)
+        obs,
+        _actions(env.action_space),
+        not getattr(spec, "nondeterministic", False),
+        categories={name: found for name, found in categories_of(space) if name in names},
+        one_of=one_of_names(space),
+        dropped=dropped,
     )
-
-
-def _check_observations(space: gym.Space[Any], own_network: bool) -> None:
-    what = f"observation_space={short(space)}"
-    flatten = "Wrap the environment with gymnasium.wrappers.FlattenObservation"
-    if not isinstance(space, gym.spaces.Box):
-        _check_package(space, what)
-        raise ConfigError(f"{what}: {_culprit(space)}, and only Box observations are supported so far. {flatten}.")
-    if 0 in space.shape:
-        raise ConfigError(f"{what}: has no elements. Give it at least one.")
-    if space.shape == ():
-        raise ConfigError(f"{what}: has no dimensions. {flatten}, which makes it an array of one number.")
-    if space.dtype == np.uint8 and len(space.shape) in (3, 4) and not own_network:
-        raise ConfigError(
-            f"{what}: is an image, and the default network has no layers for images. Give a network of your own with "
-            f"--model module:Class. {flatten} only if an MLP shall read {math.prod(space.shape):,} single pixels."
-        )
 
 
 def _actions(space: gym.Space[Any]) -> DiscreteActions | BoxActions:
@@ -124,28 +117,34 @@ def short(space: Any) -> str:
 # ------------------------------------------------------------------ space -> dtype
 
 
-def dtype_of(space: gym.Space[Any], name: str = "") -> np.dtype[Any]:
-    """Return the dtype of which one observation of `space` is an element.
+def dtype_of(space: gym.Space[Any], name: str = "", drop: Collection[str] = ()) -> np.dtype[Any]:
+    """Return the dtype of which one observation of `space` is an element, without the leaves named in `drop`.
 
     A Box (and a Discrete, MultiDiscrete or MultiBinary) gives `(dtype, shape)`, a Dict or a Tuple a packed structured
-    dtype: padding bytes would enter checksums. The fields of a Tuple are named "0", "1", ...
+    dtype: padding bytes would enter checksums. The fields of a Tuple are named "0", "1", ..., those of a OneOf
+    `branch`, "0", "1", ...
 
     Raises:
         ConfigError: a leaf that is not an array of numbers, or has no elements; names the leaf.
     """
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        fields = [(str(part), dtype_of(inner, f"{name}.{part}" if name else str(part))) for part, inner in parts]
+    inner = parts_of(space, name)
+    if inner is not None:
+        fields = [(part, dtype_of(one, leaf, drop)) for part, leaf, one in inner if leaf not in drop]
         return _structured(fields, name)
     if not isinstance(
         space, gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
     ) or (space.shape is None or space.dtype is None):
         raise ConfigError(
-            f"{_label(name)}: is {short(space)}, which is not an array of numbers. Leave it out, or encode it as a Box."
+            f"{_label(name)}: is {short(space)}, which is not an array of numbers. {_without(name)}encode it as a Box."
         )
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
     return np.dtype((_stored(np.dtype(space.dtype)), space.shape))  # with shape () this is the scalar dtype itself
+
+
+def _without(name: str) -> str:
+    """Return how to do without a leaf; the whole observation cannot be left out."""
+    return f"Leave it out with drop_obs={name}, or " if name else "In a wrapper, "
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
+from dppo.spaces import is_image
 
 
 class Decision(NamedTuple):
@@ -32,6 +34,7 @@ class PPOAgent:
         self.spec = spec
         self.distribution = spec.distribution
         self._network = spec.acting()
+        self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._obs_scale: ObsScale | None = None
 
     def load(self, snapshot: PolicySnapshot) -> None:
@@ -57,5 +60,7 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
+        if obs.dtype.names is not None or (obs.dtype == np.uint8 and self._may_be_images):
+            return self._network.step(raw_inputs(obs, self.spec.dtype, self._obs_scale))
         x = obs.astype(self.spec.dtype)
         return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x))

@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return head [rows, H] and values [rows] of observations [rows, *O]."""
-        flat = obs.flatten(1)
+        flat = obs.reshape(len(obs), -1)
         head = self.policy(flat)
         if self.log_std is not None:
             head = torch.cat([head, self.log_std.expand(len(head), -1)], dim=1)
@@ -96,7 +96,7 @@ class HandwrittenMLP:
     @torch.no_grad()
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Residuals]:
         """Return head [rows, H], values [rows] and the layers' inputs, in memory that the next call uses again."""
-        flat = obs.flatten(1) if obs.dim() > 2 else obs
+        flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         head, policy = self._through("policy", self._policy, flat)
         values, value = self._through("value", self._value, flat)
         log_std = self._mlp.log_std

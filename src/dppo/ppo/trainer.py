@@ -188,8 +188,8 @@ class PPOTrainer:
             device=self.device,
         )
         zeros = torch.zeros(rows, dtype=dtype, device=self.device)
-        obs = torch.zeros((rows, *spec.obs_shape), dtype=dtype, device=self.device)
-        self._backward(Batch(obs, actions, zeros, zeros, zeros, zeros))
+        batch = Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros)
+        self._backward(batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -220,7 +220,6 @@ class PPOTrainer:
     def _backward_at_once(self, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; it replaces the stored one, or is added."""
         ppo, weights = self.ppo, rows.weights
-        assert isinstance(rows.obs, Tensor), "the network reads observations of one leaf"
         scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
@@ -305,8 +304,9 @@ class PPOTrainer:
 def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
     """Describe a minibatch whose gradient is not finite."""
     facts = []
-    for name in ("obs", "advantages", "returns"):
-        column = getattr(minibatch, name)
+    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
+    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
+    for name, column in (columns | {"advantages": minibatch.advantages, "returns": minibatch.returns}).items():
         facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
     return (
         f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
