@@ -105,8 +105,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         for env in range(plan.sampling.envs_per_sampler):
             progress.enter(place_of(Phase.MAKE, sampler_id, env))
             envs.append(_make_env(plan, f"{owner}, env {env}"))
-        spaces = describe_spaces(envs[0], drop_obs=plan.env.drop_obs)
-        check_measurable(plan.ppo, spaces)
+        spaces = _spaces(plan, envs[0])
         group = EnvGroup(
             envs,
             spaces,
@@ -148,18 +147,20 @@ def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:
     return choose_network(network, spaces).spec
 
 
-def check_measurable(ppo: PPO, spaces: Spaces) -> None:
-    """Refuse to normalise observations that hold nothing to be normalised.
+def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
+    """Return the spaces of `env`.
 
     Raises:
-        ConfigError: they are only images or categories.
+        ConfigError: they cannot be learnt on, or `norm_obs` finds only images and categories.
     """
+    spaces = describe_spaces(env, drop_obs=plan.env.drop_obs)
     alone = spaces.obs.names is None and spaces.categories
-    if ppo.norm_obs and (alone or measured_shape(spaces.obs) == (0,)):
+    if plan.ppo.norm_obs and (alone or measured_shape(spaces.obs) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
             "or categories. Use norm_obs=False."
         )
+    return spaces
 
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:

@@ -71,6 +71,42 @@ def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> 
     assert str(caught.value) == words
 
 
+TOOL = spaces.Dict(
+    name=spaces.Text(9), tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]), at=spaces.Discrete(4)
+)
+
+
+def pack_tool(raw: Any) -> np.ndarray:
+    return packer(dtype_of(TOOL, drop=["name"]), one_of=["tool"], dropped=["name"])(raw)
+
+
+def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
+    for raw, expected in (
+        ({"name": "x", "at": 2, "tool": (1, np.array([0.5, -0.5]))}, (2, (1, 0, [0.5, -0.5]))),
+        ({"at": 3, "tool": (np.int64(0), 2)}, (3, (0, 2, [0.0, 0.0]))),
+    ):
+        packed = pack_tool(raw)
+        assert packed["at"] == expected[0]
+        branch, first, second = expected[1]
+        tool = packed["tool"]
+        assert (tool["branch"], tool["0"], tool["1"].tolist()) == (branch, first, second)
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ((2, 0), "observation leaf 'tool' of branch 2, its space has 0, 1"),
+        ((0,), "observation leaf 'tool' of type tuple, its space has (branch, value)"),
+        ((1, np.zeros(3)), "observation leaf 'tool.1' of shape (3,), its space has (2,)"),
+    ],
+    ids=str,
+)
+def test_a_wrong_branch_is_refused_by_name(tool: Any, words: str) -> None:
+    with pytest.raises(BadObservation) as caught:
+        pack_tool({"at": 0, "tool": tool})
+    assert str(caught.value) == words
+
+
 def test_a_fault_of_the_group_names_place_and_leaf() -> None:
     class Blind(Robot):
         def _observation(self) -> dict[str, Any]:
