@@ -1,15 +1,15 @@
-"""Distributed PPO on one page: what `dppo` computes, without what makes it fast, safe and distributed.
+"""Distributed PPO on one page: the algorithm of `dppo`, without the code that makes it fast, safe and distributed.
 
 Read it from top to bottom. N samplers of E environments each collect a segment of T steps with the current
-policy; the learner trains on all of it for K epochs; and again. In `dppo` the samplers live in other
-processes, on other machines too; here they take turns. The weights that come out are the same, to rounding:
-tests/test_oracle.py holds the two against each other.
+policy; the learner trains on all of them for K epochs; then it repeats. In `dppo` the samplers run in other
+processes, possibly on other machines; here they take turns. The resulting weights are equal up to rounding;
+tests/test_oracle.py compares them.
 
-    python examples/ppo_in_one_file.py                          CartPole-v1, about half a minute
-    python examples/ppo_in_one_file.py --env-id Acrobot-v1      --help shows the rest
+    python examples/ppo_in_one_file.py                          trains on CartPole-v1 in about half a minute
+    python examples/ppo_in_one_file.py --env-id Acrobot-v1      trains on Acrobot-v1; --help lists all options
 
 The algorithm: arXiv:1707.06347, algorithm 1. (#n) is detail n of "The 37 Implementation Details of Proximal
-Policy Optimization" (ICLR Blog Track 2022). `Deviation:` is where CleanRL's ppo.py does something else.
+Policy Optimization" (ICLR Blog Track 2022). `Deviation:` marks differences from CleanRL's ppo.py.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 @dataclass(frozen=True)
 class Args:
-    env_id: str = "CartPole-v1"  # a gymnasium id; its actions are Discrete or Box
+    env_id: str = "CartPole-v1"  # a Gymnasium id, with Discrete or Box actions
     total_timesteps: int = 500_000  # env steps to train for, over all environments
-    seed: int = 1  # everything random follows from it
+    seed: int = 1  # seed of all randomness
     num_samplers: int = 8  # N
     envs_per_sampler: int = 1  # E
     num_steps: int = 128  # T, steps of one segment
     learning_rate: float = 2.5e-4  # Adam's step size at the start
-    anneal_lr: bool = True  # let the learning rate fall linearly to zero
+    anneal_lr: bool = True  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     update_epochs: int = 4  # K, passes over each batch
-    minibatch_size: int | None = None  # rows of a minibatch, at most; None: a quarter of the batch
+    minibatch_size: int | None = None  # most rows of a minibatch; None: a quarter of the batch
     norm_adv: bool = True  # standardise advantages within each minibatch
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
-    target_kl: float | None = None  # no further epoch once approximate KL is above this
+    target_kl: float | None = None  # stop the epochs of an update when approximate KL exceeds this
     norm_obs: bool = False  # normalise observations by their running mean and deviation
     norm_reward: bool = False  # divide rewards by the running deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy network, and of the value network
@@ -57,8 +57,8 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------------- randomness
-# No generator is carried along: each use has a stream of its own, named by what it is for. So it does not
-# matter who draws, where, or in which order, and more actors can change the time but never the result.
+# Instead of carrying a generator along, each use has a stream of its own, named by its purpose. So it does not
+# matter where or in which order streams are used: more actors change the time, but never the result.
 WEIGHTS, EPISODES, ACTIONS, MINIBATCHES = range(4)
 
 
@@ -72,7 +72,7 @@ def seed_of(args: Args, *name: int) -> int:
 
 # -------------------------------------------------------------------------------------------- the agent
 class Moments:
-    """Count, mean and sum of squared deviations of everything seen so far."""
+    """Count, mean and sum of squared deviations of all samples so far."""
 
     def __init__(self, *shape: int) -> None:
         self.count, self.mean, self.m2 = 0, np.zeros(shape), np.zeros(shape)
@@ -81,7 +81,7 @@ class Moments:
         return np.sqrt(self.m2 / self.count + 1e-8) if self.count else np.ones_like(self.mean)
 
     def add(self, samples: np.ndarray) -> None:
-        """Take in samples [n, *shape] as if all had come at once (Chan, Golub, LeVeque 1979)."""
+        """Add samples [n, *shape], exactly (Chan, Golub, LeVeque 1979)."""
         n, mean = len(samples), samples.mean(axis=0)
         delta, total = mean - self.mean, self.count + n
         self.m2 = self.m2 + np.square(samples - mean).sum(axis=0) + np.square(delta) * self.count * n / total
@@ -103,7 +103,7 @@ def mlp(args: Args, sizes: tuple[int, ...], head_gain: float, generator: torch.G
 
 
 class Agent:
-    """Observation -> distribution of actions, and value."""
+    """Map observations to a distribution of actions, and to values."""
 
     def __init__(self, args: Args, obs_space: Any, action_space: Any) -> None:
         self.dtype, self.action_space = getattr(torch, args.dtype), action_space
@@ -115,13 +115,13 @@ class Agent:
         self.policy = mlp(args, (inputs, *args.hidden_sizes, self.outputs), 0.01, generator)
         self.value = mlp(args, (inputs, *args.hidden_sizes, 1), 1.0, generator)
         self.parameters: list[Tensor] = [*self.policy.parameters(), *self.value.parameters()]
-        if not self.discrete:  # one standard deviation for all states, first exp(0) = 1 (#24)
+        if not self.discrete:  # one standard deviation for all states, initially exp(0) = 1 (#24)
             self.log_std = torch.zeros(self.outputs, dtype=self.dtype, requires_grad=True)
             self.parameters.append(self.log_std)
         self.obs_moments = Moments(inputs) if args.norm_obs else None
 
     def see(self, obs: np.ndarray) -> Tensor:
-        """Observations as the networks get them: normalised (#28) and limited (#29)."""
+        """Convert observations to network inputs: normalised (#28) and clipped (#29)."""
         x = torch.as_tensor(obs, dtype=self.dtype)
         if self.obs_moments is None:
             return x
@@ -135,13 +135,13 @@ class Agent:
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Draw actions [E, ...]. The largest of logits plus Gumbel noise is a draw from their softmax."""
+        """Sample actions [E, ...]. The argmax of logits plus Gumbel noise is a sample from their softmax."""
         policy, z = self.policy(self.see(obs)), torch.as_tensor(noise, dtype=self.dtype)
         actions: Tensor = (policy + z).argmax(-1) if self.discrete else policy + self.log_std.exp() * z
         return actions.numpy()
 
     def for_env(self, action: np.ndarray) -> Any:
-        """The env gets the action clipped; the ratio needs it as it was drawn, so that is stored (#27)."""
+        """Clip the action for the environment; the unclipped one is stored for the ratio (#27)."""
         if self.discrete:
             return int(self.action_space.start + action)
         low, high = self.action_space.low, self.action_space.high
@@ -150,19 +150,19 @@ class Agent:
 
 # ------------------------------------------------------------------------------------------- collecting
 class Segment(NamedTuple):
-    """T steps of E environments; row t of `obs` is from before action t, of the others from after it."""
+    """T steps of E environments. Row t of `obs` precedes action t; row t of the others follows it."""
 
     obs: np.ndarray  # [T, E, O] float32
     actions: np.ndarray  # [T, E] or [T, E, A]
     rewards: np.ndarray  # [T, E]
-    terminated: np.ndarray  # [T, E] the episode is over: nothing more would have come
-    truncated: np.ndarray  # [T, E] the episode was cut, by a time limit: more would have come
-    next_obs: np.ndarray  # [T, E, O] where the action led; never the first observation of a new episode
-    discounted_returns: np.ndarray  # [T, E] running sums, for the scale of rewards
+    terminated: np.ndarray  # [T, E] the episode ended in a terminal state
+    truncated: np.ndarray  # [T, E] the episode was cut off by a time limit
+    next_obs: np.ndarray  # [T, E, O] the result of the action; never the first observation of a new episode
+    discounted_returns: np.ndarray  # [T, E] running sums, to scale rewards
 
 
 class Sampler:
-    """E environments whose episodes go on from one segment to the next: T is shorter than they are (#1)."""
+    """E environments whose episodes continue from one segment to the next, as T is shorter than an episode (#1)."""
 
     def __init__(self, args: Args, index: int) -> None:
         self.args, self.index, E = args, index, args.envs_per_sampler
@@ -173,7 +173,7 @@ class Sampler:
         self.finished: list[float] = []  # the returns of episodes that ended
 
     def reset(self, e: int) -> np.ndarray:
-        """Begin an episode, each from a seed of its own: any of them can be run again, anywhere."""
+        """Start an episode with a seed of its own, so that any episode can be replayed anywhere."""
         seed = seed_of(self.args, EPISODES, self.index, e, self.episodes_begun[e])
         self.episodes_begun[e] += 1
         return np.array(self.envs[e].reset(seed=seed)[0], np.float32).ravel()
@@ -187,13 +187,13 @@ class Sampler:
             actions = agent.act(np.stack(self.obs), noise[t])
             for e, (env, obs, action) in enumerate(zip(self.envs, self.obs, actions, strict=True)):
                 raw_obs, reward, terminated, truncated, _ = env.step(agent.for_env(action))
-                next_obs = np.array(raw_obs, np.float32).ravel()  # a copy: envs reuse theirs
+                next_obs = np.array(raw_obs, np.float32).ravel()  # a copy, because environments reuse theirs
                 self.episode_return[e] += float(reward)
                 self.discounted_return[e] = self.args.gamma * self.discounted_return[e] + float(reward)
                 discounted = self.discounted_return[e]
                 rows.append((obs, action, float(reward), terminated, truncated, next_obs, discounted))
                 self.obs[e] = next_obs
-                if terminated or truncated:  # the next row is already of the new episode
+                if terminated or truncated:  # the next row belongs to the new episode
                     self.finished.append(self.episode_return[e])
                     self.episode_return[e] = self.discounted_return[e] = 0.0
                     self.obs[e] = self.reset(e)
@@ -203,20 +203,20 @@ class Sampler:
 
 # --------------------------------------------------------------------------------------------- learning
 def make_batch(args: Args, agent: Agent, segments: list[Segment], reward_scale: np.ndarray) -> list[Tensor]:
-    """Inputs, actions, their log-probabilities, values, advantages and returns, one row a step."""
-    # Segments side by side in the order of their samplers, whichever was ready first: [T, N * E, ...].
+    """Return inputs, actions, log-probabilities, values, advantages and returns, one row per step."""
+    # Segments in the order of their samplers, not of their arrival: [T, N * E, ...].
     seg = Segment(*(np.concatenate(arrays, axis=1) for arrays in zip(*segments, strict=True)))
     x, next_x, actions = agent.see(seg.obs), agent.see(seg.next_obs), torch.as_tensor(seg.actions)
-    with torch.no_grad():  # the weights are still those that acted (`dppo` does this while acting)
+    with torch.no_grad():  # still the weights that acted (`dppo` computes these while acting)
         logprobs = agent.distribution(x).log_prob(actions)
         values, next_values = agent.value(x).squeeze(-1), agent.value(next_x).squeeze(-1)
-    # Rewards are scaled but not shifted (#30), and limited (#31).
+    # Rewards are scaled but not shifted (#30), and clipped (#31).
     scaled = np.clip(seg.rewards / reward_scale, -10, 10) if args.norm_reward else seg.rewards
     rewards = torch.as_tensor(scaled, dtype=agent.dtype)
     goes_on = torch.as_tensor(~seg.terminated, dtype=agent.dtype)
     same_episode = torch.as_tensor(~(seg.terminated | seg.truncated), dtype=agent.dtype)
-    # Generalised advantage estimation (#5). Where the segment or a time limit cut an episode, the value of
-    # the next observation stands for the rewards nobody saw. Deviation: to CleanRL a time limit is a death.
+    # Generalised advantage estimation (#5). Where a segment or a time limit cuts an episode, the value of the next
+    # observation replaces the rewards that were not seen. Deviation: CleanRL treats a time limit as terminal.
     deltas = rewards + args.gamma * next_values * goes_on - values
     advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
     for t in reversed(range(args.num_steps)):
@@ -226,12 +226,12 @@ def make_batch(args: Args, agent: Agent, segments: list[Segment], reward_scale: 
 
 
 def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: list[Tensor], i: int) -> float:
-    """K epochs of minibatch SGD on the batch of iteration i; the last approximate KL."""
+    """Train K epochs of minibatch SGD on the batch of iteration i; return the last approximate KL."""
     rng, c = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
     num_minibatches = math.ceil(rows / (args.minibatch_size or math.ceil(rows / 4)))
     for _ in range(args.update_epochs):
-        # Each row once an epoch, in a new order (#6). Deviation: no leftover, sizes differ by one at most.
+        # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
             x, actions, old_logprobs, old_values, advantages, returns = (column[chosen] for column in batch)
             if args.norm_adv:  # within the minibatch, not the batch (#7)
@@ -239,14 +239,14 @@ def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: li
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)
             logratio = policy.log_prob(actions) - old_logprobs
             ratio = logratio.exp()
-            # The worse of the two: to move a ratio beyond the clip gains nothing (#8, the paper's eq. 7).
+            # The larger loss of the two: moving a ratio beyond the clip gains nothing (#8, the paper's eq. 7).
             policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - c, 1 + c)).mean()
             squared_error = (values - returns) ** 2
-            if args.clip_vloss:  # Deviation: off unless asked for; nobody has shown that it helps (#9)
+            if args.clip_vloss:  # Deviation: off by default, as ablations found no benefit (#9)
                 clipped = old_values + (values - old_values).clamp(-c, c)
                 squared_error = torch.max(squared_error, (clipped - returns) ** 2)
             value_loss, entropy = 0.5 * squared_error.mean(), policy.entropy().mean()
-            loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss  # one for all (#10)
+            loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss  # one loss for both networks (#10)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)  # of all parameters together (#11)
@@ -258,7 +258,7 @@ def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: li
 
 
 def train(args: Args) -> tuple[np.ndarray, list[float]]:
-    """The final weights (policy, value, log_std, in one vector); the mean return after each iteration."""
+    """Return the final weights (policy, value, log_std) as one vector, and the mean return after each iteration."""
     samplers = [Sampler(args, index) for index in range(args.num_samplers)]
     agent = Agent(args, samplers[0].envs[0].observation_space, samplers[0].envs[0].action_space)
     optimizer = torch.optim.Adam(agent.parameters, lr=args.learning_rate, eps=1e-5)  # torch has 1e-8 (#3)
@@ -271,9 +271,9 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
         segments = [sampler.collect(agent, i) for sampler in samplers]  # this line is what `dppo` distributes
-        # Deviation: CleanRL's statistics move with every step, these once an iteration. Rewards are scaled by
-        # all returns so far (#30). Those of observations learn of an iteration only after it, so that learning
-        # sees what acting saw, and the first ratio is one.
+        # Deviation: CleanRL updates statistics with every step, this code once per iteration. Rewards are scaled with
+        # all returns so far (#30). The statistics of observations are updated after training, so that training sees
+        # the same inputs as acting did, and the first ratio is one.
         for segment in segments:
             return_moments.add(segment.discounted_returns.ravel())
         approx_kl = update(args, agent, optimizer, make_batch(args, agent, segments, return_moments.std()), i)
@@ -291,11 +291,11 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # for networks this small, more threads are slower
+    torch.set_num_threads(1)  # more threads are slower for networks this small
     sizes = Args(total_timesteps=100_000, num_steps=32, update_epochs=20, minibatch_size=256)
     defaults = replace(sizes, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in vars(defaults).items():  # values as Python writes them: 3e-4, None, False, '(32, 32)'
+    for name, default in vars(defaults).items():  # values in Python syntax: 3e-4, None, False, '(32, 32)'
         kind = str if isinstance(default, str) else ast.literal_eval
         parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=kind, help=f"default: {default}")
     train(Args(**vars(parser.parse_args())))

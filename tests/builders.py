@@ -42,10 +42,12 @@ def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.n
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
 
 
-def group_of(envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0) -> EnvGroup:
+def group_of(
+    envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0, drop_obs: Sequence[str] = ()
+) -> EnvGroup:
     return EnvGroup(
         list(envs),
-        describe_spaces(envs[0]),
+        describe_spaces(envs[0], drop_obs=drop_obs),
         episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
         owner=f"sampler {sampler_id} (Test-v0)",
     )

@@ -1,4 +1,4 @@
-"""Modules as users write them: some keep the contract, and each of the others breaks one part of it."""
+"""Users' modules: two keep the contract, and each of the others breaks one part of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import dppo
 
 
 class Plain(nn.Module):
-    """Shares its layers between head and value; a deviation that depends on the observation."""
+    """Shares its layers between head and value; the deviation depends on the observation."""
 
     def __init__(self, spaces: dppo.Spaces, head_size: int, units: int = 16) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Plain(nn.Module):
 
 
 class Residual(nn.Module):
-    """With a frozen parameter, a constant buffer, tensors made on the way, and normalised layers."""
+    """Has a frozen parameter, a constant buffer, tensors created in forward, and normalised layers."""
 
     scale: Tensor
 
@@ -54,7 +54,7 @@ def not_a_class(spaces: dppo.Spaces, head_size: int) -> nn.Module:
 
 
 class NotAModule:
-    """Has all that a module has, but is none."""
+    """Looks like a module, but is not one."""
 
 
 class Raises(Plain):
@@ -79,7 +79,7 @@ class ColumnOfValues(Plain):
 
 
 class SqueezesAll(Plain):
-    """Right for three rows, and not for one."""
+    """Correct for three rows, but not for one."""
 
     def forward(self, obs: Tensor) -> Any:
         hidden = self.body(obs)

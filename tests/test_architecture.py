@@ -182,8 +182,6 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 LONG_FILES = {
     "cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives",
     "config/parts.py": "the table of all settings with a line of help for each",
-    "ppo/distributions.py": "each family with its formulas in NumPy and in torch, side by side",
-    "ppo/trainer.py": "one update, from minibatches to figures",
 }
 LONG_FUNCTIONS = {"ppo.batch.make_batch", "records.iteration_row.iteration_row", "runner.train"}
 

@@ -277,10 +277,13 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
     [
         (["Taxi-v4"], ["observation_space=Discrete(500)", "only Box observations", "FlattenObservation"]),
         (["FrozenLake-v1"], ["observation_space=Discrete(16)", "only Box observations"]),
-        (["Blackjack-v1"], ["it is a Tuple", "[0] is Discrete(32)"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear' is Discrete(5)"]),
+        (["Blackjack-v1"], ["observation_space=Tuple(Discrete(32)", "it is a Tuple"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear': Discrete(5)"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "switches"}'], ["observation_space=MultiBinary(4)"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'], ["is an image", "--model", "FlattenObservation"]),
+        (
+            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'],
+            ["is an image", "Set model to a network of your own", "FlattenObservation"],
+        ),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space=", "no elements"]),
         (
             ["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'],

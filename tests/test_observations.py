@@ -203,7 +203,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
         ({"env_id": "observed_worlds:Everything"}, ("leaf 'mission': is Text(", "drop_obs=mission")),
         (
             {"env_id": "observed_worlds:Everything", "drop_obs": ("mission",)},
-            ("leaf 'robot.note': is Text(", "drop_obs=robot.note"),
+            ("leaf 'robot.note': is Text(", "Use drop_obs=mission robot.note to leave it out."),
         ),
         (
             {"env_id": "observed_worlds:Everything", "drop_obs": ("mision",)},

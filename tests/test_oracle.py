@@ -1,4 +1,4 @@
-"""`dppo` computes what examples/ppo_in_one_file.py computes: two implementations, one result to rounding."""
+"""`dppo` and examples/ppo_in_one_file.py compute the same weights up to rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import dppo
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ppo_in_one_file.py"
 TOLERANCE = 1e-10  # absolute and relative; float64 rounding shows as 1e-15
-MOVED = 1e-3  # what training, and each option, changes at least: ten million times the tolerance
+MOVED = 1e-3  # least change by training, and by each option: ten million times the tolerance
 
 
 def _load_example() -> ModuleType:
@@ -41,11 +41,11 @@ oracle = _load_example()
 
 
 class Odd(gym.Env[Any, Any]):
-    """What CartPole and Pendulum lack.
+    """Properties that CartPole and Pendulum lack.
 
-    Observations are integers of shape [2, 2]; they pass 10, where normalised ones are cut, and so do rewards:
-    one step in 200 brings a prize. Choices begin at -1; actions of the Box pass its bounds all the time. An
-    episode may terminate and be truncated in one step, and may last one step only.
+    Observations are integers of shape [2, 2]. They exceed 10, where normalised ones are clipped, and so do rewards:
+    one step in 200 brings a prize. Choices start at -1; actions often exceed the bounds of the Box. An episode may
+    terminate and be truncated in the same step, and may last a single step.
     """
 
     def __init__(self, discrete: bool) -> None:
@@ -78,7 +78,7 @@ def _environments_and_one_thread() -> Iterator[None]:
     gym.register(ids[1], lambda **_: Odd(discrete=False))
     gym.register(ids[2], "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=17)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # networks this small take ten times as long on threads that others want too
+    torch.set_num_threads(1)  # on a busy machine, several threads make networks this small ten times slower
     yield
     torch.set_num_threads(threads)
     for env_id in ids:
@@ -113,7 +113,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "hidden_sizes": (32,),
         "anneal_lr": False,
     },
-    # The rest has nothing to do with the kind of actions: one kind is enough.
+    # The other options do not depend on the kind of actions, so one kind is enough.
     "sizes": {"seed": 12345, "num_samplers": 2, "envs_per_sampler": 3, "num_steps": 31, "total_timesteps": 300},
     "one env": {"num_samplers": 1, "envs_per_sampler": 1, "num_steps": 144, "gae_lambda": 1.0},
     "optimiser": {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01},
@@ -134,7 +134,7 @@ EVERYTHING_NORMALISED = {"norm_obs": True, "norm_reward": True}
 
 @cache
 def expected(args: Any) -> tuple[np.ndarray, list[float]]:
-    """The weights and mean returns of the one file."""
+    """Return weights and mean returns of the one file."""
     weights, returns = oracle.train(args)
     return weights, returns
 
@@ -144,7 +144,7 @@ def differ(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def trained(args: Any, run_dir: Path) -> tuple[np.ndarray, list[float]]:
-    """The weights and mean returns of `dppo`."""
+    """Return weights and mean returns of `dppo`."""
     result = dppo.train(dppo.Config(**vars(args), num_actors=0, progress="off", run_dir=run_dir))
     returns = [row.get("charts/episodic_return", math.nan) for row in result.metrics]
     return dppo.load_policy(run_dir).weights, returns
@@ -169,10 +169,10 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "env"), [(option, env) for option in OPTIONS for env in ENVS if ONLY.get(option, env) == env]
 )
-def test_each_option_does_the_same(option: str, env: str, tmp_path: Path) -> None:
+def test_each_option_has_the_same_effect(option: str, env: str, tmp_path: Path) -> None:
     plain = oracle.Args(env_id=ENVS[env], **SIZES)
     args = dataclasses.replace(plain, **OPTIONS[option])
-    for name in OPTIONS[option]:  # to do the same is worth something only where it is not nothing
+    for name in OPTIONS[option]:  # each option must have an effect, or equality would prove nothing
         without = dataclasses.replace(args, **{name: getattr(plain, name)})
         assert differ(expected(args)[0], expected(without)[0]), f"{name} has no effect here"
     assert_same(args, tmp_path / "run")
@@ -180,7 +180,9 @@ def test_each_option_does_the_same(option: str, env: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("normalised", [{}, EVERYTHING_NORMALISED], ids=["raw", "normalised"])
 @pytest.mark.parametrize("env_id", ["oracle/OddChoices-v0", "oracle/OddForces-v0"])
-def test_odd_spaces_and_ends_do_the_same(env_id: str, normalised: dict[str, bool], tmp_path: Path) -> None:
+def test_odd_spaces_and_episodes_give_the_same_weights(
+    env_id: str, normalised: dict[str, bool], tmp_path: Path
+) -> None:
     assert_same(oracle.Args(env_id=env_id, **SIZES, **normalised), tmp_path / "run")
 
 
@@ -201,7 +203,7 @@ def test_defaults_are_those_of_dppo() -> None:
     assert vars(args) == ours
 
 
-def test_one_file_imports_nothing_of_ours() -> None:
+def test_the_one_file_imports_nothing_of_dppo() -> None:
     tree = ast.parse(EXAMPLE.read_text(encoding="utf8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -209,7 +211,7 @@ def test_one_file_imports_nothing_of_ours() -> None:
     assert theirs == {"gymnasium", "numpy", "torch"}
 
 
-def test_one_file_runs_as_written() -> None:
+def test_the_one_file_runs_as_written() -> None:
     command = [sys.executable, str(EXAMPLE), "--total-timesteps", "2048"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    """An undisturbed run in this process."""
+    """Train in this process."""
     return dppo.train(settings(tmp_path_factory.mktemp("trained") / "run"))
 
 
@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 
 @pytest.mark.parametrize("num_actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
-    """By its name to one, as a class to two."""
+    """Passed by name to one actor, and as a class to two."""
     model = "own_models:Plain" if num_actors == 1 else own_models.Plain
     result = dppo.train(settings(tmp_path / "run", num_actors=num_actors, model=model))
     assert (result.weights_sha256, result.incidents) == (trained.weights_sha256, {})
@@ -70,7 +70,7 @@ def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, 
         assert other.iterations == ITERATIONS
 
 
-def test_stopped_and_resumed_it_comes_to_the_same_weights(trained: dppo.Result, tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_same_weights(trained: dppo.Result, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run), observers=[Recorder(interrupt_at=2)])
     assert stopped.iterations == 2
@@ -79,7 +79,7 @@ def test_stopped_and_resumed_it_comes_to_the_same_weights(trained: dppo.Result, 
     assert resumed.weights_sha256 == trained.weights_sha256
 
 
-def test_the_command_line_trains_stops_and_resumes_it(
+def test_the_command_line_trains_and_resumes_it(
     trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -110,10 +110,10 @@ def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
-def test_two_learners_train_it_with_any_number_of_actors(
+def test_two_learners_give_the_same_weights_with_any_number_of_actors(
     trained: dppo.Result, tmp_path: Path, ray_session: None
 ) -> None:
-    """By its name, and as a class that only this module has."""
+    """Passed by name, and as a class that only this module has."""
 
     class Plain(own_models.Plain):
         pass
@@ -169,7 +169,7 @@ def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkey
         dppo.load_policy(trained.run_dir)
 
 
-def test_evaluation_plays_it_where_it_is_trusted_or_named(
+def test_evaluation_imports_it_only_if_trusted_or_named(
     trained: dppo.Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["eval", str(trained.run_dir), "--episodes", "1"]
@@ -180,10 +180,10 @@ def test_evaluation_plays_it_where_it_is_trusted_or_named(
         assert "imports own_models and calls Plain(units=12)" in capsys.readouterr().out
 
 
-def test_a_checkpoint_cannot_name_a_network_behind_the_back_of_its_settings(
+def test_the_trusted_network_is_that_of_the_checkpoint(
     trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The module that would be imported is that of the checkpoint, whatever config.yaml says."""
+    """The module to import is named by the checkpoint, whatever config.yaml says."""
     arrays = checkpoints.load(trained.checkpoint)
     state = arrays.state | {"model": arrays.state["model"] | {"model": "evil:Net"}}
     run = tmp_path / "run"
@@ -195,9 +195,9 @@ def test_a_checkpoint_cannot_name_a_network_behind_the_back_of_its_settings(
 
 # ------------------------------------------------------------------ the contract
 
-BROKEN = {  # by the class in own_models: what the message says
-    "not_a_class": "is not a class of torch modules, but <function not_a_class",
-    "NotAModule": "is not a class of torch modules, but <class 'own_models.NotAModule'>. Give a subclass of",
+BROKEN = {  # class in own_models: part of the message
+    "not_a_class": "<function not_a_class",
+    "NotAModule": "<class 'own_models.NotAModule'> is not a subclass of torch.nn.Module. Pass one",
     "Raises": "its constructor raised RuntimeError: no such layer (",
     "RaisesForward": "raised RuntimeError: shapes do not fit (",
     "WideHead": "returned head of shape (3, 3), not (3, 2): [rows, head_size]",
@@ -205,16 +205,16 @@ BROKEN = {  # by the class in own_models: what the message says
     "SqueezesAll": "with obs of shape (1, 4) and torch.float32, returned values of shape (), not (1,)",
     "HeadOnly": "returned a Tensor. Return two tensors, head and values",
     "Doubles": "returned values of torch.float64. Return the dtype of obs",
-    "Infinite": "returned head that are not finite. Look for a division by zero",
+    "Infinite": "returned non-finite head. Look for a division by zero",
     "Normalised": "its buffer norm.running_mean changes in a forward pass, as those of BatchNorm do",
-    "Centred": "its head of one observation depend on the other rows of the batch. Treat each row alone",
-    "Drops": "its head differ between two passes over the same observations. Leave out dropout and noise",
-    "NoCritic": "its values do not depend on any parameter that requires a gradient",
+    "Centred": "its head of one observation depend on the other rows of the batch. Process each row on its own",
+    "Drops": "its head differ between two passes over the same observations. Remove dropout and noise",
+    "NoCritic": "its values do not depend on any parameter with requires_grad=True",
     "Empty": "it has no parameters, so there is nothing to learn. Assign its layers to self",
     "Mixed": "its parameters differ: value.weight is torch.float64 on cpu, body.1.weight is torch.float32 on cpu",
     "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
-    "RandomBuffer": "its buffer features is drawn at random, and actors would draw another one",
+    "RandomBuffer": "its buffer features is random, so each actor would get different values",
     "Missing": "the module own_models has no Missing. Check the spelling",
 }
 
@@ -224,7 +224,7 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_contract_is_named_before_training_starts(name: str, tmp_path: Path) -> None:
+def test_a_broken_contract_is_reported_before_training_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=f"own_models:{name}"))
     text = str(caught.value)
@@ -235,7 +235,7 @@ def test_a_broken_contract_is_named_before_training_starts(name: str, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_every_broken_network_is_tried() -> None:
+def test_every_broken_network_is_tested() -> None:
     made = {name for name, one in vars(own_models).items() if getattr(one, "__module__", "") == "own_models"}
     assert made - {"Plain", "Residual"} == BROKEN.keys() - {"Missing"}
 
@@ -243,22 +243,22 @@ def test_every_broken_network_is_tried() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("Plain", "is not of the form module:Class. Name the module that holds the class, too"),
+        ("Plain", "is not of the form module:Class. Add the name of the module that defines the class"),
         (
             "no_such_module:Net",
             "importing no_such_module failed: ModuleNotFoundError: No module named 'no_such_module'",
         ),
-        (lambda spaces, head_size: None, "is not a class of torch modules"),
+        (lambda spaces, head_size: None, "is not a subclass of torch.nn.Module"),
     ],
     ids=["no module", "not there", "a function"],
 )
-def test_what_cannot_be_imported_is_refused_before_anything_is_made(model: Any, words: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_imported_is_refused(model: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=model))
     assert words in str(caught.value)
 
 
-def test_arguments_that_the_class_does_not_know_are_named(tmp_path: Path) -> None:
+def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"constructor raised TypeError: .*'width'.*called with \(spaces, head_size"):
         dppo.train(settings(tmp_path / "run", model_kwargs={"width": 3}))
 
@@ -273,7 +273,7 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
 def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
     tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module that only this process has."""
+    """The module exists in this process only."""
     here = type(sys)("only_here")
     exec(compile("from own_models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
     monkeypatch.setitem(sys.modules, "only_here", here)
@@ -308,13 +308,13 @@ class Pictures(gym.Env[Any, Any]):
         return self.black + np.uint8(self.steps + action), float(action), self.steps == 20, False, {}
 
 
-def test_a_network_of_your_own_may_read_images(tmp_path: Path) -> None:
+def test_ones_own_network_may_read_images(tmp_path: Path) -> None:
     result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=own_models.Plain))
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
 
 
 class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
-    """A simulator that works with torch, in float64."""
+    """A simulator that uses torch in float64."""
 
     def __init__(self, at: str) -> None:
         super().__init__(gym.make("CartPole-v1"))

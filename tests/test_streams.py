@@ -1,4 +1,4 @@
-"""Streams: the same wherever and however often they are asked for, and no two alike."""
+"""Streams are reproducible, and differ from each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from dppo.streams import Stream, generator, integer, sequence
 
 
-def test_a_stream_is_the_same_however_often_it_is_asked_for() -> None:
+def test_a_stream_is_reproducible() -> None:
     draws = [generator(7, Stream.ACTIONS, 3, 5).random(4).tolist() for _ in range(3)]
     assert draws[0] == draws[1] == draws[2]
     assert integer(7, Stream.WEIGHTS) == integer(7, Stream.WEIGHTS)
 
 
-def test_streams_are_those_agreed() -> None:
-    """Changing these changes every result that anyone has published with this program."""
+def test_streams_have_fixed_numbers() -> None:
+    """Changing these would change every published result."""
     assert {stream.name: stream.value for stream in Stream} == {
         "WEIGHTS": 0, "EPISODES": 1, "ACTIONS": 2, "MINIBATCHES": 3, "EVALUATION": 4, "SIMULATION": 5,
     }  # fmt: skip
@@ -43,12 +43,12 @@ def test_integers_fit_a_signed_32_bit_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**64, 10**30])
-def test_any_whole_number_is_a_seed(seed: int) -> None:
+def test_any_integer_is_a_seed(seed: int) -> None:
     assert sequence(seed, Stream.WEIGHTS).entropy == seed
     assert 0 <= integer(seed, Stream.WEIGHTS) < 2**31
 
 
-def test_nothing_global_is_seeded_or_drawn_from() -> None:
+def test_global_generators_are_neither_seeded_nor_used() -> None:
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     generator(1, Stream.MINIBATCHES, 0).random(100)
     integer(1, Stream.WEIGHTS)

@@ -1,4 +1,4 @@
-"""The testbeds: right in everything but what they are meant to get wrong."""
+"""The testbeds are correct except where they are meant to fail."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from testbeds import Counting, crashing_cartpole, drifting_cartpole, point_mass
 
 
 def rollout(env: gymnasium.Env[Any, Any], seed: int, steps: int = 60) -> list[tuple[Any, ...]]:
-    """What an env says to a fixed sequence of actions, reset with the same seed after each end."""
+    """Return the results of fixed actions, with a reset to the same seed after each episode."""
     obs, _ = env.reset(seed=seed)
     said: list[tuple[Any, ...]] = [tuple(obs)]
     for action in np.random.default_rng(7).integers(0, 2, steps):
@@ -53,7 +53,7 @@ def test_a_constructor_raises() -> None:
         crashing_cartpole(where="constructor")
 
 
-def test_a_marker_lets_it_fail_once(tmp_path: Path) -> None:
+def test_with_a_marker_it_fails_once(tmp_path: Path) -> None:
     kwargs = {"at_step": 1, "marker": str(tmp_path / "failed")}
     first, second = crashing_cartpole(**kwargs), crashing_cartpole(**kwargs)
     first.reset(seed=0)
@@ -83,7 +83,7 @@ def start_in_own_process(**kwargs: Any) -> subprocess.Popen[bytes]:
         ("kill", "reset", -signal.SIGKILL),
     ],
 )
-def test_it_takes_its_process_along(how: str, where: str, exitcode: int) -> None:
+def test_it_ends_its_process(how: str, where: str, exitcode: int) -> None:
     assert start_in_own_process(how=how, where=where).wait(60) == exitcode
 
 
@@ -103,13 +103,13 @@ def test_it_hangs(where: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"how": "melt"}, "how='melt': is not one of raise, interrupt, bare, exit, kill, hang"),
+        ({"how": "melt"}, "how='melt': must be one of raise, interrupt, bare, exit, kill, hang"),
         ({"where": "close"}, "where='close'"),
         ({"at_step": 0}, "at_step=0"),
         ({"at_episode": -1}, "at_episode=-1"),
     ],
 )
-def test_a_failure_that_cannot_be_is_refused(kwargs: dict[str, Any], words: str) -> None:
+def test_an_invalid_failure_is_refused(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         crashing_cartpole(**kwargs)
 
@@ -119,7 +119,7 @@ def test_a_drifting_simulator_does_not_replay() -> None:
     first, second = rollout(env, seed=5), rollout(env, seed=5)
     assert first[0] == second[0]
     assert first[5] != second[5]
-    assert env.spec is None  # nothing says so beforehand
+    assert env.spec is None  # nothing declares it
 
 
 # ---------------------------------------------------------------------------------------------- small
@@ -152,7 +152,7 @@ def test_point_mass_can_be_solved() -> None:
     assert info["is_success"]
 
 
-def test_counting_tells_its_step_and_rewards_the_action() -> None:
+def test_counting_returns_its_step_and_rewards_the_action() -> None:
     env = Counting(num_actions=3, terminate_after=3, truncate_after=3)
     assert env.reset(seed=0)[0] == 0
     assert [env.step(action)[:4] for action in (2, 0, 1)] == [
@@ -163,7 +163,7 @@ def test_counting_tells_its_step_and_rewards_the_action() -> None:
     assert env.reset(seed=0)[0] == 0
 
 
-def test_counting_goes_on_where_no_end_is_given() -> None:
+def test_counting_does_not_end_by_default() -> None:
     env = Counting()
     env.reset(seed=0)
     for step in range(1, 2000):
@@ -172,6 +172,6 @@ def test_counting_goes_on_where_no_end_is_given() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{"num_actions": 0}, {"terminate_after": 0}, {"truncate_after": 0}])
-def test_a_count_that_cannot_be_is_refused(kwargs: dict[str, Any]) -> None:
+def test_an_invalid_count_is_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(kwargs))}=0"):
         Counting(**kwargs)

@@ -1,4 +1,4 @@
-"""Environments that put a run to the test: they crash, hang, drift, or show an off-by-one.
+"""Environments that crash, hang, drift, or reveal an off-by-one.
 
 Actors import this module by name: `testbeds:crashing_cartpole`.
 """
@@ -26,8 +26,8 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
     `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
     its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...),
     "reset": the reset that begins that episode, or "constructor". Each instance counts its own episodes. With
-    `marker`, the path of a file that is not there yet, it fails once only among all processes that see that path:
-    whoever makes the file fails.
+    `marker`, the path of a file that does not exist yet, only one of all processes that see the path fails: the one
+    that creates the file.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._marker is None:
             return True
         try:
-            self._marker.touch(exist_ok=False)  # atomic: of several processes, one makes it
+            self._marker.touch(exist_ok=False)  # atomic: only one of several processes creates it
         except FileExistsError:
             return False
         return True
 
 
 def crashing_cartpole(**failure: Any) -> gymnasium.Env[Any, Any]:
-    """CartPole-v1 that fails as `failure` says: the arguments of CrashingSimulator."""
+    """Return CartPole-v1 that fails; `failure` are the arguments of CrashingSimulator."""
     return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
 
 
 class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose gravity is drawn at each reset from what no seed governs.
+    """CartPole whose gravity is drawn at each reset, independent of the seed.
 
-    Neither its spec nor the first observation of an episode says so: only a replay shows it.
+    Neither its spec nor the first observation of an episode shows this; only a replay does.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -104,7 +104,7 @@ class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def drifting_cartpole() -> gymnasium.Env[Any, Any]:
-    """CartPole-v1 that no seed reproduces."""
+    """Return CartPole-v1 that no seed reproduces."""
     return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
 
 
@@ -141,15 +141,14 @@ class PointMass(gymnasium.Env[Any, Any]):
 
 
 def point_mass() -> gymnasium.Env[Any, Any]:
-    """PointMass with episodes of 50 steps."""
+    """Return PointMass with episodes of 50 steps."""
     return TimeLimit(PointMass(), 50)
 
 
 class Counting(gymnasium.Env[Any, Any]):
     """The observation is the number of steps since the reset, the reward is the action.
 
-    It terminates with step `terminate_after`, and is truncated with step `truncate_after`, where these are
-    given.
+    It terminates at step `terminate_after` and is truncated at step `truncate_after`, if given.
     """
 
     def __init__(

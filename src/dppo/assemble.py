@@ -1,6 +1,6 @@
-"""Build a sampler or a trainer from settings, in whatever process it is needed.
+"""Build samplers and trainers from settings, in any process.
 
-Plans are plain data: parts of the settings, so that an actor imports neither pydantic nor torch.
+Plans are plain data, made of parts of the settings, so that an actor imports neither pydantic nor torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """All that a sampler is built from."""
+    """Settings from which a sampler is built."""
 
     env: Env
     sampling: Sampling
@@ -46,7 +46,7 @@ class SamplerPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """All that a trainer, or each of its ranks, is built from; no environment, whose module it need not import."""
+    """Settings from which a trainer or rank is built; without the environment, whose module it need not import."""
 
     sampling: Sampling
     ppo: PPO
@@ -56,16 +56,16 @@ class TrainerPlan:
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Minibatches that an epoch is cut into."""
+        """Return the number of minibatches in an epoch."""
         return self.ppo.minibatches_of(self.sampling.batch_size)
 
     @property
     def minibatch_rows(self) -> int:
-        """Rows of the largest minibatch."""
+        """Return the rows of the largest minibatch."""
         return math.ceil(self.sampling.batch_size / self.minibatches_per_epoch)
 
     def learning_rate_at(self, iteration: int) -> float:
-        """Return Adam's step size in an iteration, 0, 1, ..."""
+        """Return Adam's step size in iteration 0, 1, ..."""
         return self.ppo.learning_rate_after(iteration / self.run.iterations_of(self.sampling.batch_size))
 
 
@@ -81,7 +81,7 @@ def trainer_plan(config: Config) -> TrainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltSampler:
-    """A sampler with what its host must know of it."""
+    """A sampler with its environments and their spaces."""
 
     sampler: PPOSampler
     envs: EnvGroup
@@ -89,14 +89,14 @@ class BuiltSampler:
 
 
 def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord | None = None) -> BuiltSampler:
-    """Make the environments of a sampler, and the sampler.
+    """Build a sampler and its environments.
 
     Args:
-        progress: where its environments record what they are doing.
+        progress: record of the activity of the environments.
 
     Raises:
-        EnvironmentFault: the environment's constructor raised.
-        ConfigError: its spaces cannot be learnt on, or the user's network cannot be used.
+        EnvironmentFault: the constructor of an environment raised.
+        ConfigError: the spaces are not supported, or the user's network breaks its contract.
     """
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
     progress = progress or ProgressRecord()
@@ -164,7 +164,7 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
 
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
-    """Build the trainer of a run, or one rank of several; imports torch."""
+    """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.model import PPOModel
     from dppo.ppo.trainer import PPOTrainer
 
@@ -184,10 +184,10 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
 
 
 def _device(wanted: str) -> str:
-    """Where to train; torch is asked only here, in the process that trains.
+    """Return the device to train on; called only in the process that trains.
 
     Raises:
-        ConfigError: there is no GPU to be seen.
+        ConfigError: torch sees no GPU.
     """
     import torch
 
@@ -195,7 +195,7 @@ def _device(wanted: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use --device cpu, or give "
-            f"learners one with --num-learners 1 --learner-gpus 1."
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use device=cpu, or give learners "
+            f"a GPU with num_learners=1 and learner_gpus=1."
         )
     return "cuda"

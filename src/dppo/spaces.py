@@ -1,8 +1,8 @@
-"""Observations and actions as plain data: read from an environment, used to build the network and the storage.
+"""Observation and action spaces as plain data, from which networks and storage are built.
 
-One observation is one element of a NumPy dtype. For a Box it is the sub-array dtype `(dtype, shape)`, so that
-`np.empty((T + 1, E), spaces.obs)` is an array [T + 1, E, *shape]. For a Dict or a Tuple it is a structured dtype
-without padding, so that the same code stores, slices, concatenates and sends observations of any space.
+One observation is one element of a NumPy dtype. For a Box this is the sub-array dtype `(dtype, shape)`, so that
+`np.empty((T + 1, E), spaces.obs)` is an array [T + 1, E, *shape]. For a Dict or Tuple it is a structured dtype
+without padding. So the same code stores, slices, concatenates and sends observations of any space.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class DiscreteActions:
-    """One of n choices, numbered from `start` in the environment and from 0 everywhere else."""
+    """One of n choices, which the environment numbers from `start` and the rest of the code from 0."""
 
     n: int
     start: int = 0
@@ -23,7 +23,7 @@ class DiscreteActions:
 
 @dataclass(frozen=True, slots=True)
 class BoxActions:
-    """A vector of real numbers; what is given to the environment is clipped to [low, high]."""
+    """An array of real numbers; the environment receives them clipped to [low, high]."""
 
     low: np.ndarray
     """[*A] of the space's dtype."""
@@ -32,10 +32,12 @@ class BoxActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of an action, *A."""
         return self.low.shape
 
     @property
     def size(self) -> int:
+        """Return the number of elements of an action."""
         return int(self.low.size)
 
 
@@ -54,10 +56,10 @@ class Spaces:
     """Observation and action space of an environment."""
 
     obs: np.dtype[Any]
-    """One observation as it is stored and sent; floats of 64 bits are stored as float32. `obs.shape` is [*O]."""
+    """Dtype of one observation as it is stored and sent; float64 becomes float32. `obs.shape` is [*O]."""
     actions: DiscreteActions | BoxActions
     deterministic: bool = True
-    """False where the environment's spec says `nondeterministic`: then a replay cannot be trusted."""
+    """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
     categories: dict[str, Categories] = field(default_factory=dict)
     """The leaves that hold categories, by name; the other leaves hold amounts."""
     one_of: tuple[str, ...] = ()
@@ -75,9 +77,9 @@ class Spaces:
 
 
 def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
-    """Return views of the leaves of observations [...], each [..., *shape]; nested names are joined by dots.
+    """Return views of the leaves of observations [...], each [..., *shape], with nested names joined by dots.
 
-    Observations of a Box are one leaf, named "".
+    Observations of a Box have one leaf, named "".
     """
     if obs.dtype.names is None:
         return {name: obs}
@@ -110,18 +112,18 @@ def is_amount(leaf: np.dtype[Any]) -> bool:
 
 
 def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Return the observation dtype as JSON values, nested as it is."""
+    """Convert an observation dtype to JSON values with the same nesting."""
     if dtype.names is None:
         return {"dtype": str(dtype.base), "shape": list(dtype.shape)}
     return {"leaves": [[name, dtype_as_json(dtype[name])] for name in dtype.names]}
 
 
 def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
-    """Return the dtype from which `dtype_as_json` made `described`.
+    """Convert the result of `dtype_as_json` back to a dtype.
 
     Raises:
-        KeyError, TypeError, ValueError: `described` is not such a description.
+        KeyError, TypeError, ValueError: `described` is not valid.
     """
     if "leaves" in described:
         return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
-    return np.dtype((described["dtype"], tuple(described["shape"])))  # a shape of () gives the scalar dtype itself
+    return np.dtype((described["dtype"], tuple(described["shape"])))  # with shape () this is the scalar dtype itself

@@ -1,7 +1,7 @@
 """Every random number of a run, derived from its seed and an index.
 
-There is no generator to carry, save or lose: whoever needs random numbers asks for the stream of what it
-is doing, and gets the same ones wherever and however often it asks. Nothing global is seeded or drawn from.
+No generator is carried, saved or lost. Each use has a stream of its own, which gives the same numbers in any process
+and however often it is requested. No global generator is seeded or used.
 """
 
 from enum import IntEnum
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What a stream is for; the first element of its spawn key. Changing a number changes every result."""
+    """Purpose of a stream, the first element of its spawn key. Changing a number changes all results."""
 
     WEIGHTS = 0  # ()                         initial weights
     EPISODES = 1  # (sampler, env, episode)   the seed of one episode
@@ -21,15 +21,15 @@ class Stream(IntEnum):
 
 
 def sequence(seed: int, stream: Stream, *index: int) -> np.random.SeedSequence:
-    """The seed sequence of `stream` at `index`."""
+    """Return the seed sequence of `stream` at `index`."""
     return np.random.SeedSequence(seed, spawn_key=(int(stream), *index))
 
 
 def generator(seed: int, stream: Stream, *index: int) -> np.random.Generator:
-    """A fresh generator at the beginning of `stream` at `index` (10 microseconds)."""
+    """Return a new generator at the start of `stream` at `index`; takes 10 microseconds."""
     return np.random.default_rng(sequence(seed, stream, *index))
 
 
 def integer(seed: int, stream: Stream, *index: int) -> int:
-    """One seed of 31 bits from `stream` at `index`: simulators often keep seeds in a signed 32-bit integer."""
+    """Return a 31-bit seed from `stream` at `index`; simulators often store seeds as signed 32-bit integers."""
     return int(sequence(seed, stream, *index).generate_state(1)[0] >> 1)

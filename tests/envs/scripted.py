@@ -1,4 +1,4 @@
-"""An environment that does as it is told, and what a group of environments writes into."""
+"""A scripted environment, and the arrays that a group of environments writes to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dppo.ppo.segment import EnvLog, Incident, SamplerCarry
 
 
 class Scripted(gym.Env[Any, Any]):
-    """Gives what it is told to, and remembers what it got; an episode of `length` steps is truncated."""
+    """Returns given results and records actions; an episode of `length` steps is truncated."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Scripted(gym.Env[Any, Any]):
 
 
 class Stepper:
-    """The arrays and the log that a sampler would own, and the group that writes them."""
+    """A group, with the arrays and the log that a sampler would own."""
 
     def __init__(self, group: EnvGroup) -> None:
         rows = group.num_envs

@@ -30,39 +30,39 @@ OBS = dtype_of(ROBOT)
 
 
 class Robot(gym.Env[Any, Any]):
-    """Every leaf follows from the seed and the actions; an episode is truncated after `length` steps."""
+    """All leaves depend on the seed and the actions; episodes are truncated after `length` steps."""
 
     observation_space = ROBOT
     action_space = spaces.Discrete(3)
 
     def __init__(self, length: int = 7) -> None:
         self._length = length
-        self._steps = 0
+        self.steps = 0
         self._arm = np.zeros(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self._steps = 0
+        self.steps = 0
         self._arm = self.np_random.normal(size=2)
-        return self._observation(), {}
+        return self.observation(), {}
 
     def step(self, action: Any) -> Any:
-        self._steps += 1
+        self.steps += 1
         self._arm += self.np_random.normal(size=2) * 0.1 + action
         np.clip(self._arm, -9, 9, out=self._arm)
-        return self._observation(), float(self._arm.sum()), False, self._steps == self._length, {}
+        return self.observation(), float(self._arm.sum()), False, self.steps == self._length, {}
 
-    def _observation(self) -> dict[str, Any]:
+    def observation(self) -> dict[str, Any]:
         return {
-            "lamps": np.array([self._steps & 1, self._steps & 2, self._steps & 4], bool),  # in an order of its own
-            "gear": self._steps % 5,
-            "camera": np.full((2, 3, 1), 10 * self._steps + int(self.np_random.integers(9)), np.uint8),
+            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),  # not in the order of the space
+            "gear": self.steps % 5,
+            "camera": np.full((2, 3, 1), 10 * self.steps + int(self.np_random.integers(9)), np.uint8),
             "arm": (self._arm, np.float32(self._arm.mean())),
         }
 
 
 class ReadsLeaves(PPOAgent):
-    """An agent that lays the leaves side by side."""
+    """An agent that concatenates the leaves."""
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
         assert obs.dtype == OBS
@@ -73,8 +73,12 @@ class ReadsLeaves(PPOAgent):
 
 
 def robots(lengths: tuple[int, ...] = (7, 5)) -> EnvGroup:
+    return group_of_robots([Robot(length) for length in lengths])
+
+
+def group_of_robots(envs: list[gym.Env[Any, Any]]) -> EnvGroup:
     return EnvGroup(
-        [Robot(length) for length in lengths],
+        envs,
         Spaces(OBS, DiscreteActions(3)),
         episode_seed=partial(streams.integer, 1, Stream.EPISODES, 0),
         owner="sampler 0 (Robot)",

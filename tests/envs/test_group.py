@@ -1,4 +1,4 @@
-"""EnvGroup: same-step resets, episodes from their seeds, what environments are given, and replays."""
+"""EnvGroup: same-step resets, seeds of episodes, actions for environments, and replays."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_a_done_environment_is_reset_in_the_same_step() -> None:
     assert not stepper.truncated.any()
     final = stepper.step([0, 0, 0])
     assert {env: obs.tolist() for env, obs in final.items()} == {0: [2]}  # of the old episode
-    assert stepper.obs[:, 0].tolist() == [0, 2, 2]  # the first is already of the new one
+    assert stepper.obs[:, 0].tolist() == [0, 2, 2]  # the first is of the new one
     assert stepper.truncated.tolist() == [True, False, False]
-    assert stepper.step([0, 0, 0]) == {}  # a death needs no final observation
+    assert stepper.step([0, 0, 0]) == {}  # a terminal state needs no final observation
     assert stepper.terminated.tolist() == [False, True, False]
     assert stepper.obs[:, 0].tolist() == [1, 0, 3]
 
 
-def test_a_death_at_the_time_limit_has_no_final_observation() -> None:
+def test_a_terminal_state_at_the_time_limit_has_no_final_observation() -> None:
     stepper = started(Counting(terminate_after=1, truncate_after=1))
     assert stepper.step([0]) == {}
     assert stepper.terminated.tolist() == stepper.truncated.tolist() == [True]
 
 
-def test_every_episode_begins_with_its_own_seed() -> None:
+def test_every_episode_starts_with_its_own_seed() -> None:
     envs = [Scripted(length=2), Scripted(length=3)]
     stepper = started(*envs)
     for _ in range(6):
@@ -91,7 +91,7 @@ def test_time_in_environments_is_added_to_the_log() -> None:
     assert again.log.seconds >= 0.04
 
 
-def test_an_environment_that_reuses_its_array_does_no_harm() -> None:
+def test_an_environment_may_reuse_its_array() -> None:
     class Reusing(Scripted):
         shared = np.zeros(2, np.float32)
 
@@ -104,11 +104,11 @@ def test_an_environment_that_reuses_its_array_does_no_harm() -> None:
     kept = stepper.obs.copy()
     final = stepper.step([0])
     assert kept.tolist() == [[1, 1]]
-    assert final[0].tolist() == [2, 2]  # and not that of the reset, which came into the same array
+    assert final[0].tolist() == [2, 2]  # not that of the reset, which is in the same array
     assert stepper.obs.tolist() == [[0, 0]]
 
 
-# ------------------------------------------------------------------------------------ what envs get
+# ------------------------------------------------------------------------------------ actions
 
 
 def test_discrete_actions_are_numbered_from_the_start_of_the_space() -> None:
@@ -129,10 +129,10 @@ def test_box_actions_are_clipped_shaped_and_cast() -> None:
     stepper.step(np.array([[0.25, 0.5]]))
     assert [action.tolist() for action in env.actions] == [[[-1.0], [2.0]], [[0.25], [0.5]]]
     assert all(env.action_space.contains(action) for action in env.actions)
-    assert drawn.tolist() == [[-5.0, 5.0]]  # the ratio needs what was drawn
+    assert drawn.tolist() == [[-5.0, 5.0]]  # the ratio needs the unclipped action
 
 
-def test_observations_travel_as_float32_and_whole_numbers_as_they_are() -> None:
+def test_float_observations_become_float32_and_integers_keep_their_dtype() -> None:
     assert started(Scripted(space=gym.spaces.Box(-1, 1, (2,), np.float64))).obs.dtype == np.float32
     assert started(Scripted(space=gym.spaces.Box(0, 255, (2, 2), np.uint8))).obs.dtype == np.uint8
 
@@ -145,7 +145,7 @@ def carried(group: EnvGroup) -> SamplerCarry:
 
 
 def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list[int]]]:
-    """A group after some steps, and the actions since the last reset of each environment."""
+    """Return a group after some steps, and the actions since the last reset of each environment."""
     stepper = started(*envs)
     actions: list[list[int]] = [[] for _ in envs]
     for number in range(steps):
@@ -171,7 +171,7 @@ def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
 
 
 class Counting4(gym.Wrapper[Any, Any, Any, Any]):
-    """Counting with as many numbers in its observation as CartPole has, ending after 4 steps."""
+    """Counting with observations of CartPole's size, and episodes of 4 steps."""
 
     def __init__(self) -> None:
         super().__init__(Counting(num_actions=2, truncate_after=4))
@@ -186,12 +186,12 @@ class Counting4(gym.Wrapper[Any, Any, Any, Any]):
         return np.repeat(obs, 4), *rest
 
 
-def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
+def test_an_episode_whose_replay_differs_is_abandoned_and_reported() -> None:
     before, actions = played(DriftingSimulator(CartPoleEnv()), CartPoleEnv(), steps=5)
     after = Stepper(group_of([DriftingSimulator(CartPoleEnv()), CartPoleEnv()]))
     incidents = after.restore(carried(before.group), tuple(map(np.array, actions)))
     assert [(one.kind, one.env, one.lost_steps) for one in incidents] == [("replay_mismatch", 0, 5)]
-    assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: gave up episode 0 after 5 steps")
+    assert incidents[0].message.startswith("sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps")
     assert after.group.open_episodes()["episodes"].tolist() == [1, 0]
     assert after.group.open_episodes()["episode_lengths"].tolist() == [0, 5]
     seed = streams.integer(1, Stream.EPISODES, 0, 0, 1)
@@ -199,14 +199,14 @@ def test_a_replay_that_comes_to_something_else_is_given_up_and_told() -> None:
     np.testing.assert_array_equal(after.obs[1], before.obs[1])
 
 
-def test_a_replay_whose_rewards_differ_is_given_up() -> None:
+def test_an_episode_whose_replay_has_other_rewards_is_abandoned() -> None:
     before, actions = played(Scripted(reward=5.0), steps=3)
     after = Stepper(group_of([Scripted(reward=6.0)]))
     incidents = after.restore(carried(before.group), (np.array(actions[0]),))
     assert [one.kind for one in incidents] == ["replay_mismatch"]
 
 
-def test_a_replay_that_ends_early_is_given_up() -> None:
+def test_an_episode_whose_replay_ends_early_is_abandoned() -> None:
     before, actions = played(Counting(), steps=6)
     after = Stepper(group_of([Counting(truncate_after=3)]))
     incidents = after.restore(carried(before.group), (np.array(actions[0]),))
@@ -214,7 +214,7 @@ def test_a_replay_that_ends_early_is_given_up() -> None:
     assert after.log.episodes == []
 
 
-def test_without_actions_every_episode_is_begun_afresh() -> None:
+def test_without_actions_every_episode_is_abandoned() -> None:
     before, _ = played(Counting(), Counting(), steps=4)
     after = Stepper(group_of([Counting(), Counting()]))
     incidents = after.restore(carried(before.group), ())
@@ -227,7 +227,7 @@ def test_without_actions_every_episode_is_begun_afresh() -> None:
 
 
 class SharesItsBuffer(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose instances all answer in one array, as some simulators in C do."""
+    """CartPole whose instances return the same array, as some simulators in C do."""
 
     buffer = np.zeros(4, np.float32)
 
@@ -246,7 +246,7 @@ class SharesItsBuffer(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_environments_that_share_a_buffer_are_replayed() -> None:
-    """The checksum is of what each returned, not of what a sibling wrote there afterwards."""
+    """The checksum is of each observation when it was returned, not of later contents of the array."""
     before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
     own, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
     checksums = before.group.open_episodes()["checksums"]
@@ -258,7 +258,7 @@ def test_environments_that_share_a_buffer_are_replayed() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) -> None:
-    """Checkpoints hold it: it must stay what it was."""
+    """Checkpoints contain it, so it must not change."""
     stepper = started(Scripted(space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1))
     stepper.step([0])
     expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes()))
@@ -266,7 +266,7 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)
-def test_one_environment_that_fails_to_close_does_not_keep_the_others_open(
+def test_if_one_environment_fails_to_close_the_others_are_closed(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = []

@@ -1,4 +1,4 @@
-"""Environments by name, by factory and by callable, each with settings of its own."""
+"""Environments by name, factory or callable, each with its own copy of the arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ number = 3
 
 @pytest.fixture
 def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules of a user's: one that is good, and some that cannot be imported."""
+    """A user's modules, one of which works; the others cannot be imported."""
     (tmp_path / "users_worlds.py").write_text(MODULE, encoding="utf8")
     (tmp_path / "users_broken.py").write_text("import a_package_that_is_nowhere\n", encoding="utf8")
     (tmp_path / "users_script.py").write_text("import sys\nsys.exit(3)\n", encoding="utf8")
@@ -65,7 +65,7 @@ def refusal(env_id: Any) -> str:
 # ----------------------------------------------------------------------------------------- by name
 
 
-def test_ids_of_gymnasium_and_of_ours_are_made() -> None:
+def test_registered_ids_are_created() -> None:
     assert make_env("CartPole-v1", {}).spec is not None
     env = make_env("dppo/SlowCartPole-v0", {"step_s": 0.0, "reset_s": 0.25})
     assert env.spec is not None
@@ -73,7 +73,7 @@ def test_ids_of_gymnasium_and_of_ours_are_made() -> None:
 
 
 @pytest.mark.usefixtures("worlds")
-def test_ids_that_a_module_registers_are_made() -> None:
+def test_ids_that_a_module_registers_are_created() -> None:
     check_env_id("users_worlds:worlds/Registered-v0")
     env = make_env("users_worlds:worlds/Registered-v0", {})
     assert env.spec is not None
@@ -98,15 +98,16 @@ def test_callables_get_their_arguments() -> None:
         ("CartPol-v1", ("env_id=CartPol-v1", "Did you mean CartPole-v1?")),
         ("dppo/SlowCart-v0", ("env_id=dppo/SlowCart-v0", "Did you mean dppo/SlowCartPole-v0?")),
         ("CartPole-v77", ("env_id=CartPole-v77", "Did you mean CartPole-v")),
-        ("Zzyzx/Qqqq-v0", ("env_id=Zzyzx/Qqqq-v0: Gymnasium does not know it", "write package:Zzyzx/Qqqq-v0")),
+        ("Zzyzx/Qqqq-v0", ("env_id=Zzyzx/Qqqq-v0: is not registered with Gymnasium", "write package:Zzyzx/Qqqq-v0")),
         ("no_such_module_at_all:Env-v0", ("importing no_such_module_at_all failed", "ModuleNotFoundError")),
         ("users_broken:factory", ("importing users_broken failed", "a_package_that_is_nowhere", "every node")),
         ("users_script:factory", ("importing users_script failed", "SystemExit: 3")),
-        ("users_worlds:Misspelt-v0", ("its module has no Misspelt-v0", "Check the spelling")),
+        ("users_worlds:Misspelt-v0", ("the module has no Misspelt-v0", "Check the spelling")),
+        ("users_worlds:number", ("env_id=users_worlds:number: is 3", "Name a function or class")),
     ],
 )
 @pytest.mark.usefixtures("worlds")
-def test_names_of_nothing_are_refused_in_a_line(env_id: str, words: tuple[str, ...]) -> None:
+def test_an_unknown_name_is_refused_in_one_line(env_id: str, words: tuple[str, ...]) -> None:
     text = refusal(env_id)
     assert "\n" not in text
     for word in words:
@@ -114,7 +115,7 @@ def test_names_of_nothing_are_refused_in_a_line(env_id: str, words: tuple[str, .
 
 
 @pytest.mark.usefixtures("worlds")
-def test_what_gives_no_environment_is_refused() -> None:
+def test_a_function_that_returns_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="env_id=users_worlds:forgets_to_return: made None, which is not"):
         make_env("users_worlds:forgets_to_return", {})
     with pytest.raises(ConfigError, match="env_id=5"):
@@ -146,7 +147,7 @@ def test_a_constructor_that_raises_names_sampler_and_env_and_carries_the_traceba
         assert "users_worlds.py" in caught.value.remote_traceback
 
 
-def test_environments_made_before_one_that_fails_are_closed() -> None:
+def test_if_a_constructor_fails_the_environments_created_before_are_closed() -> None:
     made: list[Any] = []
 
     class Closing(Counting):
@@ -171,7 +172,7 @@ def test_environments_made_before_one_that_fails_are_closed() -> None:
 
 
 class Changing(Counting):
-    """Changes the settings that it was made with, as environments do that pop what they have read."""
+    """Changes its arguments, as environments do that pop the ones they have read."""
 
     def __init__(self, settings: dict[str, Any], again: Any = None) -> None:
         super().__init__(truncate_after=settings["limits"].pop("steps"))
@@ -179,34 +180,41 @@ class Changing(Counting):
         self.levels, self.same = settings["levels"], again is settings["levels"]
 
 
-def test_an_environment_that_changes_its_settings_changes_no_others() -> None:
+def test_an_environment_that_changes_its_arguments_does_not_change_those_of_others() -> None:
+    made: list[Changing] = []
+
+    class Recorded(Changing):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            made.append(self)
+
     settings: dict[str, Any] = {"limits": {"steps": 3}, "levels": [0]}
-    config = Config(env_id=Changing, env_kwargs={"settings": settings}, envs_per_sampler=2)
+    config = Config(env_id=Recorded, env_kwargs={"settings": settings}, envs_per_sampler=2)
     for sampler_id in range(2):
-        built = build_sampler(sampler_plan(config), sampler_id)
-        assert [env.levels for env in built.envs._envs] == [[0, 1], [0, 1]]  # type: ignore[attr-defined]
+        build_sampler(sampler_plan(config), sampler_id)
+    assert [env.levels for env in made] == [[0, 1]] * 4
     assert config.env_kwargs == {"settings": {"limits": {"steps": 3}, "levels": [0]}}
 
 
-def test_one_object_in_two_settings_stays_one() -> None:
+def test_an_object_in_two_arguments_stays_one_object() -> None:
     levels = [0]
     env = make_env(Changing, {"settings": {"limits": {"steps": 3}, "levels": levels}, "again": levels})
     assert env.same  # type: ignore[attr-defined]
     assert levels == [0]
 
 
-def test_a_setting_that_cannot_be_copied_is_refused_by_name() -> None:
+def test_an_argument_that_cannot_be_copied_is_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         make_env(Counting, {"num_actions": 3, "guard": threading.Lock()})
     assert str(caught.value).startswith("env_kwargs: guard=<unlocked _thread.lock object at ")
-    assert "cannot be copied, and each environment gets its own copy (TypeError: " in str(caught.value)
+    assert "cannot be copied, but each environment needs its own copy (TypeError: " in str(caught.value)
 
 
-# ---------------------------------------------------------------- what is not a single environment
+# ---------------------------------------------------------------- not a single environment
 
 
 class Parallel:
-    """As PettingZoo's: spaces are methods."""
+    """Like PettingZoo's parallel environments: its spaces are methods."""
 
     possible_agents = ("one", "two")
 
@@ -218,13 +226,13 @@ class Parallel:
 
 
 class Turns:
-    """As PettingZoo's after a reset: agents, and no spaces of its own."""
+    """Like PettingZoo's after a reset: it has agents, but no spaces of its own."""
 
     agents = ("one",)
 
 
 class Crowd(gym.Env[Any, Any]):
-    """A single environment that calls something else its agents."""
+    """A single environment with an unrelated attribute `agents`."""
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Discrete(2)
@@ -240,12 +248,28 @@ def sb3_like() -> Any:
     return Stacked()
 
 
+class MultiAgentEnv(gym.Env[Any, Any]):
+    """Like RLlib's base class of the same name."""
+
+
+class DeepMind:
+    """Like dm_env.Environment."""
+
+    def observation_spec(self) -> Any: ...
+
+    def action_spec(self) -> Any: ...
+
+
+class Bare(gym.Env[Any, Any]):
+    """An environment whose constructor does not set any space."""
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
         (
             Parallel,
-            ("made a PettingZoo environment (", "test_make.Parallel", "Wrap it as a gymnasium.Env of one agent"),
+            ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent"),
         ),
         (Turns, ("made a PettingZoo environment (",)),
         (
@@ -254,18 +278,23 @@ def sb3_like() -> Any:
         ),
         (lambda: gym.make_vec("CartPole-v1", 2), ("made a vector environment (", ") of 2. ", "envs_per_sampler=2")),
         (sb3_like, ("made a vector environment (", ") of 4. ")),
-        (lambda: 5, ("made 5, which is not a Gymnasium environment",)),
+        (MultiAgentEnv, ("made a multi-agent environment of RLlib (", "Only one agent")),
+        (DeepMind, ("made a dm_env environment (test_make.DeepMind). Wrap it with shimmy.DmControlComp",)),
+        (lambda: Crowd, ("made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",)),
+        (lambda: sb3_like, ("made <function sb3_like at", "Return the result of calling it")),
+        (Bare, ("made a test_make.Bare without observation_space. Set self.observation_space in its constructor",)),
+        (lambda: 5, ("made 5, which is not a Gymnasium environment. Return a gymnasium.Env.",)),
     ],
-    ids=["parallel", "turns", "sync vector", "own vector", "sb3", "a number"],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_not_a_single_environment_is_recognised(factory: Any, words: tuple[str, ...]) -> None:
+def test_anything_but_a_single_environment_is_recognised(factory: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         make_env(factory, {})
     for word in words:
         assert word in str(caught.value)
 
 
-def test_an_environment_that_has_agents_in_it_is_one() -> None:
+def test_a_gymnasium_environment_may_have_an_attribute_agents() -> None:
     assert make_env(Crowd, {}).observation_space == Crowd.observation_space
 
 

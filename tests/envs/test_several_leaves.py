@@ -1,4 +1,4 @@
-"""Observations of several leaves: packed, checked, and carried through segment, ledger, wire and batch."""
+"""Observations with several leaves: packed, checked, and passed through segment, ledger, wire and batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 from builders import assert_same_bytes, random_weights
 from gymnasium import spaces
-from several_leaves import OBS, ROBOT, Robot, robot_sampler, robots
+from several_leaves import OBS, ROBOT, Robot, group_of_robots, robot_sampler, robots
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.packing import BadObservation, packer
+from dppo.envs.packing import packer
+from dppo.envs.results import BadResult
 from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.batch import make_batch
@@ -24,16 +25,16 @@ from dppo.spaces import leaves
 # ----------------------------------------------------------------------------------------- packing
 
 
-def test_a_box_keeps_what_the_environment_gave_in_an_array_of_its_own() -> None:
+def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     pack = packer(dtype_of(spaces.Box(-1, 1, (2,), np.float64)))
     raw = np.array([0.1, 0.2])
     packed = pack(raw)
     raw[:] = 0
-    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums are of all its bits
+    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums use all its bits
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_nest_is_packed_leaf_by_leaf(seed: int) -> None:
+def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     ROBOT.seed(seed)
     raw = ROBOT.sample()
     packed = packer(OBS)(raw)
@@ -51,22 +52,22 @@ def test_a_nest_is_packed_leaf_by_leaf(seed: int) -> None:
     [
         (
             {"camera": np.zeros((2, 2, 1), np.uint8)},
-            "observation leaf 'camera' of shape (2, 2, 1), its space has (2, 3, 1)",
+            "observation leaf 'camera' of shape (2, 2, 1) instead of (2, 3, 1)",
         ),
-        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of float64, its space has uint8"),
-        ({"gear": 2.5}, "observation leaf 'gear' of float64, its space has int64"),
+        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of dtype float64 instead of uint8"),
+        ({"gear": 2.5}, "observation leaf 'gear' of dtype float64 instead of int64"),
         ({"arm": (np.array([0.0, np.nan]), 0.0)}, "observation leaf 'arm.0' that is nan at index 1"),
         ({"arm": (np.zeros(2), np.float32(np.inf))}, "observation leaf 'arm.1' that is inf at index 0"),
         ({"arm": (np.zeros(2),)}, "observation leaf 'arm' without part '1'"),
         ({"arm": (np.zeros(2), 0.0, 0.0)}, "observation leaf 'arm' with the unexpected part '2'"),
-        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray, its space has the parts 0, 1"),
+        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray instead of one with the parts 0, 1"),
         ({"horn": 1}, "an observation with the unexpected part 'horn'"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> None:
     ROBOT.seed(0)
-    with pytest.raises(BadObservation) as caught:
+    with pytest.raises(BadResult) as caught:
         packer(OBS)({**ROBOT.sample(), **change})
     assert str(caught.value) == words
 
@@ -95,26 +96,25 @@ def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        ((2, 0), "observation leaf 'tool' of branch 2, its space has 0, 1"),
-        ((0,), "observation leaf 'tool' of type tuple, its space has (branch, value)"),
-        ((1, np.zeros(3)), "observation leaf 'tool.1' of shape (3,), its space has (2,)"),
+        ((2, 0), "observation leaf 'tool' of branch 2 instead of one of 0, 1"),
+        ((0,), "observation leaf 'tool' of type tuple instead of (branch, value)"),
+        ((1, np.zeros(3)), "observation leaf 'tool.1' of shape (3,) instead of (2,)"),
     ],
     ids=str,
 )
 def test_a_wrong_branch_is_refused_by_name(tool: Any, words: str) -> None:
-    with pytest.raises(BadObservation) as caught:
+    with pytest.raises(BadResult) as caught:
         pack_tool({"at": 0, "tool": tool})
     assert str(caught.value) == words
 
 
-def test_a_fault_of_the_group_names_place_and_leaf() -> None:
+def test_a_fault_names_place_and_leaf() -> None:
     class Blind(Robot):
-        def _observation(self) -> dict[str, Any]:
-            whole = super()._observation()
-            return whole if self._steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
+        def observation(self) -> dict[str, Any]:
+            whole = super().observation()
+            return whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
 
-    group = robots()
-    group._envs[1] = Blind()
+    group = group_of_robots([Robot(7), Blind(5)])
     obs = np.empty(2, group.obs)
     group.start(obs, EnvLog())
     with pytest.raises(
@@ -131,7 +131,7 @@ def snapshots() -> list[PolicySnapshot]:
     return [PolicySnapshot(k, random_weights(spec, seed=k)) for k in range(4)]
 
 
-def test_a_segment_of_structured_observations_holds_what_the_environments_gave() -> None:
+def test_a_segment_stores_structured_observations_unchanged() -> None:
     sampler, _ = robot_sampler(num_steps=12)
     report, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
     assert (segment.obs.dtype, segment.obs.shape) == (OBS, (12, 2))
@@ -151,7 +151,7 @@ def test_a_segment_of_structured_observations_holds_what_the_environments_gave()
     assert report.carry.checksums.tolist() == checksums
 
 
-def test_a_rebuilt_sampler_of_structured_observations_makes_the_same_bytes() -> None:
+def test_a_rebuilt_sampler_makes_the_same_bytes_of_structured_observations() -> None:
     sampler, _ = robot_sampler(num_steps=9)
     ledger, policies = ReplayLedger(1, replay=True), snapshots()
     for index in range(2):

@@ -19,7 +19,7 @@ register()
 
 
 class SleptFor:
-    """Stands in for the `time` module: notes the sleeps instead of sleeping; each look at a clock takes `tick`."""
+    """Replacement of the `time` module that records sleeps; each reading of a clock takes `tick`."""
 
     def __init__(self, tick: float = 0.0) -> None:
         self.times: list[float] = []
@@ -111,7 +111,7 @@ def test_the_same_seed_gives_the_same_step_times(distribution: str, monkeypatch:
         (Latency(0.0, "lognormal"), 0.0),
     ],
 )
-def test_the_mean_is_step_s_under_every_law(latency: Latency, cv: float) -> None:
+def test_the_mean_is_step_s_for_every_distribution(latency: Latency, cv: float) -> None:
     rng = np.random.default_rng(0)
     times = np.array([latency.draw(rng) for _ in range(100_000)])
     assert times.mean() == pytest.approx(latency.step_s, rel=0.03)
@@ -138,7 +138,7 @@ def test_the_mean_is_step_s_under_every_law(latency: Latency, cv: float) -> None
         ({"burn": "yes"}, r"burn='yes'"),
     ],
 )
-def test_a_latency_that_cannot_be_is_refused(kwargs: dict[str, Any], words: str) -> None:
+def test_an_invalid_latency_is_refused(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gymnasium.make(SLOW, **kwargs)
 
@@ -148,7 +148,7 @@ def test_an_unknown_argument_is_refused() -> None:
         gymnasium.make(SLOW, steps_s=0.01)
 
 
-def test_importing_the_module_registers_nothing_and_making_ours_registers_it_once() -> None:
+def test_the_environment_is_registered_when_it_is_first_created() -> None:
     program = """
 import gymnasium, dppo.envs.simulated, dppo.envs.make as make
 before = [name for name in gymnasium.registry if name.startswith("dppo/")]

@@ -1,4 +1,4 @@
-"""Our Adam of one vector against torch's own of many tensors."""
+"""FlatAdam on one vector against torch's Adam on many tensors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_first_step_is_the_learning_rate_against_the_gradient() -> None:
     np.testing.assert_allclose(moved, -0.01 * parameters.gradient.sign(), rtol=1e-4)
 
 
-def test_no_gradient_no_step() -> None:
+def test_a_gradient_of_zero_changes_nothing() -> None:
     _, parameters = flat("float64")
     before = parameters.weights.detach().clone()
     FlatAdam(parameters).step(0.01)
     assert torch.equal(parameters.weights.detach(), before)
 
 
-def test_another_goes_on_from_its_state() -> None:
+def test_an_optimiser_continues_from_a_loaded_state() -> None:
     (_, one), (_, two) = flat("float32"), flat("float32")
     first, second = FlatAdam(one), FlatAdam(two)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""Advantages against the definition that the paper starts from, and against numbers worked out by hand."""
+"""Advantages against the definition in the paper, and against hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T, F = True, False
 
 
 def column(*numbers: float | bool) -> np.ndarray:
-    """[T, 1]"""
+    """Return a column [T, 1]."""
     array = np.array(numbers)
     return (array if array.dtype == bool else array.astype(np.float64))[:, None]
 
@@ -28,7 +28,7 @@ def by_definition(
     gamma: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    """The weighted mean of the estimates that look 1, 2, ... steps ahead (arXiv:1506.02438, eq. 11 to 16).
+    """Return the weighted mean of the estimates from 1, 2, ... steps (arXiv:1506.02438, eq. 11 to 16).
 
     The estimate that looks k steps ahead is r[t] + gamma r[t+1] + ... + gamma^k V(what follows) - V[t], weighted by
     (1 - lambda) lambda^(k-1); the longest one, at the end of the data or of the episode, has the weight that is left.
@@ -50,12 +50,12 @@ def by_definition(
 
 
 def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
-    """Arrays as a sampler makes them: `next_values` continues `values` wherever an episode does."""
+    """Return arrays like those of a sampler: `next_values` continues `values` within an episode."""
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(steps, envs)) * 3, rng.normal(size=(steps, envs)) * 5
     terminated, truncated = rng.random((steps, envs)) < 0.2, rng.random((steps, envs)) < 0.2
     next_values = np.concatenate([values[1:], rng.normal(size=(1, envs))])
-    next_values[terminated | truncated] = 777  # of a final observation; loud where it must not be used
+    next_values[terminated | truncated] = 777  # of a final observation; a loud number where it must not be used
     return [rewards, values, next_values, terminated, truncated]
 
 
@@ -77,7 +77,7 @@ def test_hand_worked_numbers() -> None:
 
 
 def test_hand_worked_ends() -> None:
-    # step 0 dies: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 goes on: 1 + 8 / 2 - 7 = -2
+    # step 0 is terminal: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 continues: 1 + 8 / 2 - 7 = -2
     found = generalized_advantages(
         column(1, 1, 1), column(5, 6, 7), column(1e9, 20, 8), column(T, F, F), column(F, T, F),
         gamma=0.5, gae_lambda=0.9,
@@ -103,7 +103,7 @@ def test_lambda_zero_looks_one_step_ahead() -> None:
 
 @pytest.mark.parametrize("cut", range(6))
 def test_a_time_limit_is_not_a_death(cut: int) -> None:
-    """Endless reward of one is worth 1 / (1 - gamma) everywhere: a limit, wherever it falls, teaches nothing."""
+    """Endless reward of one is worth 1 / (1 - gamma) everywhere: a limit changes no advantage, wherever it falls."""
     gamma, steps = 0.9, 6
     ones, worth = np.ones((steps, 1)), np.full((steps, 1), 1 / (1 - 0.9))
     never, at = np.zeros((steps, 1), bool), (np.arange(steps) == cut)[:, None]
@@ -115,7 +115,7 @@ def test_a_time_limit_is_not_a_death(cut: int) -> None:
     np.testing.assert_allclose(died[cut + 1 :], 0, atol=1e-12)
 
 
-def test_a_death_at_the_time_limit_is_a_death() -> None:
+def test_a_terminal_state_at_the_time_limit_is_terminal() -> None:
     ones, values, loud = column(1, 1, 1), column(2, 2, 2), column(2, 1e6, 2)
     died, cut = column(F, T, F), column(F, T, F)
     both = generalized_advantages(ones, values, loud, died, cut, gamma=0.9, gae_lambda=0.5)
@@ -133,7 +133,7 @@ def test_an_end_on_the_last_row(terminated: bool, truncated: bool, last: float) 
     np.testing.assert_allclose(found, column(1 + 0.9 * 2 - 2 + 0.9 * last, last), rtol=1e-12)
 
 
-def test_nothing_crosses_the_end_of_an_episode() -> None:
+def test_rewards_do_not_cross_the_end_of_an_episode() -> None:
     rollout = random_rollout(11, 12, 1)
     rollout[3][:], rollout[4][:] = F, F
     rollout[4][5] = T
@@ -152,7 +152,7 @@ def test_environments_do_not_mix() -> None:
         np.testing.assert_array_equal(together[:, [env]], alone)
 
 
-def test_computed_in_the_dtype_of_the_values_and_nothing_is_written() -> None:
+def test_the_dtype_is_that_of_the_values_and_inputs_are_not_modified() -> None:
     rewards, values, next_values, terminated, truncated = random_rollout(4, 20, 2)
     arrays = [rewards, values.astype(np.float32), next_values.astype(np.float32), terminated, truncated]
     copies = [array.copy() for array in arrays]

@@ -1,4 +1,4 @@
-"""PPOAgent: actions from observations, normalisation, and what it keeps of a snapshot."""
+"""PPOAgent: actions, normalisation, and independence of the loaded snapshot."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
     np.testing.assert_array_equal(agent.values(obs), flat.values(obs.reshape(5, 4).astype(np.float64)))
 
 
-def test_normalised_observations_are_limited() -> None:
+def test_normalised_observations_are_clipped() -> None:
     spec = spec_of(hidden_sizes=())
     agent = agent_of(spec, ObsScale(np.zeros(4), np.ones(4)))
     np.testing.assert_array_equal(agent.values(np.full((1, 4), 10.0)), agent.values(np.full((1, 4), 1e6)))
@@ -71,7 +71,7 @@ def test_normalised_observations_are_limited() -> None:
     assert raw.values(np.full((1, 4), 1e6)) != agent.values(np.full((1, 4), 1e6))
 
 
-def test_snapshot_is_copied_and_not_written() -> None:
+def test_a_snapshot_is_copied_and_not_modified() -> None:
     spec = spec_of(BOX)
     agent, weights, mean = PPOAgent(spec), random_weights(spec), MEAN.copy()
     agent.load(PolicySnapshot(0, weights, ObsScale(mean, STD)))
@@ -86,8 +86,8 @@ def test_snapshot_is_copied_and_not_written() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_read_only_snapshots_will_do() -> None:
-    """Arrays that come from Ray cannot be written."""
+def test_a_read_only_snapshot_can_be_loaded() -> None:
+    """Arrays from Ray are read-only."""
     spec = spec_of(BOX)
     weights, obs = random_weights(spec), observations(3)
     weights.flags.writeable = obs.flags.writeable = False

@@ -1,4 +1,4 @@
-"""From segments to rows: order, normalisation, rows that weigh nothing, sequences."""
+"""Batches made from segments: order, normalisation, rows with weight zero, sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS, ENVS = 3, 2
 
 
 def numbered(sampler: int, dtype: str = "float64") -> Segment:
-    """A segment in which every number tells sampler, step, environment and element."""
+    """Return a segment in which every number identifies sampler, step, environment and element."""
     row = 100.0 * sampler + 10 * np.arange(STEPS)[:, None] + np.arange(ENVS)
     return Segment(
         obs=(row[..., None, None] + [[0.1, 0.2], [0.3, 0.4]]).astype(np.float32),
@@ -32,7 +32,7 @@ def numbered(sampler: int, dtype: str = "float64") -> Segment:
     )
 
 
-def test_rows_go_by_step_then_sampler_then_environment() -> None:
+def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
     batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8)
     names = [100 * s + 10 * t + e for t in range(STEPS) for s in range(2) for e in range(ENVS)]
     assert len(batch) == len(names)
@@ -74,7 +74,7 @@ def test_rewards_are_scaled_and_observations_standardised(dtype: str) -> None:
 
 
 def test_rows_that_are_not_transitions_stay_and_weigh_nothing() -> None:
-    """Whatever an environment left in them: it may be no number at all."""
+    """Whatever they contain: it may even be nan."""
     segment, plain = numbered(0), make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8)
     valid = segment.valid.copy()
     valid[1, 0] = valid[2, 1] = False
@@ -96,11 +96,11 @@ def test_rows_that_are_not_transitions_stay_and_weigh_nothing() -> None:
         gamma=0.9,
         gae_lambda=0.8,
     )
-    assert batch.advantages[0] == one[0, 0]  # its successor is not a transition: the sum ends here
+    assert batch.advantages[0] == one[0, 0]  # the recursion ends here, because the successor is not a transition
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 
-def test_all_rows_valid_weigh_none() -> None:
+def test_without_invalid_rows_there_are_no_weights() -> None:
     assert make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8).weights is None
 
 
@@ -131,8 +131,8 @@ def test_sequences_are_taken_and_split_whole() -> None:
     assert (second.length, second.sequences) == (3, 2)
 
 
-def test_segments_are_only_read() -> None:
-    """Arrays that come from Ray cannot be written."""
+def test_segments_are_not_modified() -> None:
+    """Arrays from Ray are read-only."""
     segment = numbered(0)
     for field in dataclasses.fields(segment):
         getattr(segment, field.name).flags.writeable = False

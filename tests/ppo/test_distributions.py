@@ -1,4 +1,4 @@
-"""Both sides of the distributions, NumPy's and torch's, against torch.distributions."""
+"""Distributions in NumPy and in torch against torch.distributions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, 
 
 
 def side_by_side(mean: np.ndarray, log_std: np.ndarray) -> np.ndarray:
-    """The head of a Gaussian."""
+    """Return the head of a Gaussian."""
     return np.concatenate([mean, np.broadcast_to(log_std, mean.shape)], axis=-1)
 
 
@@ -44,7 +44,7 @@ def test_categorical_scores_any_leading_shape() -> None:
         assert found[row] == pytest.approx(math.log(np.exp(head[row])[actions[row]] / np.exp(head[row]).sum()))
 
 
-def test_categorical_survives_extreme_logits() -> None:
+def test_categorical_scores_extreme_logits() -> None:
     head = np.array([[1e4, 0.0, -1e4], [-3e38, 0.0, 1.0]])
     actions = np.array([0, 2])
     expected = [0.0, -math.log1p(math.exp(-1))]
@@ -65,10 +65,10 @@ def test_categorical_samples_come_as_often_as_their_probability_says() -> None:
     actions = categorical.sample(np.broadcast_to(logits, (draws, 5)), noise.reshape(draws, 5))
     expected = draws * np.exp(logits) / np.exp(logits).sum()
     chi_square = (np.square(np.bincount(actions, minlength=5) - expected) / expected).sum()
-    assert chi_square < 18.5  # of 4 degrees of freedom: passed by chance once in a thousand; the seed is fixed
+    assert chi_square < 18.5  # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
 
 
-def test_categorical_mode_is_the_likeliest_choice() -> None:
+def test_categorical_mode_is_the_most_likely_choice() -> None:
     head = heads(40, 5)
     np.testing.assert_array_equal(Categorical(5).mode(head), head.argmax(axis=1))
     np.testing.assert_array_equal(Categorical(5).sample(head, np.zeros_like(head)), Categorical(5).mode(head))
@@ -121,11 +121,11 @@ CHOICES = Joint((Categorical(3), Categorical(2)))
 
 
 def parts_of_mixed(head: np.ndarray) -> list[np.ndarray]:
-    """[logits, mean, logits, log_std] -> the head of each part."""
+    """Split [logits, mean, logits, log_std] into the heads of the parts."""
     return [head[..., :3], np.concatenate([head[..., 3:5], head[..., 9:]], axis=-1), head[..., 5:9]]
 
 
-def test_joint_lies_side_by_side_with_what_is_free_at_the_end() -> None:
+def test_joint_concatenates_its_parts_with_the_free_parameters_at_the_end() -> None:
     assert (MIXED.head_size, MIXED.free_size, MIXED.noise_size, MIXED.action_shape) == (11, 2, 9, (4,))
     assert (MIXED.action_dtype("float32"), CHOICES.action_dtype("float32")) == ("float32", "int64")
     head = heads(6, 11)
@@ -135,7 +135,7 @@ def test_joint_lies_side_by_side_with_what_is_free_at_the_end() -> None:
         part.sample(one, own) for part, one, own in zip(MIXED.parts, parts_of_mixed(head), parts, strict=True)
     )
     np.testing.assert_array_equal(MIXED.sample(head, noise), np.column_stack([first, second, third]))
-    rng = np.random.default_rng(3)  # parts draw in their order
+    rng = np.random.default_rng(3)  # parts draw in turn
     np.testing.assert_array_equal(parts[0], Categorical(3).noise(rng, 1, 6, "float64")[0])
     np.testing.assert_array_equal(parts[1], DiagonalGaussian(2).noise(rng, 1, 6, "float64")[0])
     likeliest = [part.mode(one) for part, one in zip(MIXED.parts, parts_of_mixed(head), strict=True)]
@@ -203,7 +203,7 @@ def test_samples_keep_to_their_dtype_and_generator(kind: str, dtype: str) -> Non
 
 
 @kinds
-def test_leading_axes_do_not_show(kind: str) -> None:
+def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
     distribution = KINDS[kind]
     head = heads(12, distribution.head_size, "float32")
     noise = distribution.noise(np.random.default_rng(3), 1, 12, "float32")[0]
@@ -242,11 +242,11 @@ def test_gradients_are_those_of_autograd_through_torchs_own(kind: str, counted: 
     assert head.grad is not None
     np.testing.assert_allclose(by_head, head.grad, rtol=1e-10, atol=1e-12)
     again = found.gradients(by_logprobs, by_entropies)
-    np.testing.assert_array_equal(again, by_head)  # asking has changed nothing
+    np.testing.assert_array_equal(again, by_head)  # the first call has changed nothing
 
 
 def torchs_own(distribution: Distribution, head: Any, actions: Any) -> tuple[Any, Any]:
-    """Log-probabilities and entropies by torch.distributions."""
+    """Return log-probabilities and entropies from torch.distributions."""
     if isinstance(distribution, Categorical):
         reference: Any = torch.distributions.Categorical(logits=head)
         return reference.log_prob(actions), reference.entropy()
@@ -266,7 +266,7 @@ def torchs_own(distribution: Distribution, head: Any, actions: Any) -> tuple[Any
 
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_gradients_by_hand_are_those_of_the_default(kind: str) -> None:
-    """In float64, from the distribution's own formulas."""
+    """Compare in float64 with autograd through the distribution's own formulas."""
     distribution = KINDS[kind]
     head = torch.from_numpy(heads(20, distribution.head_size))
     actions = torch.from_numpy(drawn(distribution, head.numpy()))
@@ -280,8 +280,8 @@ def test_gradients_by_hand_are_those_of_the_default(kind: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_a_new_distribution_is_its_formulas_and_nothing_else() -> None:
-    """Whoever states these gets a gradient; here, an exponential distribution by its rate."""
+def test_a_new_distribution_needs_only_its_formulas() -> None:
+    """The gradient follows from them; here, for an exponential distribution with its rate as the head."""
 
     class Exponential(Distribution):
         head_size = noise_size = 1

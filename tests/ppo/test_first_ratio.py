@@ -1,4 +1,4 @@
-"""The first minibatch of an update sees the policy that acted: on segments of a real sampler."""
+"""The first minibatch of an update sees the policy that acted, on segments of a real sampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 def test_first_ratio_is_one(
     env_id: str, norm_obs: bool, norm_reward: bool, dtype: Literal["float32", "float64"]
 ) -> None:
-    """Acting and training see the same policy: to 1e-12 in float64, to 2e-5 in float32."""
+    """Acting and training agree to 1e-12 in float64, and to 2e-5 in float32."""
     config = Config(
         env_id=env_id, num_samplers=2, envs_per_sampler=2, num_steps=30, update_epochs=1, minibatch_size=120,
         norm_obs=norm_obs, norm_reward=norm_reward, norm_adv=False, dtype=dtype, learning_rate=0.01,
@@ -31,11 +31,11 @@ def test_first_ratio_is_one(
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
     spaces = samplers[0].spaces
     trainer = build_trainer(trainer_plan(config), spaces)
-    trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy that is far from uniform
+    trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
     statistics = Statistics(
         Moments.empty(spaces.obs.shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
     )
-    for iteration in range(2):  # in the second one the statistics are no longer empty
+    for iteration in range(2):  # in the second, the statistics are not empty
         scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]

@@ -1,4 +1,4 @@
-"""Losses against slow twins that go row by row, and at the corners of their definitions."""
+"""Losses against slow twins that compute row by row, and at the corners of their definitions."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(advantages: list[f
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gradient"),
     [
-        (1.0, 2.0, -2.0),  # better than expected: make it likelier
-        (1.0, -2.0, 2.0),  # worse: make it less likely
+        (1.0, 2.0, -2.0),  # better than expected: more likely
+        (1.0, -2.0, 2.0),  # worse than expected: less likely
         (1.19, 2.0, -2.0),
-        (1.21, 2.0, 0.0),  # likelier by enough
-        (0.5, 2.0, -2.0),  # good, and less likely than it was: no limit on the way back
+        (1.21, 2.0, 0.0),  # already more likely by the clip
+        (0.5, 2.0, -2.0),  # good, but less likely than before: not clipped
         (0.81, -2.0, 2.0),
-        (0.79, -2.0, 0.0),  # less likely by enough
-        (3.0, -2.0, 2.0),  # bad, and likelier than it was: no limit on the way back
+        (0.79, -2.0, 0.0),  # already less likely by the clip
+        (3.0, -2.0, 2.0),  # bad, but more likely than before: not clipped
         (1.0, 0.0, 0.0),
     ],
 )
 def test_policy_gradient_points_the_right_way_and_stops_where_clipped(
     ratio: float, advantage: float, gradient: float
 ) -> None:
-    """`gradient` is by the ratio; by its logarithm it is as many times larger as the ratio is."""
+    """`gradient` is with respect to the ratio; with respect to its logarithm it is `ratio` times as large."""
     _, found = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
     assert found.item() == pytest.approx(gradient * ratio)
 
@@ -96,10 +96,10 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
 @pytest.mark.parametrize(
     ("value", "old", "target", "loss", "gradient"),
     [
-        (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clip: the plain loss
-        (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no more gain
-        (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),  # moved too far away from it: the larger loss, and back
-        (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and back
+        (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clipping range: the plain loss
+        (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no gradient
+        (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),  # moved too far away: the larger loss, and a gradient back
+        (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and a gradient back
     ],
 )
 def test_clipped_value_loss_by_cases(value: float, old: float, target: float, loss: float, gradient: float) -> None:
@@ -121,7 +121,7 @@ def test_clipped_value_loss_equals_the_formula_row_by_row() -> None:
 @pytest.mark.parametrize("moved", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
-    """Also where nothing is clipped, and old + (new - old) is not new to the last bit."""
+    """Also where nothing is clipped, although old + (new - old) differs from new in the last bits."""
     old, returns, c = normal(2000, 6).to(dtype), normal(2000, 7).to(dtype), 0.2
     values = (old + (moved * normal(2000, 5)).to(dtype)).requires_grad_()
     clipped = old + (values - old).clamp(-c, c)

@@ -1,4 +1,4 @@
-"""The default network in torch: its initial weights, their order, and the flat vector that all of them lie in."""
+"""The default network in torch: its initial weights, their order, and their flat vector."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_shapes_are_those_of_the_module(
 
 @ACTIONS
 @HIDDEN
-def test_flat_vector_lies_in_the_order_of_the_spec(
+def test_the_flat_vector_has_the_order_of_the_spec(
     actions: DiscreteActions | BoxActions, hidden_sizes: tuple[int, ...]
 ) -> None:
-    """Agents, checkpoints and the optimiser all read this vector: a mistaken order scrambles every policy."""
+    """Agents, checkpoints and the optimiser read this vector; another order would scramble every policy."""
     spec = spec_of(actions, hidden_sizes=hidden_sizes)
     model, weights = initial_mlp(spec, seed=1), random_weights(spec)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in spec.unflatten(weights).items()})
@@ -55,14 +55,14 @@ def test_flatten_undoes_unflatten(actions: DiscreteActions | BoxActions) -> None
     weights = random_weights(spec)
     named = spec.unflatten(weights)
     np.testing.assert_array_equal(spec.flatten(named), weights)
-    backwards = dict(reversed(named.items()))  # as a file may list them
+    backwards = dict(reversed(named.items()))  # a file may list them in any order
     np.testing.assert_array_equal(spec.flatten(backwards), weights)
     assert spec.flatten(named) is not weights
 
 
 def test_weights_of_another_network_are_refused() -> None:
     spec = spec_of()
-    with pytest.raises(ValueError, match=r"1,00\d weights given to a network of"):
+    with pytest.raises(ValueError, match=r"got 1,00\d weights, this network has"):
         spec.unflatten(np.zeros(1003))
     named = spec.unflatten(random_weights(spec))
     with pytest.raises(ValueError, match=r"value\.4\.bias has shape None, this network has \(1,\)"):
@@ -95,7 +95,7 @@ def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_initial_weights_follow_from_the_seed_in_the_order_agreed(dtype: str) -> None:
+def test_initial_weights_are_drawn_from_the_seed_in_a_fixed_order(dtype: str) -> None:
     """One generator; the policy trunk from the first layer to the head, then the value trunk; in float32."""
     found = arrays(initial_mlp(spec_of(hidden_sizes=(16, 8), dtype=dtype), seed=42))
     generator = torch.Generator().manual_seed(42)
@@ -122,7 +122,7 @@ def test_global_generator_is_neither_used_nor_changed() -> None:
 
 
 def loss_of(model: MLP, obs: torch.Tensor) -> torch.Tensor:
-    """Something that all parameters have a share in."""
+    """Return a number that depends on all parameters."""
     head, values = model(obs)
     loss: torch.Tensor = head.square().sum() + head.exp().sum() + values.sum()
     return loss

@@ -94,7 +94,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
 
 
 def gradient_of(network: LearningNetwork, obs: Tensor, *, pieces: int = 1) -> np.ndarray:
-    """The gradient of a made-up loss that all outputs have a share in; the gradient of before is loud."""
+    """Return the gradient of a loss that depends on all outputs; the old gradient is a loud number."""
     network.parameters.gradient.fill_(1e6)
     for number, rows in enumerate(obs.chunk(pieces)):
         head, values, residuals = network.forward(rows)
@@ -110,7 +110,7 @@ def gradient_of(network: LearningNetwork, obs: Tensor, *, pieces: int = 1) -> np
 def test_gradients_by_hand_are_those_of_autograd(
     distribution: str, hidden_sizes: tuple[int, ...], activation: str, pieces: int
 ) -> None:
-    """Of the same module, in float64."""
+    """Compare with autograd through the same module, in float64."""
     spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
     plain = initial_mlp(spec, seed=1)
@@ -157,10 +157,10 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
 @dtypes
 @pytest.mark.parametrize("samplers", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
-def test_samplers_act_together_as_each_alone(
+def test_samplers_that_act_together_get_the_bits_of_each_alone(
     network: str, distribution: str, dtype: str, samplers: int, rows: int
 ) -> None:
-    """Bit for bit, all that the agent gives."""
+    """Compare everything that the agent returns."""
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
     agent, obs = agent_of(spec, SCALE), observations(rows, samplers)
     noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
@@ -178,8 +178,10 @@ def test_samplers_act_together_as_each_alone(
 @pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (256, 128), (512,)], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8, 33])
 @dtypes
-def test_products_of_any_size_stack(obs_size: int, hidden_sizes: tuple[int, ...], rows: int, dtype: str) -> None:
-    """A row of a larger product would differ in its last bits from the row alone."""
+def test_stacked_products_have_the_bits_of_single_ones(
+    obs_size: int, hidden_sizes: tuple[int, ...], rows: int, dtype: str
+) -> None:
+    """A row of a larger product would differ in the last bits."""
     for distribution in (Categorical(2), DiagonalGaussian(6)):
         spec = MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype)
         network = spec.acting()
@@ -200,7 +202,7 @@ def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> N
     one = spec.learning(3).parameters.weights.detach()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(10)
-    torch.set_default_dtype(torch.float64)  # as an environment of the same process may
+    torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
     try:
         two, other = (spec.learning(seed).parameters.weights.detach() for seed in (3, 4))
         acting = agent_of(spec).values(observations(2))

@@ -1,4 +1,4 @@
-"""Running statistics: merging is the same as having seen everything at once."""
+"""Running statistics: merging parts equals computing them at once."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_hand_worked_numbers() -> None:
     assert (merged.count, float(merged.mean), float(merged.m2)) == (3, 3, 8)
 
 
-def test_variance_survives_a_large_mean() -> None:
+def test_variance_is_accurate_with_a_large_mean() -> None:
     parts = [part + 1e8 for part in chunks(1, [1000, 1000], ())]
     merged = Moments.of(parts[0]).merge(Moments.of(parts[1]))
     exact = np.concatenate(parts).astype(np.longdouble).std()
     assert float(merged.mean_and_std()[1]) == pytest.approx(float(exact), rel=1e-6)
 
 
-def test_nothing_seen_changes_nothing() -> None:
+def test_merging_empty_moments_changes_nothing() -> None:
     seen, empty = Moments.of(chunks(2, [5])[0]), Moments.empty((3,))
     assert_same_bytes(seen.merge(empty), seen)
     assert_same_bytes(empty.merge(seen), seen)
@@ -50,14 +50,14 @@ def test_nothing_seen_changes_nothing() -> None:
     np.testing.assert_array_equal(std, np.ones(3))
 
 
-def test_one_sample_has_no_deviation_and_divides_by_no_zero() -> None:
+def test_one_sample_does_not_divide_by_zero() -> None:
     mean, std = Moments.of(np.array([[2.0, 3.0]])).mean_and_std()
     np.testing.assert_array_equal(mean, [2, 3])
     np.testing.assert_allclose(std, 1e-4)
     np.testing.assert_array_equal(ObsScale(mean, std).normalize(np.array([[2.0, 4.0]])), [[0, 10]])
 
 
-def test_samples_of_any_dtype_are_summed_in_float64_and_not_written() -> None:
+def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
     samples = np.full((1000, 2), 0.1, np.float32)
     moments = Moments.of(samples)
     assert moments.mean.dtype == np.float64
@@ -67,7 +67,7 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_written() -> None:
 
 
 def test_statistics_are_merged_in_the_order_given() -> None:
-    """Floating point remembers the order: the learner's, which is the samplers', must be kept."""
+    """Floating-point sums depend on the order, which must be that of the samplers."""
     parts = [Statistics(Moments.of(part), Moments.of(part[:, 0])) for part in chunks(3, [7, 11, 13, 5])]
     start = Statistics(Moments.empty((3,)), Moments.empty(()))
     obs, returns = start.obs, start.returns
@@ -83,7 +83,7 @@ def test_statistics_are_merged_in_the_order_given() -> None:
     assert backwards.obs is not None
     assert merged.obs is not None
     np.testing.assert_allclose(backwards.obs.m2, merged.obs.m2, rtol=1e-12)
-    assert backwards.obs.m2.tobytes() != merged.obs.m2.tobytes()  # else this test would show nothing
+    assert backwards.obs.m2.tobytes() != merged.obs.m2.tobytes()  # otherwise this test would prove nothing
 
 
 def test_a_normaliser_that_is_off_stays_off() -> None:
@@ -104,7 +104,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
 
 
 @pytest.mark.parametrize("seen", [0, 9])
-def test_statistics_come_back_from_their_arrays(seen: int) -> None:
+def test_statistics_are_restored_from_their_arrays(seen: int) -> None:
     start = Statistics(Moments.empty((3,)), Moments.empty(()))
     parts = [Statistics(Moments.of(p), Moments.of(p[:, 0])) for p in chunks(6, [seen])] if seen else []
     statistics = start.merged(parts)
@@ -118,13 +118,13 @@ def test_statistics_come_back_from_their_arrays(seen: int) -> None:
     assert Statistics().loaded({}) == Statistics()
 
 
-def test_normalize_standardises_and_limits() -> None:
+def test_normalize_standardises_and_clips() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
     found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs)
     np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])
 
 
-def test_the_scale_of_observations_cannot_be_written() -> None:
+def test_the_scale_of_observations_is_read_only() -> None:
     """Samplers and the trainer share it."""
     scale = ObsScale.of(Moments.empty((3,)).merge(Moments.of(chunks(8, [5])[0])))
     for array in (scale.mean, scale.std):
@@ -133,5 +133,5 @@ def test_the_scale_of_observations_cannot_be_written() -> None:
 
 
 def test_no_samples_have_no_moments() -> None:
-    """A segment may hold no transition at all."""
+    """A segment may contain no transitions."""
     assert_same_bytes(Moments.of(np.empty((0, 3))), Moments.empty((3,)))

@@ -1,4 +1,4 @@
-"""L trainers with minibatches of M / L rows, each on its own rows, are one trainer with minibatches of M."""
+"""L trainers with minibatches of M / L rows each equal one trainer with minibatches of M rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.batch import Batch
+from dppo.ppo.minibatches import draw_minibatches
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.trainer import PPOTrainer
 
-ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with up to 12 minibatches have one row of each
+ROWS, LEARNING_RATE = (
+    48,
+    1e-2,
+)  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
 PLAIN = PPO(
     update_epochs=3,
     norm_adv=True,
@@ -38,27 +42,27 @@ PLAIN = PPO(
     target_kl=None,
 )
 SPLIT = ("minibatches", "micro_batch_size")
-NOT_OF_A_TRAINER = {  # used before and around an update
+NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),
 }
 
 
 def scattered(rows: int) -> np.ndarray:
-    """Rows that weigh nothing, anywhere; two of three."""
+    """Give weight zero to two rows of three, anywhere."""
     return np.random.default_rng(3).random(rows) < 0.35
 
 
 def last_quarter(rows: int) -> np.ndarray:
-    """A whole rank of four has no row that counts; the first of two has all of them."""
+    """Give weight zero to all rows of the last of four ranks; the first of two ranks has none."""
     return np.arange(rows) < rows * 3 // 4
 
 
 def only_two(rows: int) -> np.ndarray:
-    """Most minibatches have no row that counts on any rank."""
+    """Give weight zero to all but two rows, so that most minibatches are empty on all ranks."""
     return np.isin(np.arange(rows), (5, rows - 3))
 
 
-# What is not said is as in PLAIN. `activation`, `hidden_sizes` and `box` are the model's, `weighed` is the batch's.
+# Changes to PLAIN; `activation`, `hidden_sizes` and `box` concern the model, `weighed` the batch.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "continuous actions": {"box": True},
@@ -125,7 +129,7 @@ def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: st
 
 
 def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) -> Batch:
-    """Rows whose ratios lie on both sides of the clip; those of later ranks differ more and more from the first's."""
+    """Return rows with ratios on both sides of the clip, which differ more and more from the first ones."""
     trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
     spec = trainer.model.spec
     obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)).astype(dtype))
@@ -147,17 +151,17 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
 
 
 def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
-    """What one rank does, and what it comes to."""
+    """Train one rank, and return its weights, optimiser state and metrics."""
     share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
     if share.weights is not None and share.weights.all():
-        share = dataclasses.replace(share, weights=None)  # as from segments without an invalid row
+        share = dataclasses.replace(share, weights=None)  # as for segments without invalid rows
     trainer = trainer_of(case, parallel, dtype)
     figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank))
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
 def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """One trainer with all rows, whose minibatches are those of all ranks together."""
+    """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
     order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches)
     figures = trainer.update(batch_for(case), LEARNING_RATE, order)
@@ -165,7 +169,7 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Equal to rounding in float64: weights, optimiser, and every figure."""
+    """Check that weights, optimiser and all metrics are equal up to rounding in float64."""
     assert found["step"] == expected["step"]
     for name in ("weights", "exp_avg", "exp_avg_sq"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
@@ -184,7 +188,7 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @cases
-def test_ranks_that_share_the_rows_are_one_trainer_with_all(case: str, size: int) -> None:
+def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> None:
     expected = train_alone(CASES[case], size)
     ranks = Meeting(size).all_do(lambda parallel: train_a_share(CASES[case], parallel))
     assert_same_bits(ranks)
@@ -198,7 +202,7 @@ def test_every_option_is_varied() -> None:
     assert {*of_ppo, *SPLIT, "activation", "box", "weighed"} <= varied
 
 
-def test_the_cases_do_what_they_are_named_after() -> None:
+def test_the_cases_match_their_names() -> None:
     for name, size in itertools.product(STOP_IN_THE_MIDDLE, (1, 2, 4)):
         case = CASES[name]
         steps = train_alone(case, size)["figures"]["minibatches"]
@@ -207,7 +211,7 @@ def test_the_cases_do_what_they_are_named_after() -> None:
         assert (train_alone(CASES[name], 2)["figures"]["grad_norm"] > CASES[name]["max_grad_norm"]) is clipped
     assert 0.1 < train_alone(CASES["plain"], 2)["figures"]["clipfrac"] < 0.9
     before, after = trainer_of({}).weights(), train_alone({}, 2)["weights"]
-    assert np.abs(after - before).min() > 1e-6  # by far more than the tolerance
+    assert np.abs(after - before).min() > 1e-6  # far more than the tolerance
 
 
 @settings(max_examples=40, deadline=None)
@@ -231,13 +235,13 @@ def test_the_cases_do_what_they_are_named_after() -> None:
     ),
     size=st.sampled_from([1, 2, 4]),
 )
-def test_any_combination_of_options_is_the_same_on_ranks(case: dict[str, Any], size: int) -> None:
+def test_ranks_equal_one_trainer_with_any_combination_of_options(case: dict[str, Any], size: int) -> None:
     ranks = Meeting(size).all_do(lambda parallel: train_a_share(case, parallel))
     assert_same_bits(ranks)
     assert_close(ranks[-1], train_alone(case, size))
 
 
-# ------------------------------------------------------------------ real processes that talk through gloo
+# ------------------------------------------------------------------ processes connected by gloo
 
 
 @pytest.fixture(scope="module")
@@ -247,16 +251,16 @@ def processes() -> Any:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_processes_that_talk_through_gloo_are_one_trainer_with_all(processes: Processes, size: int) -> None:
+def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, size: int) -> None:
     cases = [CASES[name] for name in OVER_GLOO]
-    told = processes.all_do(size, train_shares_over_gloo, cases, "float64")
+    answers = processes.all_do(size, train_shares_over_gloo, cases, "float64")
     for number, case in enumerate(cases):
-        ranks = [rank[number] for rank in told]
+        ranks = [rank[number] for rank in answers]
         assert_same_bits(ranks)
         assert_close(ranks[0], train_alone(case, size))
 
 
-def test_processes_come_to_the_same_bits_again_and_again_in_float32(processes: Processes) -> None:
+def test_processes_get_the_same_bits_each_time_in_float32(processes: Processes) -> None:
     once, again = (processes.all_do(4, train_shares_over_gloo, [CASES["all at once"]], "float32") for _ in range(2))
     assert_same_bits([rank[0] for rank in once + again])
     assert once[0][0]["weights"].dtype == np.float32
@@ -273,16 +277,14 @@ def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict
 
 @pytest.mark.parametrize("numbers", [1, 3, 1000, FEW + 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_sums_are_those_in_the_order_of_ranks_wherever_these_run(processes: Processes, size: int, numbers: int) -> None:
-    expected = [row.copy() for row in addends(0, numbers)]
+def test_sums_are_taken_in_the_order_of_ranks(processes: Processes, size: int, numbers: int) -> None:
+    expected = addends(0, numbers)
     for rank in range(1, size):
-        for total, row in zip(expected, addends(rank, numbers), strict=True):
-            total += row
+        expected += addends(rank, numbers)
     for machines in ("one", "several"):
         for found, in_memory in processes.all_do(size, sums_of, numbers, machines):
             assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
-            for one, total in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(one, total)
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_the_order_of_these_numbers_matters() -> None:
@@ -291,7 +293,7 @@ def test_the_order_of_these_numbers_matters() -> None:
 
 
 def addends(rank: int, numbers: int) -> np.ndarray:
-    """What `rank` brings to three sums."""
+    """Return the addends of `rank` to three sums."""
     rng = np.random.default_rng(rank)
     rows = rng.normal(size=(3, numbers)) * 10.0 ** rng.integers(-4, 4, size=(3, numbers))
     return rows.astype(np.float32)
@@ -301,7 +303,7 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     """Runs in each of the processes."""
     group = Group()
     with pytest.MonkeyPatch.context() as patch:
-        if machines == "several" and group.rank == 0:  # one that cannot see the others' memory is enough
+        if machines == "several" and group.rank == 0:  # one rank that cannot see the others' memory is enough
             patch.setattr(shared_memory, "_opened", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
     assert not tensor.any()
@@ -313,7 +315,7 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     return found, group._vectors is not None
 
 
-def test_memory_of_another_process_is_known_by_its_token() -> None:
+def test_memory_of_another_process_is_identified_by_its_token() -> None:
     memory = shared_memory._Memory(100)
     pid, file, token = memory.where()
     assert shared_memory._opened(pid, file, token, memory.bytes) is not None
@@ -323,7 +325,7 @@ def test_memory_of_another_process_is_known_by_its_token() -> None:
     assert shared_memory._opened(pid, file, token, memory.bytes) is None
 
 
-def test_a_system_that_gives_no_memory_is_as_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> int:
         raise OSError(f"no {name}")
 
@@ -334,24 +336,24 @@ def test_a_system_that_gives_no_memory_is_as_another_machine(monkeypatch: pytest
     memory.close()
 
 
-# ------------------------------------------------------------------ what is of all ranks, not of each
+# ------------------------------------------------------------------ quantities of all ranks
 
 
 def half_of_drifting_rows(half: int) -> Batch:
-    """The policy has left those of the second half far behind."""
+    """Return half of a batch; the policy has drifted far from the rows of the second half."""
     share = batch_for({}).split([ROWS // 2] * 2)[half]
     return dataclasses.replace(share, logprobs=share.logprobs + half)
 
 
 def steps_and_kl(share: Batch, parallel: Parallel, **options: Any) -> tuple[float, float]:
-    """SGD steps made, and the KL, where nothing is learnt that would change it."""
+    """Return the number of SGD steps and the KL, which a tiny learning rate does not change."""
     trainer = trainer_of({"minibatches": 1, **options}, parallel)
     figures = trainer.update(share, 1e-12, np.random.default_rng(0))
     return figures["minibatches"], figures["approx_kl"]
 
 
 def test_all_ranks_stop_together_by_the_kl_of_all() -> None:
-    """Left to themselves, one rank would stop and the other go on: each would wait for the other for ever."""
+    """Otherwise one rank would stop and the other continue, and wait for ever."""
     low, high = (steps_and_kl(half_of_drifting_rows(half), Alone())[1] for half in range(2))
     mean = (low + high) / 2
     for target_kl, steps in ((0.9 * mean, 1.0), (1.1 * mean, 3.0)):
@@ -364,14 +366,15 @@ def test_all_ranks_stop_together_by_the_kl_of_all() -> None:
 
 
 def test_advantages_are_standardised_over_all_ranks() -> None:
-    """A rank whose advantages are all alike has none to learn from by itself; beside others they are low or high."""
+    """Equal advantages on each rank would all become zero if standardised alone."""
 
     def standardised(parallel: Parallel) -> list[Tensor]:
         batch = batch_for({})
         share = batch.split([ROWS // 2] * 2)[parallel.rank]
         share = dataclasses.replace(share, advantages=torch.full_like(share.advantages, 7.0 + parallel.rank))
-        trainer = trainer_of({}, parallel)
-        return [one.advantages for one, _ in trainer._minibatches(share, np.random.default_rng(parallel.rank))]
+        order = np.random.default_rng(parallel.rank)
+        drawn = draw_minibatches(share, order, 4, standardize=True, parallel=parallel)
+        return [one.advantages for one, _ in drawn]
 
     low, high = Meeting(2).all_do(standardised)
     for minibatch in (torch.cat(pair) for pair in zip(low, high, strict=True)):
@@ -380,7 +383,7 @@ def test_advantages_are_standardised_over_all_ranks() -> None:
         torch.testing.assert_close(minibatch, expected)
 
 
-def test_what_one_rank_cannot_learn_from_stops_all_and_leaves_all_weights() -> None:
+def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> None:
     def poisoned(parallel: Parallel) -> tuple[str, np.ndarray]:
         share = batch_for({}).split([ROWS // 2] * 2)[parallel.rank]
         if parallel.rank == 1:
@@ -390,18 +393,18 @@ def test_what_one_rank_cannot_learn_from_stops_all_and_leaves_all_weights() -> N
             trainer.update(share, LEARNING_RATE, np.random.default_rng(0))
         return str(raised.value), trainer.weights()
 
-    told = Meeting(2).all_do(poisoned)
-    assert all("SGD step 0 " in text for text, _ in told)
-    for _, weights in told:
+    answers = Meeting(2).all_do(poisoned)
+    assert all("SGD step 0 " in text for text, _ in answers)
+    for _, weights in answers:
         np.testing.assert_array_equal(weights, trainer_of({}).weights())
 
 
-def test_a_gradient_is_the_sum_over_ranks() -> None:
+def test_gradients_are_summed_over_ranks() -> None:
     def gradient(parallel: Parallel) -> np.ndarray:
         trainer = trainer_of({}, parallel)
-        trainer._parameters.gradient.fill_(parallel.rank + 1.0)
+        trainer.model.parameters.gradient.fill_(parallel.rank + 1.0)
         trainer.sum_gradients()
-        return trainer._parameters.gradient.numpy().copy()
+        return trainer.model.parameters.gradient.numpy().copy()
 
     for size in (1, 2, 4):
         for found in Meeting(size).all_do(gradient):
@@ -423,13 +426,13 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
     np.testing.assert_allclose(found[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
 
 
-def test_moments_of_one_part_are_left_as_they_are() -> None:
-    """One learner on Ray must do to the bit what training in the driver does."""
+def test_moments_of_one_part_are_not_changed() -> None:
+    """One learner on Ray must compute the same bits as training in the driver."""
     moments = moments_of(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
     assert torch.equal(merged_moments(moments.unsqueeze(0)), moments)
     assert torch.equal(merged_moments(Alone().gather(moments)), moments)
 
 
-def test_a_row_of_one_sample_does_not_deviate() -> None:
+def test_a_row_of_one_sample_has_deviation_zero() -> None:
     found = moments_of(torch.tensor([[3.0], [-1.0]]))
     assert found.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

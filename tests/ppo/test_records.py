@@ -1,4 +1,4 @@
-"""Records of the algorithm: arrays have the shapes that are written beside them, and nobody writes into them."""
+"""Records of the algorithm: arrays have the annotated shapes, and are read-only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WRONG: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("wrong", list(WRONG))
-def test_a_wrong_shape_is_noticed_in_tests(wrong: str) -> None:
+def test_a_wrong_shape_fails_in_tests(wrong: str) -> None:
     segment(), batch(), carry(), scale(), advantages()
     with pytest.raises(TypeCheckError):
         WRONG[wrong]()
@@ -82,7 +82,7 @@ def made() -> list[Any]:
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_nobody_writes_into_a_record(pickled: bool) -> None:
+def test_the_arrays_of_a_record_are_read_only(pickled: bool) -> None:
     for record in pickle.loads(pickle.dumps(made())) if pickled else made():
         values = [getattr(record, field.name) for field in dataclasses.fields(record)]
         arrays = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]

@@ -1,4 +1,4 @@
-"""PPOSampler on environments that show any off-by-one: the observation counts steps, the reward is the action."""
+"""PPOSampler on environments that reveal any off-by-one: observations count steps, rewards are actions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
 def collect_counting(
     *, num_steps: int, segments: int = 1, ends: Sequence[dict[str, int]] = ({},)
 ) -> list[tuple[SegmentReport, Segment]]:
-    """Segments of environments that count, under a uniform policy with the values 100 + 10 * obs."""
+    """Return segments of Counting under a uniform policy with values 100 + 10 * obs."""
     sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
     return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]
 
@@ -45,7 +45,7 @@ def test_rows_are_aligned_within_an_episode() -> None:
     report, segment = collect_counting(num_steps=5)[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
     assert column(segment.values) == [100, 110, 120, 130, 140]
-    assert column(segment.next_values) == [110, 120, 130, 140, 150]  # the last: of the state after the segment
+    assert column(segment.next_values) == [110, 120, 130, 140, 150]  # the last one is of the state after the segment
     assert column(segment.rewards) == column(segment.actions)
     assert not segment.terminated.any()
     assert not segment.truncated.any()
@@ -61,7 +61,7 @@ def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
         assert len(np.unique(segment.actions)) == 4
 
 
-def test_the_next_segment_goes_on_where_the_last_one_stopped() -> None:
+def test_the_next_segment_continues_where_the_last_one_ended() -> None:
     collected = collect_counting(num_steps=4, segments=3)
     assert [column(segment.obs[..., 0]) for _, segment in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert [report.policy_version for report, _ in collected] == [0, 1, 2]
@@ -73,15 +73,23 @@ def test_truncation_bootstraps_from_the_final_observation() -> None:
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.truncated) == [False, False, True, False, False, True, False]
     assert not segment.terminated.any()
-    assert column(segment.next_values) == [110, 120, 130, 110, 120, 130, 110]  # 130, not the 100 of the new episode
+    assert column(segment.next_values) == [
+        110,
+        120,
+        130,
+        110,
+        120,
+        130,
+        110,
+    ]  # 130, not 100 as in the new episode
 
 
-def test_termination_begins_a_new_episode_in_the_same_step() -> None:
+def test_termination_starts_a_new_episode_in_the_same_step() -> None:
     _, segment = collect_counting(num_steps=7, ends=[{"terminate_after": 3}])[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.terminated) == [False, False, True, False, False, True, False]
     assert not segment.truncated.any()
-    assert np.isfinite(segment.next_values).all()  # unused where terminated, and yet no nan
+    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
     assert [v for v, end in zip(column(segment.next_values), column(segment.terminated), strict=True) if not end] == [
         110, 120, 110, 120, 110,
     ]  # fmt: skip
@@ -133,14 +141,14 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert [(episode.env, episode.index) for episode in report.episodes] == [(1, 0), (2, 0), (1, 1), (3, 0)]
 
 
-# ------------------------------------------------------------------------------------------ figures
+# ------------------------------------------------------------------------------------------ reports
 
 
-def test_episodes_that_span_segments_are_told_once_with_all_their_rewards() -> None:
+def test_episodes_that_span_segments_are_reported_once_with_all_their_rewards() -> None:
     collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}])
     rewards = [reward for _, segment in collected for reward in column(segment.rewards)]
-    told = [episode for report, _ in collected for episode in report.episodes]
-    assert told == [Episode(0, 0, sum(rewards[:6]), 6, None), Episode(0, 1, sum(rewards[6:]), 6, None)]
+    reported = [episode for report, _ in collected for episode in report.episodes]
+    assert reported == [Episode(0, 0, sum(rewards[:6]), 6, None), Episode(0, 1, sum(rewards[6:]), 6, None)]
     assert [len(report.episodes) for report, _ in collected] == [0, 1, 1]
     assert collected[0][0].carry.episode_returns.tolist() == [sum(rewards[:4])]
 
@@ -192,7 +200,7 @@ def snapshots(sampler_spec: Any) -> list[PolicySnapshot]:
     return [PolicySnapshot(k, random_weights(sampler_spec, seed=k)) for k in range(4)]
 
 
-def test_a_segment_is_not_written_after_it_was_handed_out() -> None:
+def test_a_segment_is_not_modified_later() -> None:
     sampler, spec = sampler_of(limited(PointMass, 7)(), num_steps=10)
     first = sampler.collect(SegmentRequest(0, 0), snapshots(spec)[0])
     kept = copy.deepcopy(first)
@@ -228,7 +236,7 @@ def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: st
     assert found[0].incidents == ()
 
 
-def test_equal_samplers_make_equal_segments_and_others_do_not() -> None:
+def test_samplers_are_reproducible_and_differ_by_id() -> None:
     made = []
     for sampler_id in (0, 0, 1):
         sampler, spec = sampler_of(limited(PointMass, 9)(), num_steps=12, sampler_id=sampler_id)
@@ -236,11 +244,11 @@ def test_equal_samplers_make_equal_segments_and_others_do_not() -> None:
     assert_same_bytes(made[0], made[1], but=["env_s"])
     assert not np.array_equal(made[0][1].obs[0], made[2][1].obs[0])
     assert not np.array_equal(made[0][1].actions, made[2][1].actions)
-    assert not np.array_equal(made[0][1].obs[0, 0], made[0][1].obs[0, 1])  # nor do two envs of one sampler
+    assert not np.array_equal(made[0][1].obs[0, 0], made[0][1].obs[0, 1])  # two envs of one sampler differ, too
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_what_cannot_be_replayed_is_begun_afresh_and_told(replay: bool) -> None:
+def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bool) -> None:
     def envs() -> list[gym.Env[Any, Any]]:
         return [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
 
@@ -269,7 +277,7 @@ def telling_free(spec: Any) -> PolicySnapshot:
     return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
 
 
-# ------------------------------------------------------------------------------- several at a time
+# ------------------------------------------------------------------------------- several together
 
 
 def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
@@ -279,12 +287,12 @@ def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
 
 @pytest.mark.parametrize("envs", ENVS)
 @pytest.mark.parametrize("samplers", [2, 5])
-def test_samplers_that_collect_together_make_the_bytes_that_each_makes_alone(envs: str, samplers: int) -> None:
+def test_samplers_that_collect_together_make_the_same_bytes_as_alone(envs: str, samplers: int) -> None:
     together, spec = a_lot(envs, samplers)
     alone, _ = a_lot(envs, samplers)
-    for policy in snapshots(spec):
-        scale = ObsScale.of(Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))))
-        policy = dataclasses.replace(policy, obs_scale=scale if policy.version % 2 else None)
+    scale = ObsScale.of(Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))))
+    for snapshot in snapshots(spec):
+        policy = dataclasses.replace(snapshot, obs_scale=scale if snapshot.version % 2 else None)
         requests = [SegmentRequest(s, policy.version) for s in range(samplers)]
         found = collect_together(together, requests, policy)
         for sampler, request, one in zip(alone, requests, found, strict=True):
@@ -292,7 +300,7 @@ def test_samplers_that_collect_together_make_the_bytes_that_each_makes_alone(env
             assert one[1].obs.flags.c_contiguous
 
 
-def test_some_may_be_rebuilt_while_others_go_on() -> None:
+def test_some_samplers_may_be_rebuilt_while_others_continue() -> None:
     (first, second), spec = a_lot("box", 2)
     (lost, going_on), _ = a_lot("box", 2)
     ledger, policies = ReplayLedger(2, replay=True), snapshots(spec)

@@ -1,4 +1,4 @@
-"""PPOTrainer against an update written out in plain torch; its minibatches, figures, limits and faults."""
+"""PPOTrainer against an update in plain torch; its minibatches, metrics, limits and faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo import distributions as ppo
 from dppo.ppo.batch import Batch
+from dppo.ppo.minibatches import draw_minibatches
 from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
+from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
 from dppo.spaces import BoxActions, DiscreteActions
 
@@ -44,13 +46,13 @@ def make_trainer(actions: DiscreteActions | BoxActions = DISCRETE, **options: An
 
 
 def evaluate(trainer: PPOTrainer, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, mean entropy and values under the present weights."""
+    """Return log-probabilities, mean entropy and values under the current weights."""
     scored = trainer.model.forward(obs, actions)
     return scored.policy.logprobs.clone(), scored.policy.entropies.mean(), scored.values.clone()
 
 
 def random_batch(trainer: PPOTrainer, rows: int = 50, seed: int = 0) -> Batch:
-    """Rows whose ratios lie on both sides of the clip."""
+    """Return rows with ratios on both sides of the clip."""
     rng, spec = np.random.default_rng(seed), trainer.model.spec
     if isinstance(spec.distribution, ppo.Categorical):
         actions = torch.from_numpy(rng.integers(0, spec.distribution.n, rows))
@@ -70,14 +72,14 @@ COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
 def slow_update(
     model: MLP, batch: Batch, learning_rate: float, order: np.random.Generator, options: PPO, minibatches: int
 ) -> None:
-    """One PPO update as the paper and CleanRL write it: autograd, torch's own clipping, distributions and Adam.
+    """Do one PPO update as in the paper and CleanRL: autograd, and torch's clipping, distributions and Adam.
 
     Rows that weigh nothing are left out.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, eps=1e-5)
     for _ in range(options.update_epochs):
-        for rows in np.array_split(order.permutation(len(batch)), minibatches):
-            rows = rows if batch.weights is None else rows[batch.weights[rows].numpy() > 0]
+        for drawn in np.array_split(order.permutation(len(batch)), minibatches):
+            rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
             if not len(rows):
                 continue
             mb = {name: getattr(batch, name)[rows] for name in COLUMNS}
@@ -127,11 +129,11 @@ def test_update_equals_its_slow_twin(actions: DiscreteActions | BoxActions, opti
     trainer = make_trainer(actions, **options)
     moved = assert_equals_twin(trainer, random_batch(trainer))
     assert moved.min() > 0
-    assert np.median(moved) > 1e-3  # by far more than the tolerance
+    assert np.median(moved) > 1e-3  # far more than the tolerance
 
 
 def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> np.ndarray:
-    """Update both in the same way; return how far each weight has moved."""
+    """Update both alike; return how far each weight moved."""
     spec = trainer.model.spec
     twin = MLP(spec_of(DISCRETE if isinstance(spec.distribution, ppo.Categorical) else BOX)).double()
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(trainer.weights()).items()})
@@ -148,7 +150,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> np.ndarray:
 
 
 def weighing(batch: Batch, weights: Tensor) -> Batch:
-    """The batch as `make_batch` would give it: zeros where rows weigh nothing."""
+    """Return the batch as `make_batch` would: with zeros in rows of weight zero."""
     zeroed = {name: getattr(batch, name).clone() for name in COLUMNS}
     for column in zeroed.values():
         column[weights == 0] = 0
@@ -174,7 +176,7 @@ WEIGHED = [
 def test_rows_that_weigh_nothing_are_as_if_left_out(
     actions: DiscreteActions | BoxActions, options: dict[str, Any], share: float
 ) -> None:
-    """Also where whole minibatches are empty, or have one row."""
+    """Also if whole minibatches are empty, or have one row."""
     trainer = make_trainer(actions, **options)
     moved = assert_equals_twin(trainer, weighing(random_batch(trainer), some_weights(50, share)))
     assert moved.max() > 1e-3
@@ -182,7 +184,7 @@ def test_rows_that_weigh_nothing_are_as_if_left_out(
 
 @pytest.mark.parametrize("options", WEIGHED, ids=str)
 def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> None:
-    """Of one minibatch, which is the same with the other rows left out."""
+    """Compare with a minibatch without the other rows."""
     options = {**options, "minibatches": 1, "update_epochs": 2}
     full, left = make_trainer(**options), make_trainer(**options)
     weights = some_weights(50, 0.6)
@@ -195,7 +197,7 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_all_ones_weigh_as_none() -> None:
+def test_weights_of_one_equal_no_weights() -> None:
     one, other = make_trainer(), make_trainer()
     batch = random_batch(one)
     figures = one.update(batch, 3e-3, np.random.default_rng(5))
@@ -206,7 +208,7 @@ def test_all_ones_weigh_as_none() -> None:
 
 def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     trainer = make_trainer(target_kl=0.1)
-    trainer.update(random_batch(trainer), 1e-2, np.random.default_rng(0))  # Adam has momentum now
+    trainer.update(random_batch(trainer), 1e-2, np.random.default_rng(0))  # so that Adam has momentum
     before, state = trainer.weights(), trainer.state()
     batch = weighing(random_batch(trainer), torch.zeros(50, dtype=torch.float64))
     figures = trainer.update(batch, 1e-2, np.random.default_rng(1))
@@ -217,17 +219,26 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     assert all(math.isnan(value) for value in figures.values())
 
 
+def minibatches_of(trainer: PPOTrainer, batch: Batch, order: np.random.Generator) -> list[Batch]:
+    """Return the minibatches of one epoch of `trainer`; all rows are transitions."""
+    drawn = draw_minibatches(batch, order, trainer.minibatches, standardize=trainer.ppo.norm_adv, parallel=Alone())
+    pairs = list(drawn)
+    if batch.weights is None:
+        assert [count for _, count in pairs] == [len(one) for one, _ in pairs]
+    return [one for one, _ in pairs]
+
+
 # --------------------------------------------------------------------------------------- sequences
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 10, "norm_adv": False}, {"minibatches": 7}], ids=str)
 @pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("share", [1.0, 0.6])
-def test_sequences_stay_whole_and_learn_as_their_rows(options: dict[str, Any], length: int, share: float) -> None:
-    """Without memory, an update on sequences is one on rows, in the order of the sequences."""
+def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], length: int, share: float) -> None:
+    """Without memory, an update on sequences equals one on their rows in the same order."""
 
     class Rows:
-        """The order of rows that an order of sequences comes to."""
+        """Order of rows that follows from an order of sequences."""
 
         def __init__(self) -> None:
             self._order = np.random.default_rng(5)
@@ -244,7 +255,7 @@ def test_sequences_stay_whole_and_learn_as_their_rows(options: dict[str, Any], l
     order: Any = Rows()
     expected = by_rows.update(batch, 3e-3, order)
     sequences = dataclasses.replace(batch, length=length)
-    minibatches = [one for one, _ in by_sequences._minibatches(sequences, np.random.default_rng(0))]
+    minibatches = minibatches_of(by_sequences, sequences, np.random.default_rng(0))
     assert {one.length for one in minibatches} == {length}
     assert {one.sequences for one in minibatches} == {16}
     assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)) == pytest.approx(expected, rel=1e-10)
@@ -260,14 +271,14 @@ def test_every_row_is_in_one_minibatch_of_an_epoch(rows: int, minibatches: int) 
     column = torch.arange(rows, dtype=torch.float64)
     batch = Batch(torch.stack([column] * 4, dim=1), column.long(), column + 100, column + 200, column, column + 300)
     order = np.random.default_rng(0)
-    epochs = [[one for one, _ in trainer._minibatches(batch, order)] for _ in range(2)]
+    epochs = [minibatches_of(trainer, batch, order) for _ in range(2)]
     for epoch in epochs:
         sizes = [len(minibatch) for minibatch in epoch]
         assert len(sizes) == min(rows, minibatches)
         assert max(sizes) - min(sizes) <= 1
         drawn = torch.cat([minibatch.advantages for minibatch in epoch])
         assert sorted(drawn.tolist()) == column.tolist()
-        for one in epoch:  # columns stay together
+        for one in epoch:  # columns are shuffled alike
             expected = torch.stack([one.advantages, one.advantages + 100, one.advantages + 200, one.advantages + 300])
             found = torch.stack([one.actions.double(), one.logprobs, one.values, one.returns])
             assert torch.equal(found, expected)
@@ -282,8 +293,7 @@ def test_minibatches_are_those_of_array_split() -> None:
     trainer = make_trainer(minibatches=4)
     batch = random_batch(trainer, rows=43)
     expected = np.array_split(np.random.default_rng(3).permutation(43), 4)
-    for (one, count), rows in zip(trainer._minibatches(batch, np.random.default_rng(3)), expected, strict=True):
-        assert count == len(one)
+    for one, rows in zip(minibatches_of(trainer, batch, np.random.default_rng(3)), expected, strict=True):
         assert isinstance(one.obs, Tensor)
         assert isinstance(batch.obs, Tensor)
         assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
@@ -293,11 +303,11 @@ def test_advantages_are_standardised_within_each_minibatch() -> None:
     trainer = make_trainer(minibatches=3)
     batch = random_batch(trainer, rows=20)
     shifted = dataclasses.replace(batch, advantages=batch.advantages * 100 + 1000)
-    for one, _ in trainer._minibatches(shifted, np.random.default_rng(0)):
+    for one in minibatches_of(trainer, shifted, np.random.default_rng(0)):
         assert one.advantages.mean().item() == pytest.approx(0, abs=1e-9)
-        assert np.std(one.advantages.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)  # unbiased, as CleanRL's
+        assert np.std(one.advantages.numpy(), ddof=1) == pytest.approx(1, abs=1e-6)  # unbiased, like CleanRL's
     flat = dataclasses.replace(batch, advantages=torch.full((20,), 3.0, dtype=torch.float64))
-    for one, _ in trainer._minibatches(flat, np.random.default_rng(0)):
+    for one in minibatches_of(trainer, flat, np.random.default_rng(0)):
         assert not one.advantages.any()
 
 
@@ -307,7 +317,7 @@ def test_target_kl_ends_the_epochs_and_not_an_epoch(target_kl: float | None, exp
     assert trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["minibatches"] == expected
 
 
-# -------------------------------------------------------------------------------- figures and limits
+# -------------------------------------------------------------------------------- metrics and limits
 
 
 def test_figures_are_means_over_the_minibatches() -> None:
@@ -324,7 +334,7 @@ def test_figures_are_means_over_the_minibatches() -> None:
     assert found["clipfrac"] == pytest.approx(float((np.abs(np.exp(log_ratio) - 1) > 0.2).mean()))
     assert 0 < found["clipfrac"] < 1
     two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
-    means = two.update(batch, 1e-12, np.random.default_rng(0))  # nothing moves: halves of 25 rows each
+    means = two.update(batch, 1e-12, np.random.default_rng(0))  # no weight moves: halves of 25 rows each
     for name in ("entropy", "value_loss", "approx_kl", "clipfrac", "policy_loss"):
         assert means[name] == pytest.approx(found[name], rel=1e-6), name
 
@@ -345,18 +355,18 @@ def test_explained_variance(values: str, explained: float) -> None:
     assert found == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 
-def test_gradient_norm_is_told_before_it_is_clipped() -> None:
+def test_the_gradient_norm_is_reported_before_clipping() -> None:
     norms = {}
     for limit in (1e-3, 1e6):
         trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=limit)
         norms[limit] = trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["grad_norm"]
-        applied = float(torch.linalg.vector_norm(trainer._parameters.gradient))
+        applied = float(torch.linalg.vector_norm(trainer.model.parameters.gradient))
         assert applied == pytest.approx(min(limit, norms[limit]), rel=1e-3)
     assert norms[1e-3] == norms[1e6]
 
 
 def test_learning_rate_is_that_of_the_call() -> None:
-    """Adam's first step moves each weight by the learning rate, nearly, whatever the gradient."""
+    """Adam's first step moves each weight by nearly the learning rate, whatever the gradient."""
     for learning_rate in (1e-3, 1e-5):
         trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=1e6)
         before = trainer.weights()
@@ -370,7 +380,7 @@ def test_learning_rate_is_that_of_the_call() -> None:
 
 @pytest.mark.parametrize("column", ["obs", "advantages", "returns", "logprobs"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, poison: float) -> None:
+def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_weights(column: str, poison: float) -> None:
     trainer = make_trainer(update_epochs=1, minibatches=1)
     batch = random_batch(trainer)
     poisoned: Any = getattr(batch, column).clone()
@@ -383,11 +393,11 @@ def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(column: str, po
     np.testing.assert_array_equal(trainer.weights(), before)
     assert trainer.state()["step"] == 0
     assert not trainer.state()["exp_avg"].any()
-    trainer.update(batch, 1e-3, np.random.default_rng(0))  # and it can go on
+    trainer.update(batch, 1e-3, np.random.default_rng(0))  # it can continue
     assert np.isfinite(trainer.weights()).all()
 
 
-def test_a_later_minibatch_that_is_not_finite_keeps_what_was_learnt_before() -> None:
+def test_a_later_minibatch_that_is_not_finite_keeps_the_earlier_steps() -> None:
     order, rows = np.random.default_rng(0).permutation(50), 13  # 50 in 4 parts: 13, 13, 12, 12
     trainer, clean = make_trainer(update_epochs=1), make_trainer(update_epochs=1, minibatches=1)
     batch = random_batch(trainer)
@@ -403,14 +413,14 @@ def test_a_later_minibatch_that_is_not_finite_keeps_what_was_learnt_before() -> 
 # ------------------------------------------------------------------------------------------- resuming
 
 
-def test_a_resumed_trainer_goes_on_bit_for_bit() -> None:
+def test_a_resumed_trainer_continues_bit_for_bit() -> None:
     straight, before = make_trainer(BOX), make_trainer(BOX)
     batches = [random_batch(straight, seed=seed) for seed in range(2)]
     before.update(batches[0], 1e-3, np.random.default_rng(0))
     after = PPOTrainer(PPOModel(spec_of(BOX), 77), PLAIN, minibatches=4)
     state = before.state()
     after.load(before.weights(), state)
-    before.update(batches[1], 1e-3, np.random.default_rng(9))  # must not reach into what was saved
+    before.update(batches[1], 1e-3, np.random.default_rng(9))  # must not change the saved state
     for number, batch in enumerate(batches):
         straight.update(batch, 1e-3, np.random.default_rng(number))
     after.update(batches[1], 1e-3, np.random.default_rng(1))
@@ -419,7 +429,7 @@ def test_a_resumed_trainer_goes_on_bit_for_bit() -> None:
         np.testing.assert_array_equal(after.state()[name], array)
 
 
-def test_loading_the_state_of_a_fresh_trainer_forgets_the_old_one() -> None:
+def test_loading_the_state_of_a_new_trainer_resets_the_optimiser() -> None:
     trained, fresh = make_trainer(), make_trainer()
     batch, weights, state = random_batch(fresh), fresh.weights(), fresh.state()
     trained.update(random_batch(trained, seed=1), 1e-3, np.random.default_rng(0))

@@ -1,1 +1,1 @@
-"""The world. Knows Gymnasium and NumPy; nothing of PPO, and nothing of where it runs."""
+"""Environments, with Gymnasium and NumPy. Knows nothing of the algorithm, nor of where it runs."""

@@ -1,4 +1,4 @@
-"""EnvGroup: E single environments stepped as one, in which each keeps its own episodes and its own faults."""
+"""EnvGroup: the E environments of a sampler, stepped in turn; each has its own episodes, and errors name it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.make import close_all
-from dppo.envs.packing import BadObservation, packer
+from dppo.envs.packing import packer
+from dppo.envs.results import OLD_API, BadResult, describe_bad_reset, describe_bad_step, reward_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
@@ -21,16 +22,12 @@ from dppo.signals import INTERRUPTIONS
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 PACKAGE = str(Path(__file__).parents[1])
-OLD_API = (
-    ": an environment for Gym before 0.26. Let reset take a seed and return (observation, info), or wrap it with "
-    "shimmy.GymV21CompatibilityV0"
-)
 
 
 class EnvGroup:
-    """Steps E environments in turn and resets each in the same step in which it is done.
+    """Step E environments in turn, and reset each in the same step in which its episode ends.
 
-    Every episode begins with `reset(seed=episode_seed(env, episode))`, so that it can be played again anywhere.
+    Every episode starts with `reset(seed=episode_seed(env, episode))`, so that any process can replay it.
     """
 
     def __init__(
@@ -43,10 +40,12 @@ class EnvGroup:
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
     ) -> None:
-        """Args:
-        episode_seed: the seed of an episode, from the environment's index in the group and the episode's.
-        owner: who these environments belong to, for error messages: "sampler 3 (CartPole-v1)".
-        sampler_id, progress: where to record each step, reset and replay, and for which sampler.
+        """Take over `envs`.
+
+        Args:
+            episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
+            owner: prefix of error messages: "sampler 3 (CartPole-v1)".
+            progress: record of each step, reset and replay, under `sampler_id`.
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
@@ -58,7 +57,7 @@ class EnvGroup:
         self._sampler_id = sampler_id
         self._progress = progress or ProgressRecord()
         self._stepping = place_of(Phase.STEP, sampler_id)
-        # Lists: an array takes three times as long to read or write one number of.
+        # Lists, because reading or writing one element of an array takes three times as long.
         self._episodes = [0] * self.num_envs
         self._returns = [0.0] * self.num_envs
         self._lengths = [0] * self.num_envs
@@ -67,7 +66,7 @@ class EnvGroup:
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
+        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
         for env in range(self.num_envs):
             obs[env] = self._reset(env, 0)
@@ -82,13 +81,16 @@ class EnvGroup:
         truncated: np.ndarray,
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
-        """Step each environment; reset those that are done.
+        """Step each environment; reset those whose episode ends.
 
         Args:
-            actions: [E, *A] as drawn by the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` gets what the next action follows from.
-            log: gets the episodes that end, and the time.
-        Returns: the final observation of each environment that was truncated and not terminated, by its index.
+            actions: [E, *A] as sampled from the policy.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` receives the observations for the next
+                action.
+            log: receives the episodes that end, and the time.
+
+        Returns:
+            The final observation of each environment that was truncated and not terminated, by its index.
 
         Raises:
             EnvironmentFault: an environment raised, or returned an invalid observation or reward.
@@ -110,7 +112,7 @@ class EnvGroup:
         return final_obs
 
     def _for_envs(self, actions: np.ndarray) -> Any:
-        """Return actions of the action space: numbered from `start`, or clipped into the box (detail 27)."""
+        """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
         space = self._actions
         if isinstance(space, DiscreteActions):
             return (actions + space.start).tolist() if space.start else actions.tolist()
@@ -118,24 +120,27 @@ class EnvGroup:
 
     def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         try:
-            raw, reward, terminated, truncated, info = self._envs[env].step(action)
-            terminated, truncated = bool(terminated), bool(truncated)
+            answer = self._envs[env].step(action)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             raise self._fault(env, "step", error) from None
         try:
-            seen = self._pack(raw)
-        except BadObservation as error:
+            raw, reward, terminated, truncated, info = answer
+            terminated, truncated = bool(terminated), bool(truncated)
+        except Exception:
+            raise self._bad(env, "step", describe_bad_step(answer)) from None
+        try:
+            seen, reward = self._pack(raw), reward_of(reward)
+        except BadResult as error:
             raise self._bad(env, "step", str(error)) from None
-        reward = self._checked_reward(env, reward)
         self._returns[env] += reward
         self._lengths[env] += 1
         self._last_obs[env] = seen
         return seen, reward, terminated, truncated, info
 
     def _reset(self, env: int, episode: int) -> np.ndarray:
-        """Begin an episode; the returned array is never written again."""
+        """Start an episode. Nothing writes to the returned array again."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         self._episodes[env] = episode
         self._returns[env] = 0.0
@@ -146,12 +151,13 @@ class EnvGroup:
             raise
         except BaseException as error:
             raise self._fault(env, "reset", error) from None
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._bad(env, "reset", f"{type(answer).__name__} instead of (observation, info){OLD_API}")
+        problem = describe_bad_reset(answer)
+        if problem:
+            raise self._bad(env, "reset", problem)
         try:
             self._last_obs[env] = seen = self._pack(answer[0])
-        except BadObservation as error:
-            raise self._bad(env, "reset", str(error)) from None
+        except BadResult as error:
+            raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         return seen
 
     def _finished(self, env: int, info: dict[str, Any]) -> Episode:
@@ -164,27 +170,31 @@ class EnvGroup:
             success=None if success is None else bool(np.all(success)),
         )
 
-    # ------------------------------------------------------------------ bringing episodes back
+    # ------------------------------------------------------------------ replay
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Bring back the open episodes that `carry` describes, by playing `actions` again.
+        """Restore the open episodes that `carry` describes by replaying `actions`.
 
-        An episode that does not end up in the same observation and return is given up for a fresh one.
+        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
 
         Args:
-            actions: for each environment [n, *A], the actions since its reset; empty: give all episodes up.
+            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
             obs: [E, *O] to write.
-            log: gets the time; episodes are not added to it again.
-        Returns: one incident for each episode given up.
+            log: receives the time, but no episodes.
+
+        Returns:
+            One incident for each abandoned episode.
         """
         began = time.perf_counter()
         incidents = []
         for env in range(self.num_envs):
             episode = int(carry.episodes[env])
             reason = (
-                "replay is off, or cannot be trusted here" if not actions else self._replay(env, carry, actions[env])
+                "replay is off, or the environment is nondeterministic"
+                if not actions
+                else self._replay(env, carry, actions[env])
             )
             if reason:
                 incidents.append(
@@ -192,8 +202,8 @@ class EnvGroup:
                         kind=IncidentKind.REPLAY_MISMATCH if actions else IncidentKind.EPISODE_ABANDONED,
                         env=env,
                         lost_steps=int(carry.episode_lengths[env]),
-                        message=f"{self._owner}, env {env}: gave up episode {episode} after "
-                        f"{int(carry.episode_lengths[env])} steps and began a fresh one: {reason}",
+                        message=f"{self._owner}, env {env}: abandoned episode {episode} after "
+                        f"{int(carry.episode_lengths[env])} steps and started a new one: {reason}",
                     )
                 )
                 self._reset(env, episode + 1)
@@ -204,20 +214,22 @@ class EnvGroup:
         return incidents
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        """Play an episode again; return the difference to the first time, None if there is none."""
+        """Replay an episode; return how it differs from the first time, None if it does not."""
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
         for number, action in enumerate(self._for_envs(actions)):
             _, _, terminated, truncated, _ = self._step(env, action)
             self._progress.replay()
             if terminated or truncated:
-                return f"its replay ended after {number + 1} of {len(actions)} steps"
+                return f"the replay ended after {number + 1} of {len(actions)} steps"
         if self._checksum(env) != int(carry.checksums[env]):
-            return "its replay came to another observation or return; the environment does not follow from its seed"
+            return (
+                "the replay produced another observation or return: the environment is not deterministic given its seed"
+            )
         return None
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes [E], by their names in `SamplerCarry`."""
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
         return {
             "episodes": np.array(self._episodes, np.int64),
             "episode_returns": np.array(self._returns, np.float64),
@@ -226,25 +238,14 @@ class EnvGroup:
         }
 
     def _checksum(self, env: int) -> int:
-        """Return the checksum of the newest observation, as the environment gave it, and of the return so far."""
+        """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
         return zlib.crc32(np.float64(self._returns[env]).tobytes(), zlib.crc32(self._last_obs[env].tobytes()))
 
     def close(self) -> None:
-        """Close every environment; one that fails to close does not keep the others open."""
+        """Close every environment, also if some fail to close."""
         close_all(self._envs)
 
     # ------------------------------------------------------------------ faults
-
-    def _checked_reward(self, env: int, raw: Any) -> float:
-        try:
-            reward = float(raw)
-        except (TypeError, ValueError):
-            raise self._bad(env, "step", f"{raw!r} as the reward, which is not a number") from None
-        except OverflowError:
-            raise self._bad(env, "step", "a reward that is too large for a float") from None
-        if reward - reward != 0:  # nan or infinite
-            raise self._bad(env, "step", f"{reward} as the reward")
-        return reward
 
     def _bad(self, env: int, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._where(env, phase)} returned {what}.")
@@ -265,14 +266,14 @@ class EnvGroup:
 
 
 def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
-    """[n, size] as drawn -> [n, *A] inside the box, in its dtype; a fresh array that the environment may keep."""
+    """Reshape and clip actions [n, size] to the box [n, *A]; a new array, which the environment may keep."""
     shaped = actions.reshape(len(actions), *space.shape)
     clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
     return clipped
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` from the first frame outside this package on: the user's own."""
+    """Return the traceback of `error`, starting at the first frame outside this package."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next

@@ -47,6 +47,15 @@ def one_of_names(space: gym.Space[Any], name: str = "") -> tuple[str, ...]:
     return (name, *inner) if isinstance(space, gym.spaces.OneOf) else tuple(inner)
 
 
+def leaf_spaces(space: gym.Space[Any], name: str = "", dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
+    """Return the leaves that can be left out, by name, without those that are: a OneOf counts as one leaf."""
+    parts = None if isinstance(space, gym.spaces.OneOf) else parts_of(space, name)
+    if parts is None:
+        return {name: space}
+    kept = [(part, inner) for _, part, inner in parts if part not in dropped]
+    return {found: leaf for part, inner in kept for found, leaf in leaf_spaces(inner, part, dropped).items()}
+
+
 def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
     """Return the names in `drop_obs` as observations have them: of a nested leaf, "a.b", also where it says "a/b".
 
@@ -55,15 +64,21 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
     """
     if not drop_obs:
         return ()
-    known, all_leaves = _names(space, ""), _leaf_names(space, "")
+    known, all_leaves = _names(space, ""), list(leaf_spaces(space))
     found = []
     for name in drop_obs:
         if name not in known and name.replace("/", ".") not in known:
             raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")
         found.append(name if name in known else name.replace("/", "."))
-    if all(any(leaf == one or leaf.startswith(f"{one}.") for one in found) for leaf in all_leaves):
+    kept = [leaf for leaf in all_leaves if not any(_is_in(leaf, one) for one in found)]
+    if not kept:
         raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
-    return tuple(found)
+    empty = [part for part in sorted(known - set(found)) if not any(_is_in(leaf, part) for leaf in kept)]
+    return (*found, *(part for part in empty if part not in all_leaves))
+
+
+def _is_in(leaf: str, part: str) -> bool:
+    return leaf == part or leaf.startswith(f"{part}.")
 
 
 def _choices(names: list[str]) -> str:
@@ -76,11 +91,6 @@ def _names(space: gym.Space[Any], name: str) -> set[str]:
     """Return the names of all parts that may be left out: neither the whole, nor the number of a OneOf's branch."""
     parts = [] if isinstance(space, gym.spaces.OneOf) else parts_of(space, name) or []
     return {part for _, part, _ in parts} | {found for _, part, inner in parts for found in _names(inner, part)}
-
-
-def _leaf_names(space: gym.Space[Any], name: str) -> list[str]:
-    parts = None if isinstance(space, gym.spaces.OneOf) else parts_of(space, name)
-    return [name] if parts is None else [found for _, part, inner in parts for found in _leaf_names(inner, part)]
 
 
 def _flat(numbers: np.ndarray) -> tuple[int, ...]:

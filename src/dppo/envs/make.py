@@ -1,4 +1,4 @@
-"""Make one environment from an id, `module:Name-v0`, `module:factory` or a callable; close environments."""
+"""Create one environment from an id, `module:Name-v0`, `module:factory` or a callable; close environments."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ EnvId = str | Callable[..., Any]
 
 
 def check_env_id(env_id: EnvId) -> None:
-    """Check that `env_id` names an environment, without making one.
+    """Check that `env_id` names an environment, without creating one.
 
     Raises:
-        ConfigError: it does not; with the nearest name, or the last line of the import's traceback.
+        ConfigError: it does not. The text has the closest known name, or the last line of a failed import.
     """
     if not isinstance(env_id, str):
         if not callable(env_id):
-            raise ConfigError(f"env_id={env_id!r}: is neither a name nor callable. Give an id or a function.")
+            raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
         return
     _factory(env_id)
 
 
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    """Make one environment, with its own copy of `env_kwargs`. Whatever its constructor raises goes through.
+    """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
     Raises:
-        ConfigError: a setting that cannot be copied, or something made that is not one Gymnasium environment.
+        ConfigError: an argument cannot be copied, or the result is not a single Gymnasium environment.
     """
     factory = env_id if callable(env_id) else _factory(env_id)
     env: Any = factory(**_own_copy(env_kwargs))
@@ -41,13 +41,13 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if problem:
         if hasattr(env, "close"):
             close_all([env])
-        raise ConfigError(f"env_id={env_id}: made {problem}")
+        raise ConfigError(f"env_id={_name(env_id)}: made {problem}")
     made: gym.Env[Any, Any] = env
     return made
 
 
 def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:
-    """Close environments, and print the traceback of each that raises; one that calls sys.exit does not end the run."""
+    """Close environments and print the traceback of each that raises, be it SystemExit."""
     for env in envs:
         try:
             env.close()
@@ -56,38 +56,62 @@ def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:
 
 
 def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Copy settings deeply: an environment that changes its own must not change those of another."""
+    """Copy arguments deeply, so that an environment that changes its own does not change those of another."""
     copied: dict[str, Any] = {}
     memo: dict[int, Any] = {}
     for name, value in env_kwargs.items():
         try:
             copied[name] = copy.deepcopy(value, memo)
-        except Exception as error:  # whatever a class of the user's raises
+        except Exception as error:  # a class of the user's may raise anything
             summary = traceback.format_exception_only(error)[-1].strip()
             raise ConfigError(
-                f"env_kwargs: {name}={value!r} cannot be copied, and each environment gets its own copy ({summary}). "
-                f"Pass plain data, and make such an object inside the environment."
+                f"env_kwargs: {name}={value!r} cannot be copied, but each environment needs its own copy ({summary}). "
+                f"Pass plain data, and create such objects inside the environment."
             ) from None
     return copied
 
 
 def _not_one_environment(env: Any) -> str | None:
-    """Say of something else than a single-agent Gymnasium environment what it is and what to do; None for one."""
+    """Describe something that is not a single Gymnasium environment, with advice; return None if it is one."""
+    other = _other_kind(env)
+    if other:
+        return other
+    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    if isinstance(env, gym.Env) and missing:
+        return f"a {_class(env)} without {missing[0]}. Set self.{missing[0]} in its constructor."
+    if missing or not hasattr(env, "reset") or not hasattr(env, "step"):
+        return f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
+    return None
+
+
+def _other_kind(env: Any) -> str | None:
+    """Recognise environments for several agents, vector environments, those of dm_env, and functions."""
+    if inspect.isclass(env) or inspect.isroutine(env):
+        return f"{env!r}, which is not an environment. Return the result of calling it."
     space = getattr(env, "observation_space", None)
     several = hasattr(env, "possible_agents") or hasattr(env, "agents")
     if not isinstance(env, gym.Env) and (several or inspect.isroutine(space)):
         return (
-            f"a PettingZoo environment ({_class(env)}), which has several agents. Wrap it as a gymnasium.Env of one "
-            f"agent."
+            f"a PettingZoo environment ({_class(env)}), which has several agents. Only one agent can be trained: write "
+            f"a gymnasium.Env whose step takes the action of that agent and computes those of the others."
         )
+    if any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
+        return (
+            f"a multi-agent environment of RLlib ({_class(env)}). Only one agent can be trained: write a gymnasium.Env "
+            f"whose step takes the action of that agent and computes those of the others."
+        )
+    if space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
+        return f"a dm_env environment ({_class(env)}). Wrap it with shimmy.DmControlCompatibilityV0."
     if hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not isinstance(env, gym.Env)):
         return (
-            f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and choose how many "
-            f"with envs_per_sampler={env.num_envs}."
+            f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and set "
+            f"envs_per_sampler={env.num_envs}."
         )
-    if space is None or not hasattr(env, "action_space"):
-        return f"{env!r}, which is not a Gymnasium environment. Return one."
     return None
+
+
+def _name(env_id: EnvId) -> str:
+    return env_id if isinstance(env_id, str) else f"{env_id.__module__}:{getattr(env_id, '__qualname__', env_id)}"
 
 
 def _class(env: Any) -> str:
@@ -95,17 +119,17 @@ def _class(env: Any) -> str:
 
 
 def _factory(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes the environment of this name."""
+    """Return the function that creates the environment of this name."""
     module_name, _, name = env_id.rpartition(":")
     module = None
     if module_name:
         try:
             module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
+        except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
             last = traceback.format_exception_only(error)[-1].strip()
             raise ConfigError(
-                f"env_id={env_id}: importing {module_name} failed: {last}. Check the name, and that it is installed "
-                f"(here, and on every node)."
+                f"env_id={env_id}: importing {module_name} failed: {last}. Check the name, and that the module is "
+                f"installed here and on every node."
             ) from None
     if name.startswith("dppo/"):
         from dppo.envs.simulated import register
@@ -113,6 +137,8 @@ def _factory(env_id: str) -> Callable[..., Any]:
         register()
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
+        if not callable(factory):
+            raise ConfigError(f"env_id={env_id}: is {factory!r}. Name a function or class that returns an environment.")
         return factory
     try:
         gym.spec(name)
@@ -124,16 +150,16 @@ def _factory(env_id: str) -> Callable[..., Any]:
 def _unknown_env(env_id: str, name: str, error: Exception) -> str:
     if "<" in name:
         return (
-            f"env_id={env_id}: was a function of a program, which a name cannot find. Go on in Python: "
+            f"env_id={env_id}: was a function defined in a program, which cannot be found by name. Continue in Python: "
             f"dppo.train(config, resume=...)."
         )
     known = unknown_name("environment id", env_id, gym.registry) if ":" not in env_id else ""
     if "Did you mean" in known:
         return f"env_id={known}"
     if ":" in env_id:
-        return f"env_id={env_id}: its module has no {name}, and Gymnasium does not know it either. Check the spelling."
+        return f"env_id={env_id}: the module has no {name} and registers no such environment. Check the spelling."
     hint = " ".join(str(error).split())
     return (
-        f"env_id={env_id}: Gymnasium does not know it ({hint.rstrip('.')}). If a package registers it, write "
+        f"env_id={env_id}: is not registered with Gymnasium ({hint.rstrip('.')}). If a package registers it, write "
         f"package:{name}."
     )

@@ -1,4 +1,4 @@
-"""Observations as elements of a NumPy dtype, checked: what an environment returned -> a row of the storage."""
+"""Check observations and convert them to elements of a NumPy dtype, in which they are stored."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = np.finfo(np.float32).max  # the limit of an observation, which is stored as float32
+from dppo.envs.results import BadResult
 
-
-class BadObservation(ValueError):
-    """An observation that does not belong to its space; the message follows "returned"."""
+LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
 
 def packer(
     obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collection[str] = ()
 ) -> Callable[[Any], np.ndarray]:
-    """Return the function that makes an array of its own from what an environment returned, checked.
+    """Return a function that copies a returned observation into a new array, and checks it.
 
-    For a Box the array [*O] has the environment's own dtype, which checksums are made of; for a Dict or a Tuple it is
-    one packed element, of shape (). The function raises BadObservation where shape or kind of number are not those of
+    For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
+    one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
     the space, a number is not finite, or a leaf is missing.
 
     Args:
@@ -40,24 +38,24 @@ def packer(
 
 
 def _leaf_packer(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], np.ndarray]:
-    """Return the function that copies and checks one leaf; `what` names it in errors."""
+    """Return a function that copies and checks one leaf; `what` names it in errors."""
 
     def pack(raw: Any) -> np.ndarray:
         try:
-            array = np.array(raw)  # a copy: the environment may write into its own again
-        except Exception as error:  # ragged, or an object that does not become an array: a tensor on a GPU
-            raise BadObservation(f"{what} that is not an array ({error})") from None
+            array = np.array(raw)  # a copy, because the environment may reuse its own
+        except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
+            raise BadResult(f"{what} that is not an array ({error})") from None
         if array.shape != shape:
-            raise BadObservation(f"{what} of shape {array.shape}, its space has {shape}")
+            raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise BadObservation(f"{what} of {array.dtype}, its space has {dtype}")
+            raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
         if array.dtype.kind == "f":
             flat = array.ravel()
-            # A tenth of the time of isfinite on so few numbers; where the sum is large, each number is checked.
+            # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
             if not flat.dot(flat) <= LARGEST:
                 wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
                 if len(wrong):
-                    raise BadObservation(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+                    raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
         return array
 
     return pack
@@ -94,9 +92,9 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: frozenset[str]) -> 
         elif isinstance(raw, tuple | list):
             found = {str(index): value for index, value in enumerate(raw)}
         else:
-            raise BadObservation(f"{what} of type {type(raw).__name__}, its space has the parts {', '.join(parts)}")
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(parts)}")
         for key in sorted((found.keys() ^ expected) - dropped):
-            raise BadObservation(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in fills:
             fill_part(row[part], found[part])
 
@@ -109,12 +107,12 @@ def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
 
     def fill(row: np.ndarray, raw: Any) -> None:
         if not (isinstance(raw, tuple | list) and len(raw) == 2):
-            raise BadObservation(f"{what} of type {type(raw).__name__}, its space has (branch, value)")
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of (branch, value)")
         row[...] = np.zeros((), row.dtype)
         parts["branch"](row["branch"], raw[0])
         branch = str(int(row["branch"]))
         if branch not in branches:
-            raise BadObservation(f"{what} of branch {branch}, its space has {', '.join(branches)}")
+            raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
         parts[branch](row[branch], raw[1])
 
     return fill

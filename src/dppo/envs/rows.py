@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dppo.envs.packing import BadObservation, packer
+from dppo.envs.packing import packer
+from dppo.envs.results import BadResult
 from dppo.spaces import Spaces
 
 
@@ -24,7 +25,7 @@ def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     many = None if spaces.one_of else _several(raw, spaces)
     try:
         packed = [pack(one) for one in ([raw] if many is None else many)]
-    except BadObservation as error:
+    except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
     return np.array(packed, spaces.obs), many is None
 

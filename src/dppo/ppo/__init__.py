@@ -1,1 +1,1 @@
-"""The algorithm. Knows NumPy and torch; no Ray, no files, no terminal, no clock."""
+"""PPO itself, in NumPy and torch. Uses no Ray, no files, no terminal and no clock."""

@@ -15,9 +15,9 @@ class FlatAdam:
         m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
         w <- w - lr / (1 - b1^k) * m / (sqrt(v) / sqrt(1 - b2^k) + eps)
 
-    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. The arithmetic is torch's fused kernel: line by line, these
-    formulas would go through memory several times. It is called without the `torch.optim.Adam` around it, whose
-    bookkeeping for many tensors and many options shows in the time of a small minibatch.
+    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. torch's fused kernel does the arithmetic, because these formulas,
+    written line by line, would read the memory several times. The kernel is called without `torch.optim.Adam`, whose
+    bookkeeping for many tensors and options takes a noticeable part of a small minibatch.
     """
 
     BETA1, BETA2 = 0.9, 0.999
@@ -28,12 +28,12 @@ class FlatAdam:
         self._gradient = parameters.gradient
         self._mean = torch.zeros_like(self._weights)
         self._square = torch.zeros_like(self._weights)
-        # Made for float32 whatever the weights are, as torch's own is: exact up to 16 million steps.
+        # float32 for weights of any dtype, as in torch's own Adam: exact up to 16 million steps.
         self._steps = torch.zeros((), dtype=torch.float32, device=self._weights.device)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Move the weights against the gradient."""
+        """Update the weights in place from the stored gradient."""
         adam(
             [self._weights],
             [self._gradient],
@@ -52,7 +52,7 @@ class FlatAdam:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return both moments [P] and the number of steps, by torch's names; the next step may change them in place."""
+        """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""
         return {
             "exp_avg": self._mean.numpy(force=True),
             "exp_avg_sq": self._square.numpy(force=True),
@@ -60,7 +60,7 @@ class FlatAdam:
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Become the optimiser that gave `state`."""
+        """Restore what `state` returned."""
         self._mean.copy_(torch.tensor(state["exp_avg"]))
         self._square.copy_(torch.tensor(state["exp_avg_sq"]))
         self._steps.fill_(float(state["step"]))

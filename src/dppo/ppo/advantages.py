@@ -21,21 +21,21 @@ def generalized_advantages(
     gae_lambda: float,
     valid: Bool[np.ndarray, " T *E"] | None = None,
 ) -> Float[np.ndarray, " T *E"]:
-    """Estimate how much better than expected each action turned out.
+    """Estimate the advantage of each action by GAE.
 
         delta[t] = rewards[t] + gamma * next_values[t] * (not terminated[t]) - values[t]
         adv[t]   = delta[t] + gamma * lambda * (not (terminated[t] or truncated[t])) * adv[t+1]
 
-    `next_values[t]` is the value of the true successor of step t, also at a time limit, so that neither a time
-    limit nor the end of the segment needs a special case, and neither is mistaken for a death.
+    `next_values[t]` is the value of the true successor of step t, also at a time limit. So neither a time limit nor the
+    end of the segment needs a special case, and neither is treated as a terminal state.
 
-    A row that is not `valid` is not a transition: its advantage is zero, and it ends the sum of the row before it as a
-    time limit does. That row then counts on the value of its successor alone. Whatever an invalid row holds, it does
-    not show elsewhere.
+    A row that is not `valid` is not a transition. Its advantage is zero, and it ends the recursion for the row before
+    it, as a time limit does: that row bootstraps from its `next_values` alone. The contents of an invalid row affect
+    no other row.
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
     al., arXiv:1712.00378.
-    Args: `valid` None: all rows are. Returns: advantages in the dtype of `values`.
+    Args: `valid`: None if all rows are valid. Returns: advantages in the dtype of `values`.
     """
     dtype = values.dtype
     deltas = rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values

@@ -1,4 +1,4 @@
-"""PPOAgent: a policy that acts."""
+"""PPOAgent: the policy as an actor uses it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from dppo.spaces import is_image
 
 
 class Decision(NamedTuple):
-    """What the agent makes of E observations."""
+    """The agent's actions for E observations, and what the sampler records with them."""
 
     actions: np.ndarray
     """[..., E, *A]"""
     head: np.ndarray
-    """[..., E, H] from which `PPOAgent.log_prob` computes log-probabilities."""
+    """[..., E, H], input of `PPOAgent.log_prob`."""
     values: np.ndarray
     """[..., E]"""
 
 
 class PPOAgent:
-    """Turn observations into actions and values under the weights of a snapshot: an acting network, its distribution.
+    """Choose actions and estimate values under the weights of a snapshot.
 
-    Observations may have leading axes: several samplers act together, each with the same bits as alone.
+    Combines an acting network with its distribution. Observations may have leading axes, so that several samplers act
+    together; each gets the same bits as it would alone.
     """
 
     def __init__(self, spec: NetworkSpec) -> None:
@@ -38,17 +39,17 @@ class PPOAgent:
         self._obs_scale: ObsScale | None = None
 
     def load(self, snapshot: PolicySnapshot) -> None:
-        """Act under `snapshot` from now on; nothing of it is written, or changed by a later update."""
+        """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
         self._obs_scale = None if snapshot.obs_scale is None else snapshot.obs_scale.astype(self.spec.dtype)
 
     def act(self, obs: np.ndarray, noise: np.ndarray) -> Decision:
-        """Draw an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
+        """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
         head, values = self._outputs(obs)
         return Decision(self.distribution.sample(head, noise), head, values)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
-        """Return the likeliest action for each row of `obs` [..., E, *O]."""
+        """Return the most likely action for each row of `obs` [..., E, *O]."""
         return self.distribution.mode(self._outputs(obs).head)
 
     def values(self, obs: np.ndarray) -> np.ndarray:
@@ -56,7 +57,7 @@ class PPOAgent:
         return self._outputs(obs).values
 
     def log_prob(self, head: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] that drew them."""
+        """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:

@@ -1,4 +1,4 @@
-"""From segments to the rows that SGD sees."""
+"""Batch: the rows that SGD trains on, made from segments."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows: S sequences of L successive steps of one environment, one sequence after the other.
+    """B rows: S sequences, each of L successive steps of one environment, stored one after the other.
 
-    All tensors have B = S * L as their first axis. Sequences may be in any order; without memory, L is 1.
+    The first axis of all tensors has length B = S * L. Sequences may be in any order; L is 1 without memory.
     """
 
     obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
-    """Normalised; images as bytes, and of a Dict or a Tuple space a dict of the leaves by name."""
+    """Normalised; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
-    """Of the policy that collected."""
+    """Log-probabilities under the policy that collected the segments."""
     values: Float[Tensor, " B"]
-    """Of the policy that collected."""
+    """Values under the policy that collected the segments."""
     advantages: Float[Tensor, " B"]
     returns: Float[Tensor, " B"]
-    """Targets of the value: TD(lambda), advantage + old value (detail 5)."""
+    """Targets of the value function, TD(lambda): advantage + old value (detail 5)."""
     weights: Float[Tensor, " B"] | None = None
-    """One for each row, and zero for rows that are not transitions; None: all rows are. Of a minibatch: scaled, so
-    that a mean over its rows on all ranks is that over the transitions among them."""
+    """One for each transition and zero for rows that are not; None if all rows are. In a minibatch they are scaled so
+    that the mean over the rows of all ranks is the mean over their transitions."""
     length: int = 1
     """L"""
 
@@ -48,24 +48,24 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """Return S."""
+        """Return S, the number of sequences."""
         return len(self) // self.length
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; the same tensors where they are there already."""
+        """Return the batch on `device`; on the CPU, the batch itself."""
         if device.type == "cpu":
             return self
         return self._of_each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
-        """Return the sequences at `index`, copied."""
+        """Return a copy of the sequences at `index`."""
         if self.length > 1:
             steps = torch.arange(self.length, device=index.device)
             index = (index.unsqueeze(1) * self.length + steps).flatten()
         return self._of_each(lambda tensor: tensor.index_select(0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
-        """Return consecutive pieces of so many sequences, as views."""
+        """Return consecutive pieces with `sizes` sequences each, as views."""
         rows = [size * self.length for size in sizes]
         names = [name for name in COLUMNS if getattr(self, name) is not None]
         parts = zip(*(_split(getattr(self, name), rows) for name in names), strict=True)
@@ -101,16 +101,15 @@ def make_batch(
     gae_lambda: float,
     length: int = 1,
 ) -> Batch:
-    """Lay segments side by side, normalise, estimate advantages, flatten.
+    """Merge segments into one batch: normalise, estimate advantages and flatten.
 
-    Rows that are not transitions stay, and weigh nothing; they hold zeros, so that whatever an environment left there
-    cannot show.
+    Rows that are not transitions are kept with weight zero, and their contents are replaced by zeros.
 
     Args:
-        segments: of equal T, in sampler order: the order of the rows, and with it every later sum, depends on it.
-        obs_scale: the one that the segments were collected with; None where observations are not normalised.
-        reward_scale: what rewards are divided by, and then limited to +-10; None where they are not normalised.
-        length: L, steps of a sequence; T is a multiple of it.
+        segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
+        obs_scale: the scale the segments were collected with; None if observations are not normalised.
+        reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalised.
+        length: L, the steps of a sequence; must divide T.
     """
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
@@ -154,7 +153,7 @@ def _inputs(
     scale: ObsScale | None,
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
-    """Return what a batch holds of `obs`: one tensor, or a copy of each leaf by its name."""
+    """Return the network's input: one tensor, or a copy of each leaf by name."""
     if stays_raw(np.dtype((obs.dtype, obs.shape[2:]))):
         inputs = raw_inputs(obs, dtype, None if scale is None else scale.astype(dtype))
         if isinstance(inputs, dict):

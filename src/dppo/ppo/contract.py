@@ -1,4 +1,4 @@
-"""The contract of a user's module, and its check: errors say which part is not met."""
+"""The contract of a user's module, and its check: each error names the broken part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dppo.spaces import Spaces, is_image
 
 Inputs = Tensor | dict[str, Tensor]
 
-ROWS = 3  # of the observations that a module is tried with
+ROWS = 3  # observations in the trial pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Contract:
     dtype: str
 
     def checked(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
-        """Return what `build` makes of `seed`, in this dtype.
+        """Return the module that `build` makes from `seed`, in this dtype.
 
         Raises:
-            ConfigError: `build` raises, or the module does not keep the contract.
+            ConfigError: `build` raises, or the module breaks the contract.
         """
         module = self._built(build, seed)
         self._check_forward(module)
@@ -65,15 +65,15 @@ class Contract:
             if (parameter.device, parameter.dtype) != (first.device, first.dtype):
                 raise self._broken(
                     f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
-                    f"{first.dtype} on {first.device}. Leave both to dppo (--device, --dtype)"
+                    f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
                 )
         if first.device.type != "cpu" or not first.is_floating_point():
             raise self._broken(
-                f"its parameters are {first.dtype} on {first.device}. Leave both to dppo (--device, --dtype)"
+                f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
             )
 
     def _check_forward(self, module: nn.Module) -> None:
-        """Try the module on a few made-up observations."""
+        """Run the module on a few random observations and check its outputs."""
         obs = made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
         alone_obs = {name: leaf[:1] for name, leaf in obs.items()} if isinstance(obs, dict) else obs[:1]
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -81,25 +81,25 @@ class Contract:
         for name, buffer in module.named_buffers():
             if not torch.equal(buffer, before[name]):
                 raise self._broken(
-                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do: actors and learners would "
-                    f"hold different ones. Use LayerNorm or GroupNorm"
+                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
+                    f"would hold different values. Use LayerNorm or GroupNorm"
                 )
         for name, one, other, single in zip(("head", "values"), first, again, alone, strict=True):
             if not torch.equal(one, other):
                 raise self._broken(
-                    f"its {name} differ between two passes over the same observations. Leave out dropout and noise"
+                    f"its {name} differ between two passes over the same observations. Remove dropout and noise"
                 )
             if not torch.allclose(single, one[:1], rtol=1e-3, atol=1e-4):
                 raise self._broken(
-                    f"its {name} of one observation depend on the other rows of the batch. Treat each row alone"
+                    f"its {name} of one observation depend on the other rows of the batch. Process each row on its own"
                 )
             if not one.requires_grad:
                 raise self._broken(
-                    f"its {name} do not depend on any parameter that requires a gradient. Compute them from some"
+                    f"its {name} do not depend on any parameter with requires_grad=True. Compute them from parameters"
                 )
 
     def _outputs(self, module: nn.Module, obs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return head and values, if they are that."""
+        """Return head and values after checking type, shape and dtype."""
         rows, dtype = _size(obs), getattr(torch, self.dtype)
         called = f"forward(obs), with obs {_inputs_in_words(obs)},"
         try:
@@ -119,17 +119,17 @@ class Contract:
             if output.dtype != dtype:
                 raise self._broken(f"{called} returned {name} of {output.dtype}. Return the dtype of obs")
             if not torch.isfinite(output).all():
-                raise self._broken(f"{called} returned {name} that are not finite. Look for a division by zero")
+                raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
         return head, values
 
     def _check_buffers(self, module: nn.Module, other: nn.Module) -> None:
-        """Compare with a module built from another seed: actors build theirs without knowing the seed."""
+        """Compare with a module built from another seed, because actors build theirs without knowing the seed."""
         others = dict(other.named_buffers())
         for name, buffer in module.named_buffers():
             if name not in others or not torch.equal(buffer, others[name]):
                 raise self._broken(
-                    f"its buffer {name} is drawn at random, and actors would draw another one. Make it a parameter "
-                    f"with requires_grad=False"
+                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
+                    f"requires_grad=False"
                 )
 
     def _broken(self, fact: str) -> ConfigError:
@@ -137,7 +137,7 @@ class Contract:
 
 
 def made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
-    """Return what a module reads of some made-up observations: amounts near zero, pixels, categories that there are."""
+    """Return a module's input for some random observations of `spaces`."""
     generator = np.random.default_rng(0)
     inputs = {}
     for name, leaf in spaces.leaves().items():
@@ -166,28 +166,28 @@ def _inputs_in_words(obs: Inputs) -> str:
 
 
 def model_class(model: Any, name: str) -> type[nn.Module]:
-    """Return the class at the import path `model`, or `model` itself; errors call it `name`.
+    """Return the class at the import path `model`, or `model` itself; `name` is used in errors.
 
     Raises:
-        ConfigError: it cannot be imported, or is not a class of modules.
+        ConfigError: it cannot be imported, or is not a subclass of `torch.nn.Module`.
     """
     found = _imported(model) if isinstance(model, str) else model
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise _broken(name, f"is not a class of torch modules, but {found!r}. Give a subclass of torch.nn.Module")
+        raise _broken(name, f"{found!r} is not a subclass of torch.nn.Module. Pass one")
     return found
 
 
 def _imported(path: str) -> Any:
     module_name, _, name = path.rpartition(":")
     if not module_name:
-        raise _broken(path, "is not of the form module:Class. Name the module that holds the class, too")
+        raise _broken(path, "is not of the form module:Class. Add the name of the module that defines the class")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
         raise _broken(
             path,
-            f"importing {module_name} failed: {_in_words(error)}. It must be importable wherever actors and learners "
-            f"run",
+            f"importing {module_name} failed: {_in_words(error)}. It must be importable on every machine that runs "
+            f"actors or learners",
         ) from None
     try:
         return attrgetter(name)(module)
@@ -200,7 +200,7 @@ def _broken(name: str, fact: str) -> ConfigError:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return the last line of the traceback, and where it was raised."""
+    """Return the last line of the traceback, with file and line."""
     summary = traceback.format_exception_only(error)[-1].strip().rstrip(".")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{summary} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else summary

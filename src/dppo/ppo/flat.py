@@ -1,4 +1,4 @@
-"""All parameters of a network in one vector, and all gradients in another."""
+"""FlatParameters: all parameters of a network in one vector, and all gradients in another."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from torch import Tensor, nn
 
 
 class FlatParameters:
-    """The parameters of a module, which become views of one vector, and their gradients, views of another.
+    """Parameters of a module as views of one vector, with their gradients as views of another.
 
-    The gradient's norm, its clipping, the optimiser's step, a snapshot, and the sum over several learners are then each
-    one operation on one tensor, whatever the network.
+    For any network, the norm of the gradient, its clipping, the optimiser's step, a snapshot, and the sum over learners
+    are then one operation each, on one tensor.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Args:
-        parameters: all of them, in the order in which they are to lie in the vector.
-        zeros_like: makes the vector of gradients; `torch.zeros_like` where None.
+        """Move `parameters` into one vector.
+
+        Args:
+            parameters: all of the module's, in the order of the vector.
+            zeros_like: allocates the vector of gradients; None means `torch.zeros_like`.
         """
         parameters = list(parameters)
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))

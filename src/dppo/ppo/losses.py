@@ -1,7 +1,7 @@
 """PPO's loss and its gradient, as pure functions of tensors.
 
-The gradients by the network's outputs are a few lines of calculus, and written out they spare a third of a minibatch's
-time. Tests hold each of them against autograd.
+The gradients with respect to the network's outputs are written by hand, which saves a third of a minibatch's time.
+Tests compare each of them with autograd.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def policy_loss(
     clip_coef: float,
     weights: Float[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
-    """Return the pessimistic clipped surrogate, to be minimised (detail 8), and its gradient.
+    """Return the clipped surrogate loss, to be minimised (detail 8), and its gradient.
 
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
 
-    Source: arXiv:1707.06347, eq. 7. Returns: the loss, and its gradient by the log-probabilities.
-    Each row counts as often as its weight says.
+    Source: arXiv:1707.06347, eq. 7. Returns: the loss, and its gradient with respect to the log-probabilities.
+    Each row is multiplied by its weight.
     """
     surrogate = advantages * ratio
     clipped = advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -38,7 +38,7 @@ def policy_loss(
 def value_loss(
     values: Float[Tensor, " rows"], returns: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None = None
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
-    """Return half the mean squared error, and its gradient by the values.
+    """Return half the mean squared error, and its gradient with respect to the values.
 
     Source: arXiv:1707.06347, eq. 9.
     """
@@ -53,25 +53,24 @@ def clipped_value_loss(
     clip_coef: float,
     weights: Float[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
-    """Return the value loss of OpenAI's code: no gain from moving more than `clip_coef` from the old value (detail 9).
+    """Return OpenAI's clipped value loss (detail 9) and its gradient.
 
         L = mean(max((v - R)^2, (v_old + clip(v - v_old, -c, c) - R)^2)) / 2
 
-    Returns: the loss, and its gradient by `values`: none where the clip holds the value
-    fast and the second square is the larger.
+    Returns: the loss, and its gradient with respect to `values`, which is zero where the clipped square is the larger.
     """
     error = values - returns
     moved = values - old_values
     squared = error.square()
     clipped_squared = (old_values + moved.clamp(-clip_coef, clip_coef) - returns).square()
-    # Within the clip both squares are the same but for rounding, and the gradient is that of either.
+    # Within the clipping range both squares are equal up to rounding, and so are their gradients.
     free = (squared >= clipped_squared) | (moved.abs() <= clip_coef)
     losses = torch.max(squared, clipped_squared)
     return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
 
 
 def approximate_kl(log_ratio: Float[Tensor, " rows"], ratio: Float[Tensor, " rows"]) -> Float[Tensor, ""]:
-    """Estimate KL(old | new) from samples of the old policy, with little variance and never negative.
+    """Estimate KL(old | new) from samples of the old policy; never negative, and with low variance.
 
         mean((r - 1) - log r)
 
@@ -81,7 +80,7 @@ def approximate_kl(log_ratio: Float[Tensor, " rows"], ratio: Float[Tensor, " row
 
 
 def weighted_mean(losses: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None) -> Float[Tensor, ""]:
-    """Return the mean of `losses`, each times its weight; weights are one on average."""
+    """Return the mean of `losses` times `weights`, which must be one on average."""
     return losses.mean() if weights is None else (losses * weights).mean()
 
 

@@ -1,4 +1,4 @@
-"""The default network: two separate trunks of fully connected layers, as plain data and in NumPy for actors."""
+"""The default network, two separate multilayer perceptrons: as plain data, and in NumPy for actors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec(NetworkSpec):
-    """Two trunks of the same hidden layers, one for the policy, one for the value (details 13 and 26).
+    """Two trunks with hidden layers of equal sizes, one for the policy and one for the value (details 13 and 26).
 
-    The free part of the head, a Gaussian's `log_std`, is one parameter vector for all observations.
+    The free part of the head, `log_std` of a Gaussian, is one parameter vector for all observations.
     """
 
     obs_shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class MLPSpec(NetworkSpec):
         for trunk, outputs in (("policy", self.policy_outputs), ("value", 1)):
             sizes = (self.obs_size, *self.hidden_sizes, outputs)
             for layer, (inputs, units) in enumerate(pairwise(sizes)):
-                shapes[f"{trunk}.{2 * layer}.weight"] = units, inputs  # torch's numbering: activations lie between
+                shapes[f"{trunk}.{2 * layer}.weight"] = units, inputs  # as torch numbers them: activations count too
                 shapes[f"{trunk}.{2 * layer}.bias"] = (units,)
         if self.distribution.free_size:
             shapes["log_std"] = (self.distribution.free_size,)
@@ -65,7 +65,7 @@ class MLPSpec(NetworkSpec):
     def learning(
         self, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> LearningNetwork:
-        """Build the network for a trainer, with its hand-written gradient."""
+        """Build the network for a trainer, with a hand-written gradient."""
         from dppo.ppo.mlp_torch import HandwrittenMLP, initial_mlp
 
         return HandwrittenMLP(initial_mlp(self, seed).to(device), zeros_like)
@@ -78,8 +78,8 @@ class MLPSpec(NetworkSpec):
 class NumpyMLP:
     """The network in NumPy.
 
-    For the few rows of one sampler this takes a quarter of torch's time, and an actor that never imports torch starts
-    in a fifth of the time and a third of the memory.
+    For the few rows of one sampler this takes a quarter of torch's time. An actor that never imports torch also starts
+    in a fifth of the time and needs a third of the memory.
     """
 
     def __init__(self, spec: MLPSpec) -> None:
@@ -90,7 +90,7 @@ class NumpyMLP:
         """Copy `weights` [P]."""
         named = self._spec.unflatten(weights)
         layers = len(self._spec.hidden_sizes)
-        # Both trunks side by side, [2, inputs, units]: one product for two layers.
+        # Both trunks stacked, [2, inputs, units]: one product computes two layers.
         self._hidden = [
             (
                 np.stack([named[f"{trunk}.{2 * layer}.weight"].T for trunk in ("policy", "value")]),
@@ -105,8 +105,8 @@ class NumpyMLP:
     def step(self, obs: np.ndarray) -> Outputs:
         """Return head and values of `obs` [..., E, *O].
 
-        One matrix product runs for each E rows, the same one as for these rows alone: leading axes do not show in a
-        single bit, as larger products would.
+        Each group of E rows has a matrix product of its own, so that leading axes do not change a single bit; larger
+        products would.
         """
         rows = obs.shape[: obs.ndim - len(self._spec.obs_shape)]
         h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the two trunks

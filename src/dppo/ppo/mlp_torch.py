@@ -1,4 +1,4 @@
-"""The default network in torch: a plain module, and its gradient written by hand."""
+"""The default network in torch: a module, and a gradient written by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class MLP(nn.Module):
-    """Observation -> head and value, in two separate trunks (details 13 and 26)."""
+    """Map observations to head and value in two separate trunks (details 13 and 26)."""
 
     def __init__(self, spec: MLPSpec) -> None:
-        """Take memory for the parameters, without initial values."""
+        """Allocate the parameters without initialising them."""
         super().__init__()
         self.spec = spec
         self.policy = self._trunk(spec.policy_outputs)
@@ -38,7 +38,7 @@ class MLP(nn.Module):
             ]
             inputs = units
         layers.append(nn.Linear(inputs, outputs, device="meta", dtype=torch.float32))
-        # From "meta" to memory without a draw from the global generator, which nn.Linear would make.
+        # nn.Linear on "meta" does not draw initial weights from the global generator.
         return nn.Sequential(*layers).to_empty(device="cpu")
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class MLP(nn.Module):
         return head, self.value(flat).squeeze(1)
 
     def ordered_parameters(self) -> list[nn.Parameter]:
-        """Return all parameters in the order of `MLPSpec.shapes`, which is not that of `named_parameters`."""
+        """Return all parameters in the order of `MLPSpec.shapes`, which differs from that of `named_parameters`."""
         named = dict(self.named_parameters())
         expected = self.spec.shapes()
         assert {name: tuple(p.shape) for name, p in named.items()} == expected, "module and spec differ"
@@ -58,9 +58,9 @@ class MLP(nn.Module):
 
 
 def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
-    """Return a network whose weights are drawn from `seed` alone: orthogonal, zero biases (detail 2).
+    """Return a network with orthogonal weights drawn from `seed` alone, and zero biases (detail 2).
 
-    They are drawn in float32 whatever the dtype. Torch's global generator is neither used nor changed.
+    The weights are drawn in float32 for every dtype. torch's global generator is neither used nor changed.
     """
     mlp = MLP(spec)
     generator = torch.Generator().manual_seed(seed)
@@ -76,14 +76,14 @@ def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
 
 
 class Residuals(NamedTuple):
-    """The inputs of the linear layers of each trunk in one forward pass."""
+    """Inputs of each trunk's linear layers in one forward pass."""
 
     policy: list[Tensor]
     value: list[Tensor]
 
 
 class HandwrittenMLP:
-    """Learn with the gradient written out: what autograd computes, at half its cost, most of which is bookkeeping."""
+    """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(self, mlp: MLP, zeros_like: Callable[[Tensor], Tensor] | None = None) -> None:
         self.parameters = FlatParameters(mlp.ordered_parameters(), zeros_like)
@@ -95,7 +95,7 @@ class HandwrittenMLP:
 
     @torch.no_grad()
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Residuals]:
-        """Return head [rows, H], values [rows] and the layers' inputs, in memory that the next call uses again."""
+        """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         head, policy = self._through("policy", self._policy, flat)
         values, value = self._through("value", self._value, flat)
@@ -109,7 +109,7 @@ class HandwrittenMLP:
 
     @torch.no_grad()
     def backward(self, residuals: Residuals, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
-        """Compute the gradient by every parameter from those by head [rows, H] and values [rows]."""
+        """Compute the gradient of every parameter from those of head [rows, H] and values [rows]."""
         log_std = self._mlp.log_std
         self._back(self._policy, residuals.policy, by_head[:, : self._outputs], accumulate)
         self._back(self._value, residuals.value, by_values.unsqueeze(1), accumulate)
@@ -117,7 +117,7 @@ class HandwrittenMLP:
             _sum_rows(by_head[:, self._outputs :], log_std, accumulate)
 
     def _through(self, name: str, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the output of a trunk, and the input of each of its linear layers."""
+        """Return a trunk's output and the inputs of its linear layers."""
         inputs: list[Tensor] = []
         for layer in layers:
             if isinstance(layer, nn.Linear):
@@ -129,7 +129,7 @@ class HandwrittenMLP:
         return x, inputs
 
     def _back(self, layers: list[nn.Module], inputs: list[Tensor], by_output: Tensor, accumulate: bool) -> None:
-        """Apply the chain rule, from the last linear layer y = W x + b to the first.
+        """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.
 
         dL/dW = dL/dy^T x        dL/db = sum(dL/dy)        dL/dx = dL/dy W
         x = tanh(z): dL/dz = dL/dx (1 - x^2)        x = relu(z): dL/dz = dL/dx where x > 0
@@ -138,10 +138,10 @@ class HandwrittenMLP:
         turn = "odd"
         for layer, x in zip(reversed(linears), reversed(inputs), strict=True):
             assert layer.weight.grad is not None
-            layer.weight.grad.addmm_(by_output.t(), x, beta=int(accumulate))  # 0: what was there is not even read
+            layer.weight.grad.addmm_(by_output.t(), x, beta=int(accumulate))  # beta=0 does not read the old contents
             _sum_rows(by_output, layer.bias, accumulate)
             if layer is not linears[0]:
-                # Two in turn: one is read while the other is written.
+                # Two buffers in turn: one is read while the other is written.
                 turn = "even" if turn == "odd" else "odd"
                 by_input = torch.mm(by_output, layer.weight, out=self._space.take(turn, x, layer.in_features))
                 if self._tanh:
@@ -151,7 +151,7 @@ class HandwrittenMLP:
 
 
 def _sum_rows(by_rows: Tensor, parameter: nn.Parameter, accumulate: bool) -> None:
-    """Make the sum over rows [rows, n] the gradient of `parameter` [n], or add it to that."""
+    """Store the sum over rows [rows, n] as the gradient of `parameter` [n], or add it to the stored one."""
     assert parameter.grad is not None
     if accumulate:
         parameter.grad += by_rows.sum(dim=0)
@@ -164,20 +164,20 @@ def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 class _Workspace:
-    """Memory that every minibatch uses again.
+    """Buffers that all minibatches share.
 
-    Memory that each minibatch allocates and frees goes back to the system and is handed out anew, page by page, which
-    shows where layers are wide.
+    With wide layers, buffers allocated for each minibatch would be returned to the system and mapped again page by
+    page, which costs time.
     """
 
     def __init__(self) -> None:
         self._by_rows: dict[int, dict[Hashable, Tensor]] = {}
 
     def take(self, use: Hashable, like: Tensor, columns: int) -> Tensor:
-        """Return a matrix [rows of `like`, `columns`] of its type, with whatever its last `use` left in it."""
+        """Return a buffer [rows of `like`, `columns`] of its dtype, uninitialised; the same one for the same `use`."""
         rows = len(like)
         if rows not in self._by_rows:
-            if len(self._by_rows) == 2:  # minibatches come in two sizes at most, which differ by one row
+            if len(self._by_rows) == 2:  # minibatches have at most two sizes, which differ by one row
                 self._by_rows.clear()
             self._by_rows[rows] = {}
         spaces = self._by_rows[rows]

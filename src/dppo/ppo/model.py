@@ -1,4 +1,4 @@
-"""PPOModel: a policy that learns."""
+"""PPOModel: the policy as a trainer uses it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dppo.ppo.network import NetworkSpec
 
 
 class Scored(NamedTuple):
-    """Actions and observations of some rows as the model sees them, until its next forward pass."""
+    """Results of one forward pass; valid until the next."""
 
     policy: Evaluation
     values: Tensor
     """[rows]"""
     residuals: Any
-    """What the network needs for `backward`."""
+    """Whatever the network needs for `backward`."""
 
 
 class PPOModel:
-    """Score actions under weights that are being trained: a learning network with its distribution.
+    """Score actions under the weights in training: a learning network and its distribution.
 
-    `PPOAgent` is the same function in an actor; a test holds the two together.
+    `PPOAgent` is the same function in an actor; tests compare the two.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class PPOModel:
         device: str = "cpu",
         zeros_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Draw the initial weights from `seed` alone; torch's global generator is neither used nor changed."""
+        """Draw the initial weights from `seed` alone; torch's global generator is left unchanged."""
         self.spec = spec
         self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
     def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor) -> Scored:
-        """Score `actions` [rows, *A] and observations [rows, *O]."""
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O]."""
         head, values, residuals = self.network.forward(obs)
         with torch.no_grad():
             return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
@@ -50,9 +50,9 @@ class PPOModel:
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
     ) -> None:
-        """Compute the loss's gradient by every parameter from those by the scores of the last `forward`.
+        """Compute the gradient of every parameter from the gradients of the scores of the last `forward`.
 
-        It replaces the gradient of before, or is added to it.
+        Overwrite the stored gradient or, with `accumulate`, add to it.
         """
         with torch.no_grad():
             by_head = scored.policy.gradients(by_logprobs, by_entropies)

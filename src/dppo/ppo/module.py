@@ -1,4 +1,4 @@
-"""Any `torch.nn.Module` as a network: autograd for learning, torch for acting; torch is imported when used."""
+"""Any `torch.nn.Module` as a network, for acting and for learning by autograd; torch is imported when used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ModelClass = str | Callable[..., Any]
 class ModuleSpec(NetworkSpec):
     """A user's module, by its class.
 
-    The contract: `Class(spaces, head_size, **kwargs)` makes a `torch.nn.Module` whose `forward(obs)` returns the head
-    [rows, head_size] and the values [rows] of observations [rows, *O], a floating-point tensor; of a Dict or a Tuple
-    space a dict of such tensors, by the leaf's name. `dppo.ppo.contract` checks it.
+    The contract: `Class(spaces, head_size, **kwargs)` returns a `torch.nn.Module` whose `forward(obs)` maps a
+    floating-point tensor of observations [rows, *O] to the head [rows, head_size] and the values [rows]. Of a Dict or
+    Tuple space, it gets a dict of such tensors by the leaf's name. `dppo.ppo.contract` checks it.
     """
 
     obs_shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class ModuleSpec(NetworkSpec):
         return Autograd(module, module.parameters(), zeros_like)
 
     def module(self, seed: int) -> nn.Module:
-        """Build the module on the CPU, with initial weights drawn from `seed`; torch's global generator is left as is.
+        """Build the module on the CPU with weights drawn from `seed`; torch's global generator is left unchanged.
 
         Raises:
             ConfigError: the module does not keep the contract.
@@ -87,7 +87,7 @@ class ModuleSpec(NetworkSpec):
 
         def build(seed: int) -> nn.Module:
             torch.default_generator.manual_seed(seed)
-            with default_dtype(torch.float32):  # whatever the dtype is, as for the default network
+            with default_dtype(torch.float32):  # for every dtype, as for the default network
                 return made_of(self.spaces, self.distribution.head_size, **self.kwargs)
 
         with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ class ModuleSpec(NetworkSpec):
 
 
 def check_model(model: ModelClass) -> None:
-    """Check that `model` names a class of torch modules, without making one; imports torch.
+    """Check that `model` is or names a subclass of `torch.nn.Module`, without creating one; imports torch.
 
     Raises:
         ConfigError: it does not.
@@ -121,12 +121,12 @@ def check_model(model: ModelClass) -> None:
 
 
 def model_name(model: ModelClass) -> str:
-    """Return the import path of a model's class, `module:Class`."""
+    """Return the import path of the class, `module:Class`."""
     return model if isinstance(model, str) else f"{model.__module__}:{getattr(model, '__qualname__', repr(model))}"
 
 
 class Autograd:
-    """Learn with any module: the gradient by the parameters is one vector-Jacobian product."""
+    """Train any module: the gradient of the parameters is one vector-Jacobian product by autograd."""
 
     def __init__(
         self,
@@ -134,8 +134,11 @@ class Autograd:
         parameters: Iterable[nn.Parameter],
         zeros_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Args:
-        parameters: all of the module's, in the order in which they are to lie in the flat vector.
+        """Move the parameters of `module` into one vector.
+
+        Args:
+            parameters: all of the module's, in the order of the vector.
+            zeros_like: allocates the vector of gradients; None means `torch.zeros_like`.
         """
         from dppo.ppo.flat import FlatParameters
 
@@ -144,7 +147,7 @@ class Autograd:
         self._dtype = self.parameters.weights.dtype
 
     def forward(self, obs: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return head [rows, H], values [rows], and both with their graph."""
+        """Return head [rows, H] and values [rows], detached, and both with their graph."""
         import torch
 
         floats = {name: leaf.to(self._dtype) for name, leaf in obs.items()} if isinstance(obs, dict) else obs
@@ -155,7 +158,7 @@ class Autograd:
     def backward(
         self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor, *, accumulate: bool
     ) -> None:
-        """Let autograd add to the gradient, of which the module's parameters hold views."""
+        """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
         import torch
 
         if not accumulate:
@@ -165,10 +168,10 @@ class Autograd:
 
 
 class TorchActing:
-    """Act with any module, on one thread: sums must not depend on how many there are.
+    """Act with any module, on one thread, so that sums do not depend on the number of threads.
 
-    A step on a few rows takes less time than the context managers of torch would; so they are entered only where an
-    environment of this process has changed what they protect from, and parameters without gradients build no graph.
+    A step on a few rows takes less time than torch's context managers. They are entered only if an environment in this
+    process has changed the global setting in question, and parameters without gradients make `no_grad` unnecessary.
     """
 
     def __init__(self, spec: ModuleSpec) -> None:
@@ -188,14 +191,14 @@ class TorchActing:
         """Copy `weights` [P]."""
         import torch
 
-        flat, start = torch.from_numpy(weights.copy()), 0  # torch warns of arrays that are read-only
+        flat, start = torch.from_numpy(weights.copy()), 0  # a copy, because torch warns about read-only arrays
         for parameter in self._parameters:
             end = start + parameter.numel()
             parameter.copy_(flat[start:end].view_as(parameter))
             start = end
 
     def step(self, obs: np.ndarray | dict[str, np.ndarray]) -> Outputs:
-        """Return head and values of `obs` [..., E, *O]: E rows at a time, as torch does not stack bit for bit."""
+        """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         named = obs if isinstance(obs, dict) else {"": obs}
         for name, leaf in named.items():
             if leaf.ndim > self._dims[name] + 1:
@@ -214,7 +217,7 @@ class TorchActing:
         return Outputs(head.numpy(), values.numpy())
 
     def _fit(self, name: str, shape: tuple[int, ...]) -> None:
-        """Let the module read a leaf from memory of torch's own, which is aligned alike everywhere."""
+        """Take memory for the module's input: torch aligns its own memory alike in every process."""
         import torch
 
         self._inputs[name] = torch.empty(shape, dtype=self._dtype)

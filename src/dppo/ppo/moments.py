@@ -1,4 +1,4 @@
-"""Count, mean and sum of squared deviations of tensors, merged exactly over ranks."""
+"""Count, mean and sum of squared deviations of tensors, and their exact merge over ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def moments_of(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3].
 
     Args:
-        weights: [k, n] of zeros and ones: which samples count. None: all. The mean of none is zero.
+        weights: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
     """
     if weights is None:
         means = samples.mean(dim=1)
@@ -23,11 +23,11 @@ def moments_of(samples: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def merged_moments(parts: Tensor) -> Tensor:
-    """Return the moments of all samples together, from those of each part: [parts, k, 3] -> [k, 3].
+    """Merge the moments of several parts: [parts, k, 3] -> [k, 3].
 
     mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
 
-    Source: Chan, Golub, LeVeque (1979), as `dppo.ppo.normalizer.Moments.merge`, for many parts at once.
+    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.normalizer.Moments.merge`, for any number of parts.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,7 +1,7 @@
-"""The seam between PPO and networks: any implementation of these protocols acts and learns.
+"""The seam between PPO and networks: PPO works with any implementation of these protocols.
 
-The loss and the distribution stop at the network's outputs and give the gradients by these. A network turns them into
-the gradient by its parameters, with autograd or by hand.
+The loss and the distribution compute gradients with respect to the network's outputs. The network backpropagates these
+to its parameters, with autograd or by hand.
 """
 
 from __future__ import annotations
@@ -25,60 +25,59 @@ class Outputs(NamedTuple):
     """Outputs of an acting network."""
 
     head: Float[np.ndarray, "*rows H"]
-    """Every parameter of the action distribution."""
+    """All parameters of the action distribution."""
     values: Float[np.ndarray, "*rows"]
 
 
 class ActingNetwork(Protocol):
-    """A network in an actor: NumPy in, NumPy out, one thread."""
+    """A network in an actor: NumPy arrays in and out, one thread."""
 
     def load(self, weights: Float[np.ndarray, " P"]) -> None:
-        """Copy `weights`; act under them from now on."""
+        """Copy `weights` and use them from now on."""
 
     def step(self, obs: Any) -> Outputs:
         """Return head and values of observations [E, *O], in the network's dtype.
 
-        Images come as bytes, and observations of several leaves as a dict of arrays by the leaf's name.
-
-        With leading axes [..., E, *O], each E rows give the same bits as they give alone.
+        Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes
+        [..., E, *O], each group of E rows gets the same bits as it would alone.
         """
 
 
 class LearningNetwork(Protocol):
-    """A network in a trainer: parameters in one flat vector, gradients in another."""
+    """A network in a trainer, with its parameters in one flat vector and their gradients in another."""
 
     @property
     def parameters(self) -> FlatParameters:
         """Return the flat vectors."""
 
     def forward(self, obs: Any) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
-        """Return head, values and what `backward` needs; the next call may overwrite all three.
+        """Return head, values and residuals for `backward`; the next call may overwrite all three.
 
         Args:
-            obs: of a minibatch: a tensor [rows, *O], or a dict of them by the leaf's name.
+            obs: a tensor [rows, *O], or a dict of tensors by the leaf's name, as a `Batch` holds them.
         """
 
     def backward(
         self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"], *, accumulate: bool
     ) -> None:
-        """Turn the loss's gradients by head and values into the gradient by the parameters.
+        """Backpropagate the loss's gradients with respect to head and values to the parameters.
 
-        It replaces the gradient of before, or is added to it. `residuals` is used up.
+        Overwrite the stored gradient or, with `accumulate`, add to it. `residuals` cannot be used again.
         """
 
 
 class NetworkSpec(Protocol):
-    """A network as plain data: picklable and comparable. Each process builds its half from it."""
+    """A network as plain data, picklable and comparable, from which each process builds the half it needs."""
 
     obs_shape: tuple[int, ...]
     """Shape of one observation."""
     distribution: Distribution
-    """The distribution whose parameters the head holds."""
+    """Distribution of actions; the head holds its parameters."""
     dtype: str
-    """Of parameters and outputs: "float32" or "float64"."""
+    """Dtype of parameters and outputs: "float32" or "float64"."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return names and shapes of all parameters, in the order in which they lie in the flat vector."""
+        """Return names and shapes of all parameters, in the order of the flat vector."""
 
     def acting(self) -> ActingNetwork:
         """Build the network for an actor."""
@@ -89,11 +88,11 @@ class NetworkSpec(Protocol):
         """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 
         Args:
-            zeros_like: makes the vector of gradients; several learners want theirs in shared memory.
+            zeros_like: allocates the vector of gradients, which several learners keep in shared memory.
         """
 
     def as_json(self) -> dict[str, Any]:
-        """Return, as JSON values, all of the network that does not follow from the environment's spaces."""
+        """Return, as JSON values, everything about the network that the environment's spaces do not determine."""
 
     def zeros(self, rows: int) -> Tensor | dict[str, Tensor]:
         """Return observations of zeros, as a batch holds them; imports torch."""
@@ -109,13 +108,13 @@ class NetworkSpec(Protocol):
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     def unflatten(self, weights: Float[np.ndarray, " P"]) -> dict[str, np.ndarray]:
-        """Return views of the flat vector `weights`, by name.
+        """Split the flat vector `weights` into views by name.
 
         Raises:
-            ValueError: `weights` has another length than this network's.
+            ValueError: `weights` has the wrong length.
         """
         if weights.shape != (self.num_parameters,):
-            raise ValueError(f"{weights.size:,} weights given to a network of {self.num_parameters:,}.")
+            raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
         named, start = {}, 0
         for name, shape in self.shapes().items():
             end = start + math.prod(shape)
@@ -124,10 +123,10 @@ class NetworkSpec(Protocol):
         return named
 
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
-        """Return the flat vector of parameters given by name.
+        """Join parameters given by name into the flat vector.
 
         Raises:
-            ValueError: one is missing, left over, or of another shape than in this network.
+            ValueError: a parameter is missing, unexpected, or of the wrong shape.
         """
         expected = dict(self.shapes())
         found = {name: array.shape for name, array in named.items()}

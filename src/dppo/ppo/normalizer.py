@@ -1,4 +1,4 @@
-"""Running statistics that merge exactly, and what is done with them."""
+"""Running statistics of observations and returns, and normalisation with them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dppo.ppo.readonly import ReadOnly
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
 
-CLIP = 10.0  # normalised observations and rewards are limited to +-10 (details 29 and 31 of the 37)
+CLIP = 10.0  # normalised observations and rewards are clipped to +-10 (details 29 and 31)
 EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of some samples, element by element, in float64."""
+    """Count, mean and sum of squared deviations of samples, element-wise, in float64."""
 
     count: float
     mean: np.ndarray
@@ -28,6 +28,7 @@ class Moments:
 
     @staticmethod
     def empty(shape: tuple[int, ...]) -> Moments:
+        """Return the moments of no samples of `shape`."""
         return Moments(0.0, np.zeros(shape), np.zeros(shape))
 
     @staticmethod
@@ -40,13 +41,13 @@ class Moments:
         return Moments(float(len(samples)), mean, np.square(samples - mean).sum(axis=0))
 
     def merge(self, other: Moments) -> Moments:
-        """The moments of both sets of samples together.
+        """Return the moments of both sets of samples together.
 
             mean = mean_a + delta n_b / n        M2 = M2_a + M2_b + delta^2 n_a n_b / n
 
         Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-        variances" (1979), eq. 2.1. Exact, but not associative in floating point: the learner always merges
-        in sampler order, so that the order in which segments arrive cannot show.
+        variances" (1979), eq. 2.1. Exact, but not associative in floating point. The learner always merges in sampler
+        order, so that the order in which segments arrive does not matter.
         """
         if other.count == 0:
             return self
@@ -59,7 +60,7 @@ class Moments:
         return Moments(count, mean, m2)
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation (population); zero and one while nothing has been seen."""
+        """Return mean and (population) standard deviation; zero and one if there are no samples."""
         if self.count == 0:
             return np.zeros_like(self.mean), np.ones_like(self.mean)
         return self.mean, np.sqrt(self.m2 / self.count + EPSILON)
@@ -67,9 +68,9 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the learner knows of observations and discounted returns; None where a normaliser is off.
+    """Moments of observations and of discounted returns; None for a normaliser that is off.
 
-    Those of observations are frozen within an iteration: a segment and the update that uses it see the same ones,
+    Those of observations do not change within an iteration: a segment and the update that uses it are normalised alike,
     which keeps the first probability ratio at one.
     """
 
@@ -77,7 +78,7 @@ class Statistics:
     returns: Moments | None = None
 
     def merged(self, seen: list[Statistics]) -> Statistics:
-        """These statistics with those of an iteration's segments, merged in the order given."""
+        """Return these statistics merged with those of an iteration's segments, in the order given."""
         obs, returns = self.obs, self.returns
         for one in seen:
             if obs is not None and one.obs is not None:
@@ -87,7 +88,7 @@ class Statistics:
         return Statistics(obs, returns)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The statistics as named arrays, for a checkpoint."""
+        """Return the statistics as named arrays, for a checkpoint."""
         return {
             f"{name}.{part}": np.asarray(getattr(moments, part))
             for name in ("obs", "returns")
@@ -96,7 +97,7 @@ class Statistics:
         }
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
-        """The statistics that gave `arrays`, with the same normalisers on as these."""
+        """Return the statistics stored in `arrays`, for the normalisers that are on here."""
         read = {
             name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
             for name in ("obs", "returns")
@@ -105,20 +106,20 @@ class Statistics:
         return Statistics(**read)
 
     def reward_scale(self) -> float | None:
-        """Return what a reward is divided by: the standard deviation of the discounted return (detail 30)."""
+        """Return the divisor of rewards: the standard deviation of the discounted return (detail 30)."""
         return None if self.returns is None else float(self.returns.mean_and_std()[1])
 
 
 @dataclass(frozen=True, slots=True)
 class ObsScale(ReadOnly):
-    """Mean and standard deviation that observations are normalised with."""
+    """Mean and standard deviation for normalising observations."""
 
     mean: Float[np.ndarray, "*O"]
     std: Float[np.ndarray, "*O"]
 
     @staticmethod
     def of(moments: Moments) -> ObsScale:
-        """Return the scale that follows from the observations seen so far."""
+        """Return the scale of observations with these moments."""
         return ObsScale(*moments.mean_and_std())
 
     def astype(self, dtype: str | np.dtype) -> ObsScale:
@@ -126,6 +127,6 @@ class ObsScale(ReadOnly):
         return ObsScale(self.mean.astype(dtype), self.std.astype(dtype))
 
     def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
-        """Standardise `obs` [..., *O] of the same dtype and limit it to +-10."""
+        """Standardise `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
         scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
         return scaled

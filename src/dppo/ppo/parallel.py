@@ -1,4 +1,4 @@
-"""What trainers that train together have to agree on. Alone, there is nothing to do."""
+"""Parallel: the collective operations of trainers that train one model together."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from torch import Tensor
 
 
 class Parallel(Protocol):
-    """The ranks of a training: equal models, each with its own share of the rows."""
+    """A group of ranks with equal models, each training on its own share of the rows."""
 
     rank: int
     size: int
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
-        """A vector that `sum_` sums fastest. All ranks ask at once, for equal lengths."""
+        """Allocate a vector of zeros in the memory that `sum_` is fastest on; all ranks call it together."""
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replace `tensor` by its sum over all ranks; the same bits on each."""
+        """Replace `tensor` by its sum over all ranks, equal to the bit on each."""
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """`tensor` of every rank, stacked in the order of ranks: [size, ...]."""
+        """Return the `tensor` of every rank, stacked in the order of ranks: [size, ...]."""
 
 
 class Alone:
-    """One trainer."""
+    """A group of one trainer, with nothing to exchange."""
 
     rank, size = 0, 1
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Return `torch.zeros_like(tensor)`."""
         return torch.zeros_like(tensor)
 
     def sum_(self, tensor: Tensor) -> None:
-        pass
+        """Leave `tensor` as it is."""
 
     def gather(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` as [1, ...]."""
         return tensor.unsqueeze(0)

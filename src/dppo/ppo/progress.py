@@ -1,6 +1,6 @@
-"""Progress: what the environments of a process are doing, for others to read while it cannot answer.
+"""Progress of the environments of a process, which other processes can read while it is busy.
 
-Pure memory: whether a file is behind it is the business of the process that makes the record.
+This module only writes to memory; the process that creates the record may map it to a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """Kinds of work."""
+    """Current activity of a process."""
 
     IDLE = 0
     MAKE = 1
@@ -22,20 +22,20 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A look at a record; its numbers may be one step apart from each other, for nothing is locked."""
+    """A copy of a record. It is made without a lock, so its numbers may be one step apart."""
 
     moves: int
-    """Grows with each environment that is made or reset, and with each step; never shrinks."""
+    """Count of environments made, resets and steps; never decreases."""
     began: int
-    """`moves` when the present question began."""
+    """`moves` when the current question began."""
     phase: Phase
     sampler_id: int
     env: int
-    """The environment at work; in `STEP` the sampler's environments take turns, and this is 0."""
+    """Index of the active environment; always 0 in `STEP`, where the sampler's environments take turns."""
     replayed: int
-    """Steps played again for the present question."""
+    """Steps replayed so far for the current question."""
     to_replay: int
-    """Of so many."""
+    """Steps to replay in total."""
 
     def __str__(self) -> str:
         if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
@@ -54,55 +54,57 @@ _MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY = range(CELLS)
 
 
 class ProgressRecord:
-    """Writes what the environments of a process are doing: a few stores a step, no lock, no system call."""
+    """Record the activity of a process's environments, with a few stores a step, no lock and no system call."""
 
     def __init__(
         self, cells: memoryview | None = None, on_replay: Callable[[int, int], None] = lambda replayed, to_replay: None
     ) -> None:
-        """Args:
-        cells: `CELLS` int64 to write into, which another process may read; None: memory of its own.
-        on_replay: called after each replayed step with their number and the number of all.
+        """Start a record.
+
+        Args:
+            cells: `CELLS` int64 to write to, which another process may read; None allocates private memory.
+            on_replay: called after each replayed step with the number of steps replayed and to replay.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
         self.replay_s = 0.0
-        """Seconds of replay for the present question."""
+        """Seconds spent on replay for the current question."""
 
     def begin(self, to_replay: int = 0) -> None:
-        """Begin a new question, with so many steps to play again."""
+        """Begin a new question, with `to_replay` steps to replay."""
         cells = self._cells
         cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY] = cells[_MOVES], 0, to_replay
         self.replay_s = 0.0
 
     def enter(self, place: int) -> None:
-        """Begin something, at a place from `place_of`."""
+        """Record a change of activity to `place`, a value of `place_of`."""
         cells = self._cells
         cells[_PLACE] = place
         cells[_MOVES] += 1
 
     def replay(self) -> None:
-        """Count a step that was played again."""
+        """Count a replayed step."""
         cells = self._cells
         cells[_MOVES] += 1
         cells[_REPLAYED] += 1
         self._on_replay(cells[_REPLAYED], cells[_TO_REPLAY])
 
     def look(self) -> Progress:
-        """Return what is recorded."""
+        """Return a copy of the record."""
         return look_at(self._cells)
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
-    """Return a phase and a place in one number, so that a record changes both at once."""
+    """Encode a phase and a place in one number, so that a record changes both at once."""
     return phase | env << 3 | sampler_id << 32
 
 
 def look_at(cells: memoryview) -> Progress:
-    """Return what is recorded in `cells` [CELLS]."""
+    """Return a copy of the record in `cells` [CELLS]."""
     moves, began, place, replayed, to_replay = cells.tolist()
     return Progress(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, replayed, to_replay)
 
 
 def replaying(replayed: int, to_replay: int) -> str:
-    """Say how far a replay has come."""
+    """Describe the progress of a replay."""
     return f"replaying {replayed:,} of {to_replay:,} steps"

@@ -1,4 +1,4 @@
-"""A module that computes the same with less of Python around it: for few rows, that is half the time."""
+"""Remove Python overhead from a module's forward pass, which takes half its time for few rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def quick(module: nn.Module) -> nn.Module:
-    """Return `module`, changed: its parts are found, and called, without the detours that torch makes.
+    """Modify `module` so that looking up and calling its parts is faster, and return it.
 
-    Parameters and submodules become plain attributes, beside what torch knows of them, so that `self.layer` need not
-    search; torch's own layers, if they have no hooks, call `forward` at once. The tensors stay the same objects; the
-    structure must not change afterwards.
+    Parameters and submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
+    torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
+    must not change afterwards.
     """
     for part in module.modules():
         if isinstance(part, jit.ScriptModule):

@@ -1,4 +1,4 @@
-"""ReadOnly: records whose arrays nobody writes into."""
+"""ReadOnly: base of records with read-only arrays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 class ReadOnly:
-    """A frozen dataclass with slots whose arrays are not writeable either, also after it was unpickled."""
+    """Base of frozen dataclasses with slots whose arrays are read-only too, also after unpickling."""
 
     __slots__: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Lock the arrays, those in a tuple too; a view of one that was made before stays as it is."""
+        """Make the arrays read-only, those in a tuple too; existing views of them stay writeable."""
         for name in self.__slots__:
             value = getattr(self, name)
             for array in value if isinstance(value, tuple) else (value,):
@@ -21,5 +21,5 @@ class ReadOnly:
                     array.flags.writeable = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let pickle call the constructor, which locks the arrays again."""
+        """Make pickle call the constructor, which makes the arrays read-only again."""
         return type(self), tuple(getattr(self, name) for name in self.__slots__)

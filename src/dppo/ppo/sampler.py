@@ -1,4 +1,4 @@
-"""PPOSampler: makes segments."""
+"""PPOSampler: collects segments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dppo.ppo.segment import (
 
 
 class Environments(Protocol):
-    """What a sampler needs of its E environments; `dppo.envs.group.EnvGroup` is one."""
+    """The E environments of a sampler; implemented by `dppo.envs.group.EnvGroup`."""
 
     num_envs: int
     obs: np.dtype[Any]
@@ -43,21 +43,21 @@ class Environments(Protocol):
     ) -> dict[int, np.ndarray]:
         """Step each environment and reset those that are done.
 
-        Writes rows [E, ...]: into `obs` what the next action is chosen from. Adds finished episodes to `log`. Returns
-        the final observation of each environment that was truncated, by its index.
+        Write rows [E, ...]; `obs` receives the observations for the next action. Add finished episodes to `log`.
+        Return the final observation of each environment that was truncated, by its index.
         """
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Bring back the open episodes that `carry` describes; begin a fresh one where that fails."""
+        """Restore the open episodes that `carry` describes; start a new one where that fails."""
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes, by their names in `SamplerCarry`."""
+        """Return index, return, length and checksum of the open episodes, under their names in `SamplerCarry`."""
 
 
 class PPOSampler:
-    """Turns a policy snapshot and what it carried over into one segment of T steps of E environments."""
+    """Collect segments of T steps from E environments, whose episodes continue from one segment to the next."""
 
     def __init__(
         self,
@@ -71,9 +71,11 @@ class PPOSampler:
         track_obs: bool,
         track_returns: bool,
     ) -> None:
-        """Args:
-        noise: gives the generator of the exploration noise of a segment, by the segment's index.
-        track_obs, track_returns: whether to report moments for the normalisers.
+        """Take over `envs`, which must not have been started.
+
+        Args:
+            noise: returns the generator of a segment's exploration noise, given the segment's index.
+            track_obs, track_returns: report moments for the normalisers.
         """
         self.sampler_id = sampler_id
         self._agent = agent
@@ -83,18 +85,21 @@ class PPOSampler:
         self._noise = noise
         self._track_obs = track_obs
         self._track_returns = track_returns
-        self._obs: np.ndarray | None = None  # [E, *O] what the next segment starts from; None before the first
+        self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
-        """Make the segment that `request` names, under the weights of `snapshot`.
+        """Collect the segment that `request` names, under the weights of `snapshot`.
 
-        Consumes: nothing of earlier segments but the state of the environments. Fails when an environment does.
+        The state of the environments is all that is carried over from earlier segments.
+
+        Raises:
+            EnvironmentFault: an environment failed.
         """
         return collect_together([self], [request], snapshot)[0]
 
     def _begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
-        """Make sure that there are observations to act on."""
+        """Start, restore or continue the episodes, so that `_obs` holds observations to act on."""
         if rebuild is None and self._obs is not None:
             return []
         self._obs = np.empty(self._envs.num_envs, self._envs.obs)
@@ -105,11 +110,11 @@ class PPOSampler:
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
         for incident in incidents:
             assert incident.env is not None
-            self._discounted_returns[incident.env] = 0.0  # its episode was given up; a new one begins at zero
+            self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
         return incidents
 
     def _finish(self, run: _Run, at: int) -> tuple[SegmentReport, Segment]:
-        """Take over the rows of sampler number `at` of `run`: report on its segment, and return both."""
+        """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self._obs = run.obs[at, -1].copy()
         seen, self._discounted_returns = self._moments(segment)
@@ -131,10 +136,10 @@ class PPOSampler:
         return report, segment
 
     def _moments(self, segment: Segment) -> tuple[Statistics, np.ndarray]:
-        """Return moments of what the normalisers watch, and the running discounted returns [E] after the segment.
+        """Return moments for the normalisers, and the running discounted returns [E] at the end of the segment.
 
         R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
-        not transitions are not samples, and R begins again after them.
+        not transitions are not counted, and reset R to zero.
         """
         running, valid = self._discounted_returns, segment.valid
         obs = None
@@ -152,7 +157,7 @@ class PPOSampler:
 
 
 class _Run:
-    """Segments in the making: arrays of S samplers, [S, T, E, ...], and the loop over their steps."""
+    """Segments of S samplers while they are collected: arrays [S, T, E, ...], and the loop over T."""
 
     def __init__(
         self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
@@ -185,10 +190,12 @@ class _Run:
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
 
     def go(self) -> None:
-        """Take T steps of all environments: all samplers act at once, then the environments of each are stepped."""
+        """Take T steps of all environments: all samplers act at once, then each steps its environments."""
         agent, obs, noise = self._agent, self.obs, self._noise
         actions, heads, values = self._actions, self._heads, self._values
-        all_of_them: int | slice = slice(None) if len(self._envs) > 1 else 0  # one acts without a leading axis: faster
+        all_of_them: int | slice = (
+            slice(None) if len(self._envs) > 1 else 0
+        )  # a single sampler needs no leading axis: faster
         cut: list[tuple[int, int, int, np.ndarray]] = []  # sampler, step, env, final observation at a time limit
         for t in range(values.shape[1]):
             at = all_of_them, t
@@ -228,12 +235,15 @@ class _Run:
 def collect_together(
     samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
 ) -> list[tuple[SegmentReport, Segment]]:
-    """Make one segment of each of several samplers of a run, step by step: they act together, at a third of the cost.
+    """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 
-    Each gets the same bits as from `collect` alone. Fails when an environment does: then all samplers must be rebuilt.
+    Each segment has the same bits as one from `collect`.
 
     Args:
         requests: one for each sampler.
+
+    Raises:
+        EnvironmentFault: an environment failed. All samplers must be rebuilt.
     """
     run = _Run(samplers, requests, snapshot)
     run.go()
@@ -241,6 +251,6 @@ def collect_together(
 
 
 def _steps_since_reset(done: np.ndarray) -> int:
-    """Return the first row [T] that belongs to the episode that is still open at the end; T where none does."""
+    """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
     ends = np.flatnonzero(done)
     return int(ends[-1]) + 1 if len(ends) else 0

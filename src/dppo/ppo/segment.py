@@ -1,4 +1,4 @@
-"""What crosses a border between the parts of a run. All frozen, and the arrays in them not writeable.
+"""Records that the parts of a run exchange. They are frozen, and their arrays are read-only.
 
 T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes of one observation and action.
 """
@@ -20,41 +20,41 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 @dataclass(frozen=True, slots=True)
 class PolicySnapshot(ReadOnly):
-    """What a sampler needs to act: it rides with every request, so an actor has no weights to lose."""
+    """A policy to act with. Every request carries one, so that actors keep no weights that could be lost."""
 
     version: int
-    """Number of updates behind these weights."""
+    """Number of updates applied so far."""
     weights: Float[np.ndarray, " P"]
     """All parameters of the network, flat, in the order of `NetworkSpec.shapes`."""
     obs_scale: ObsScale | None = None
-    """Scale of the observation normaliser, None where it is off."""
+    """Scale of the observation normaliser; None if it is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment(ReadOnly):
-    """T steps of the E environments of one sampler under one policy version: the arrays.
+    """T steps of the E environments of one sampler under one policy version.
 
-    Row t of `obs` and `values` belongs to the state before action t; row t of the others to what follows it.
-    Observations and rewards are raw: normalisation happens where they are used.
+    Row t of `obs` and `values` belongs to the state before action t, row t of the others to its consequences.
+    Observations and rewards are not normalised; the trainer does that.
     """
 
     obs: Shaped[np.ndarray, "T E *O"]
-    """Of a Dict or a Tuple space [T, E] of a structured dtype."""
+    """For a Dict or Tuple space: [T, E] of a structured dtype."""
     actions: Shaped[np.ndarray, "T E *A"]
-    """As the policy drew them, before any clipping to the action space."""
+    """Sampled from the policy, before any clipping to the action space."""
     logprobs: Float[np.ndarray, "T E"]
-    """Log-probability of `actions` under the policy that drew them."""
+    """Log-probabilities of `actions` under that policy."""
     values: Float[np.ndarray, "T E"]
     next_values: Float[np.ndarray, "T E"]
-    """Value of the true successor of step t: inside an episode the next state, at a time limit the
-    final observation, at the segment's end the state after its last step. Unused where terminated."""
+    """Value of the true successor of step t: the next state within an episode, the final observation at a time limit,
+    the state after the last step at the end of the segment. Unused where terminated."""
     rewards: Float64[np.ndarray, "T E"]
     terminated: Bool[np.ndarray, "T E"]
-    """The episode reached an end of its own."""
+    """The episode ended in a terminal state."""
     truncated: Bool[np.ndarray, "T E"]
-    """The episode was cut, by a time limit say."""
+    """The episode was cut off, for example by a time limit."""
     valid: Bool[np.ndarray, "T E"]
-    """False where a row is no real transition and must be left out of the batch."""
+    """False for a row that is not a transition and must not affect training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class Episode:
     env: int
     """Index within the sampler, 0 <= env < E."""
     index: int
-    """How many episodes this environment had begun before this one."""
+    """Number of episodes that this environment had started before."""
     episode_return: float
     """Undiscounted sum of raw rewards."""
     length: int
     """Env steps."""
     success: bool | None
-    """`info["is_success"]` of the last step, None where the environment does not say."""
+    """`info["is_success"]` of the last step; None if the environment does not report it."""
 
 
 class IncidentKind(str, Enum):
-    """Names the kinds of incidents, as they are counted in metrics and shown at the end of a run."""
+    """Kinds of incidents, under the names used in metrics and in the summary of a run."""
 
     ACTOR_LOST = "actor_lost"
     ACTOR_HUNG = "actor_hung"
@@ -91,65 +91,64 @@ class IncidentKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that went wrong and was dealt with; counted under its kind and shown at the end."""
+    """A failure that was handled; counted under its kind and reported at the end of a run."""
 
     kind: IncidentKind
     message: str
-    """The parts concerned, the event and its reason, in a sentence."""
+    """A sentence with the parts concerned, the event and its reason."""
     env: int | None = None
-    """The environment's index within its sampler, where it is about one."""
+    """Index of the environment within its sampler; None if it does not concern one environment."""
     lost_steps: int = 0
-    """Env steps of an open episode that were given up."""
+    """Env steps of an open episode that was abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerCarry(ReadOnly):
-    """What a sampler takes from one segment into the next: enough, with the actions, to rebuild it anywhere."""
+    """State of a sampler between two segments; with its actions, enough to rebuild it in any process."""
 
     episodes: Int64[np.ndarray, " E"]
     """Index of the open episode of each environment."""
     episode_returns: Float64[np.ndarray, " E"]
     """Return of the open episode so far."""
     episode_lengths: Int64[np.ndarray, " E"]
-    """Its env steps so far."""
+    """Length of the open episode so far, in env steps."""
     discounted_returns: Float64[np.ndarray, " E"]
     """Running discounted return, for the reward normaliser."""
     checksums: UInt32[np.ndarray, " E"]
-    """Of the observation that the next segment starts from: does a replay end in the same state?"""
+    """Checksum of the observation that the next segment starts from, to verify a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuild(ReadOnly):
-    """How to bring a lost sampler back: reset with the episode's seed, then these actions."""
+    """Instructions for rebuilding a lost sampler: reset with the episode's seed, then replay these actions."""
 
     carry: SamplerCarry
     actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
-    """E arrays [n, *A]: the actions since the reset of each open episode. Empty tuple: do not replay, begin
-    fresh episodes."""
+    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, new episodes start instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRequest:
-    """Ask a sampler for one segment."""
+    """Request for one segment of a sampler."""
 
     sampler_id: int
     index: int
-    """0, 1, 2 ... within the run: with the sampler's id it names the stream of the action noise."""
+    """0, 1, 2, ... within the run. With the sampler's id it determines the stream of exploration noise."""
     rebuild: Rebuild | None = None
-    """Not None: forget what the sampler holds and rebuild it first."""
+    """If given, discard the sampler's state and rebuild it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of an actor's answer went, in seconds."""
+    """Timings of an actor's answer, in seconds."""
 
     total_s: float = 0.0
     env_s: float = 0.0
-    """Inside the environments' step and reset."""
+    """Spent in the environments' step and reset."""
     replayed_steps: int = 0
-    """Env steps that were played again, to rebuild samplers."""
+    """Env steps replayed to rebuild samplers."""
     replay_s: float = 0.0
-    """Of `env_s`, spent on that."""
+    """Part of `env_s` that was spent on replay."""
 
     def __add__(self, other: Timings) -> Timings:
         return Timings(
@@ -162,29 +161,29 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport(ReadOnly):
-    """The small part of a segment, which always comes to the learner, even where the arrays do not."""
+    """Report on a segment: the small part, which always goes to the learner, even if the arrays do not."""
 
     sampler_id: int
     index: int
     policy_version: int
     steps: int
-    """T * E"""
+    """Transitions in the segment: T * E if all rows are valid."""
     carry: SamplerCarry
     open_actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
-    """E arrays [n, *A]: the actions of this segment since the last reset of each environment."""
+    """E arrays [n, *A]: the actions in this segment since the last reset of each environment."""
     episodes: tuple[Episode, ...] = ()
-    """Finished in this segment, in the order of their ends."""
+    """Episodes that ended in this segment, in order."""
     statistics: Statistics = field(default_factory=Statistics)
-    """Moments of the raw observations and of the running discounted returns in this segment."""
+    """Moments of raw observations and of running discounted returns in this segment."""
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
-    """Seconds inside the environments' step and reset."""
+    """Seconds spent in the environments' step and reset."""
 
 
 @dataclass(slots=True)
 class EnvLog:
-    """Episodes finished and time spent in the environments during one segment; unlike the rest, it is written to."""
+    """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
 
     episodes: list[Episode] = field(default_factory=list)
-    """In the order of their ends."""
+    """In the order in which they ended."""
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Settings of torch that belong to the whole process, set for a moment; torch is imported when used."""
+"""Context managers for process-wide settings of torch; torch is imported when used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let new tensors have `dtype`, whatever an environment in this process has set."""
+    """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
     import torch
 
     before = torch.get_default_dtype()
@@ -28,7 +28,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread in this thread of the process."""
+    """Limit torch to one thread in the calling thread."""
     import torch
 
     before = torch.get_num_threads()

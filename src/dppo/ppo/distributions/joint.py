@@ -1,0 +1,123 @@
+"""Several independent distributions, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.ppo.distributions.base import Distribution
+
+if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
+    from jaxtyping import Float, Shaped
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Joint(Distribution):
+    """Independent parts: heads, noise and actions are concatenated, log-probabilities and entropies added.
+
+    The head is [all but the free parameters of each part..., free parameters of each part...]. An action is a vector;
+    integer actions are stored as floats if another part is real-valued.
+    """
+
+    parts: tuple[Distribution, ...]
+
+    @property
+    def head_size(self) -> int:
+        """Return the sum over the parts."""
+        return sum(part.head_size for part in self.parts)
+
+    @property
+    def free_size(self) -> int:
+        """Return the sum over the parts."""
+        return sum(part.free_size for part in self.parts)
+
+    @property
+    def noise_size(self) -> int:
+        """Return the sum over the parts."""
+        return sum(part.noise_size for part in self.parts)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Return the length of the concatenated actions."""
+        return (sum(self._widths()),)
+
+    def action_dtype(self, dtype: str) -> str:
+        """Return int64 if all parts do, otherwise `dtype`."""
+        return "int64" if all(part.action_dtype(dtype) == "int64" for part in self.parts) else dtype
+
+    def noise(
+        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
+    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+        """Draw the noise of each part in turn."""
+        return np.concatenate([part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1)
+
+    def sample(
+        self, head: Float[np.ndarray, "*rows H"], noise: Float[np.ndarray, "*rows N"]
+    ) -> Shaped[np.ndarray, "*rows A"]:
+        """Sample each part from its head and noise."""
+        noises = _columns(noise, [part.noise_size for part in self.parts])
+        drawn = zip(self.parts, self._heads(head, np.concatenate), noises, strict=True)
+        return self._side_by_side([part.sample(one, own) for part, one, own in drawn], str(head.dtype))
+
+    def mode(self, head: Float[np.ndarray, "*rows H"]) -> Shaped[np.ndarray, "*rows A"]:
+        """Return the most likely action of each part."""
+        heads = self._heads(head, np.concatenate)
+        return self._side_by_side(
+            [part.mode(one) for part, one in zip(self.parts, heads, strict=True)], str(head.dtype)
+        )
+
+    def log_prob(
+        self, head: Float[np.ndarray, "*rows H"], actions: Shaped[np.ndarray, "*rows A"]
+    ) -> Float[np.ndarray, "*rows"]:
+        """Return the sum of the parts' log-probabilities."""
+        total = np.zeros(head.shape[:-1], head.dtype)
+        columns = _columns(actions, self._widths())
+        for part, one, own in zip(self.parts, self._heads(head, np.concatenate), columns, strict=True):
+            shaped = own.reshape(*own.shape[:-1], *part.action_shape)
+            total += part.log_prob(one, shaped.astype(part.action_dtype(str(head.dtype)), copy=False))
+        return total
+
+    def scores(
+        self, head: Float[Tensor, "rows H"], actions: Shaped[Tensor, "rows A"]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+        """Return the sums of the parts' log-probabilities and entropies."""
+        import torch
+
+        logprobs, entropies = [], []
+        columns = _columns(actions, self._widths())
+        for part, one, own in zip(self.parts, self._heads(head, torch.cat), columns, strict=True):
+            dtype = getattr(torch, part.action_dtype(str(head.dtype).removeprefix("torch.")))
+            logprob, entropy = part.scores(one, own.reshape(len(own), *part.action_shape).to(dtype))
+            logprobs.append(logprob)
+            entropies.append(entropy)
+        return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
+
+    def _widths(self) -> list[int]:
+        """Return the number of columns of each part's action."""
+        return [math.prod(part.action_shape) for part in self.parts]
+
+    def _heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
+        """Split `head`, an array or a tensor, into the heads of the parts."""
+        bound = _columns(head, [part.head_size - part.free_size for part in self.parts])
+        free = _columns(head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts])
+        return [
+            concatenate((one, other), -1) if part.free_size else one
+            for part, one, other in zip(self.parts, bound, free, strict=True)
+        ]
+
+    def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
+        """Concatenate the parts' actions into one array [*rows, A]."""
+        columns = zip(actions, self.parts, strict=True)
+        flat = [own if part.action_shape else own[..., None] for own, part in columns]
+        return np.concatenate(flat, axis=-1, dtype=self.action_dtype(dtype), casting="unsafe")
+
+
+def _columns(array: Any, sizes: list[int]) -> list[Any]:
+    """Split the last axis into pieces of these sizes, as views."""
+    return [array[..., start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

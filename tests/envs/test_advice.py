@@ -1,0 +1,193 @@
+"""Advice on refused spaces is followed as it stands: the wrapped environment is accepted, and runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import group_of
+from gymnasium import spaces
+
+from dppo.envs.spaces import describe_spaces
+from dppo.errors import ConfigError
+from dppo.ppo.segment import EnvLog
+from dppo.spaces import DiscreteActions
+
+FOUR = spaces.Box(-1, 1, (4,))
+PIXELS = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+
+
+class Mission(spaces.Space[str]):
+    """Like MiniGrid's: a space that inherits from Space alone, and does not say whether it can be flattened."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)  # type: ignore[arg-type]
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "go to the door"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+class Sampled(gym.Env[Any, Any]):
+    """Returns samples of its observation space, and records the actions."""
+
+    def __init__(self, obs: Any = FOUR, act: Any = None) -> None:
+        self.observation_space = obs
+        self.action_space = spaces.Discrete(2) if act is None else act
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(action)
+        return self.observation_space.sample(), 1.0, False, len(self.actions) % 5 == 0, {}
+
+
+def refusal_of(env: gym.Env[Any, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        describe_spaces(env)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "--" not in message
+    return message
+
+
+def wrapped_as_advised(message: str, which: int = 0, **names: Any) -> gym.Env[Any, Any]:
+    codes = re.findall(r"eturn (gymnasium\.wrappers\..*?)(?: from a function that|\.$)", message)
+    env: gym.Env[Any, Any] = eval(codes[which], {"gymnasium": gymnasium, "np": np, **names})
+    return env
+
+
+def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) -> None:
+    """Run it as a sampler does, with actions as a policy would draw them."""
+    found = describe_spaces(env, drop_obs=drop_obs)
+    group, log = group_of([env], drop_obs=drop_obs), EnvLog()
+    obs = np.empty(1, found.obs)
+    group.start(obs, log)
+    rng = np.random.default_rng(0)
+    rewards, terminated, truncated = np.empty(1), np.empty(1, bool), np.empty(1, bool)
+    for _ in range(steps):
+        if isinstance(found.actions, DiscreteActions):
+            actions = rng.integers(found.actions.n, size=1)
+        else:
+            actions = rng.normal(size=(1, found.actions.size)) * 5
+        group.step(actions, obs, rewards, terminated, truncated, log)
+
+
+# ------------------------------------------------------------------ observations
+
+ODD = {
+    "a mission": (spaces.Dict(image=PIXELS, mission=Mission(), where=FOUR), "mission", ["image", "where"]),
+    "a text in a tuple": (spaces.Tuple([spaces.Text(5), FOUR, spaces.Discrete(3)]), "0", ["1", "2"]),
+    "a graph": (spaces.Dict(arm=FOUR, net=spaces.Graph(FOUR, None)), "net", ["arm"]),
+    "a sequence within, and a text": (
+        spaces.Dict(arm=FOUR, seen=spaces.Dict(cars=spaces.Sequence(FOUR), me=FOUR), word=spaces.Text(3)),
+        "seen.cars word",
+        ["arm", "seen.me"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) -> None:
+    space, out, left = ODD[name]
+    env = Sampled(space)
+    message = refusal_of(env)
+    assert message.startswith(f"observation_space, leaf {out.split()[0]!r}: is ")
+    assert f"Use drop_obs={out} to leave" in message
+    assert list(describe_spaces(env, drop_obs=out.split()).leaves()) == left
+    play(env, drop_obs=out.split())
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Text(4), spaces.Graph(FOUR, None), spaces.Sequence(FOUR), spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))],
+    ids=lambda space: type(space).__name__,
+)
+def test_observations_without_any_numbers_need_a_function_that_encodes_them(space: gym.Space[Any]) -> None:
+    env = Sampled(space)
+    message = refusal_of(env)
+    assert "Write a function encode(obs) that returns n numbers in float32. Then return" in message
+    encoded = wrapped_as_advised(message, env=env, encode=lambda obs: np.ones(3, np.float32), n=3)
+    play(encoded)
+
+
+# ------------------------------------------------------------------ actions
+
+ARMS = spaces.Box(-2, 2, (2,), np.float32)
+NUMBERED = {
+    "dials": (spaces.MultiDiscrete([3, 4]), 12),
+    "dials from elsewhere": (spaces.MultiDiscrete([3, 4], start=[-1, 2]), 12),
+    "switches": (spaces.MultiBinary(4), 16),
+    "a tuple of choices": (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), 6),
+    "a dict of choices": (spaces.Dict(turn=spaces.Discrete(3), grip=spaces.Discrete(2)), 6),
+}
+REAL = {
+    "many dials": spaces.MultiDiscrete([50, 60], start=[-1, 2]),
+    "a table of dials": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "many switches": spaces.MultiBinary((5, 6)),
+    "whole numbers": spaces.Box(-3, 9, (2,), np.int64),
+    "bytes": spaces.Box(0, 255, (2, 2), np.uint8),
+    "a number": spaces.Box(0, 9, (), np.float32),
+    "a whole number": spaces.Box(-2, 9, (), np.int32),
+    "a dict of arms": spaces.Dict(left=ARMS, right=spaces.Dict(up=ARMS)),
+    "a tuple of arms": spaces.Tuple([ARMS, spaces.Box(-1, 1, (3,), np.float64)]),
+}
+LISTED = {
+    "mixed parts": spaces.Dict(grip=spaces.Discrete(2), turn=ARMS),
+    "choices from elsewhere": spaces.Tuple([spaces.Discrete(2, start=1), spaces.Discrete(3)]),
+    "too many choices": spaces.Tuple([spaces.Discrete(50), spaces.Discrete(50)]),
+    "large numbers": spaces.Box(-(2**40), 2**40, (2,), np.int64),
+    "text": spaces.Text(3),
+}
+
+
+def advised_actions(space: gym.Space[Any]) -> tuple[Sampled, gym.Env[Any, Any], str]:
+    env = Sampled(act=space)
+    message = refusal_of(env)
+    assert message.startswith("action_space=")
+    choices = [space.sample() for _ in range(5)]
+    return env, wrapped_as_advised(message, env=env, CHOICES=choices), message
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_few_choices_are_numbered(name: str) -> None:
+    space, count = NUMBERED[name]
+    env, wrapped, _ = advised_actions(space)
+    assert describe_spaces(wrapped).actions == DiscreteActions(count)
+    play(wrapped)
+    env.actions.clear()
+    for number in range(count):
+        wrapped.step(number)
+    assert all(space.contains(action) for action in env.actions)
+    assert len({str(action) for action in env.actions}) == count  # each number is another choice
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_many_choices_are_rounded_and_arrays_are_rearranged(name: str) -> None:
+    env, wrapped, _ = advised_actions(REAL[name])
+    play(wrapped)
+    assert all(REAL[name].contains(action) for action in env.actions)
+    assert len({str(action) for action in env.actions}) > 3
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_other_actions_are_chosen_from_a_list(name: str) -> None:
+    env, wrapped, message = advised_actions(LISTED[name])
+    assert "Make a list CHOICES of the actions to choose from." in message
+    assert describe_spaces(wrapped).actions == DiscreteActions(5)
+    play(wrapped)
+    assert all(LISTED[name].contains(action) for action in env.actions)
+
+
+def test_actions_without_elements_are_refused_as_such() -> None:
+    assert "has no elements" in refusal_of(Sampled(act=spaces.Box(-1, 1, (0,))))
