@@ -162,7 +162,7 @@ def update(side: Side) -> None:
     from dppo.ppo.segment import PolicySnapshot
 
     def summed() -> list[float]:
-        return ray.get([rank.summing_s.remote() for rank in side.trainers._ranks])
+        return ray.get([rank.summing_s.remote() for rank in side.trainers.ranks])
 
     before, began = summed(), time.perf_counter()
     side.trainers.update(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0)

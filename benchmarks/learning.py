@@ -21,9 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dppo.commands.eval import evaluate
 from dppo.config import make_config, presets
-from dppo.policy import load_policy
+from dppo.evaluation import evaluate
 from dppo.runner import train
 
 HERE = Path(__file__).parent
@@ -108,11 +107,11 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
-        played = evaluate(load_policy(result.run_dir), config, episodes=100)
+        played = evaluate(result, episodes=100)
     return {
         "seed": seed,
         "train": result.episodic_return,
-        "eval": fmean(episode.episode_return for episode in played),
+        "eval": played.mean_return,
         "steps": result.global_step,
         "seconds": time.monotonic() - began,
         "weights_sha256": result.weights_sha256,

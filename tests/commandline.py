@@ -1,4 +1,4 @@
-"""`python -m dppo` as a person runs it: a process in a folder of its own, which gets signals and leaves traces."""
+"""Run `python -m dppo` in its own process and folder, send it signals, and inspect what it leaves behind."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import dppo
 
 SOURCE = Path(dppo.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parent
-MARKER = "DPPO_TEST_MARKER"  # a variable that all processes of a command inherit, and no other has
+MARKER = "DPPO_TEST_MARKER"  # a variable that only the processes of one command inherit
 
 
 def fresh_environment(**changes: str) -> dict[str, str]:
-    """That of a user who has set nothing for Ray; modules of `tests` can be imported."""
+    """Return this environment without settings of Ray, and with `tests` on the import path."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "CI"}
     return inherited | {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(TESTS)))} | changes
 
 
 class Command:
-    """One `python -m dppo WORDS` in a session of its own. Whatever it started is gone when the `with` ends."""
+    """One `python -m dppo WORDS` in its own session; leaving the `with` kills all processes that it started."""
 
     def __init__(self, words: Sequence[str], cwd: Path, *, program: Sequence[str] = ("-m", "dppo"), **env: str) -> None:
         self.marker = uuid.uuid4().hex
         self._out, self._err = cwd / f"stdout-{self.marker}", cwd / f"stderr-{self.marker}"
-        # Files, not pipes: whoever inherits a pipe keeps it open, and reading it would wait for them all.
+        # Files, not pipes: reading a pipe would wait for all processes that have inherited it.
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 [sys.executable, *program, *words],
@@ -70,46 +70,46 @@ class Command:
         return self._process.poll() is None
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code; 128 + n as a shell says it where signal n ended the process."""
+        """Return the exit code; as in a shell, 128 + n if signal n ended the process."""
         code = self._process.wait(timeout_s)
         return code if code >= 0 else 128 - code
 
     def wait_until(self, happened: Callable[[], object], timeout_s: float = 60.0) -> None:
-        """Wait for something that the command does while it runs."""
+        """Wait for an event while the command runs."""
         deadline = time.monotonic() + timeout_s
         while not happened():
-            assert self.running, f"ended with {self._process.returncode} before it happened"
-            assert time.monotonic() < deadline, f"did not happen within {timeout_s:g} s"
+            assert self.running, f"the command ended with {self._process.returncode} before the event"
+            assert time.monotonic() < deadline, f"no event within {timeout_s:g} s"
             time.sleep(0.05)
 
     def send(self, number: int) -> None:
-        """A signal to the command alone, as `kill` sends it."""
-        os.kill(self.pid, number)
+        """Send a signal to the command alone, as `kill` does; do nothing if it has ended."""
+        self._process.send_signal(number)
 
     def press_ctrl_c(self) -> None:
-        """SIGINT to all processes of the terminal's foreground group, which the command's children may be in too."""
+        """Send SIGINT to the process group of the command, as a terminal does; its children may be in it, too."""
         os.killpg(self.pid, signal.SIGINT)
 
     def processes(self) -> dict[int, str]:
-        """What the command has started, directly or not, and still runs: command lines by process id."""
+        """Return the command lines of all running descendants of the command, by process id."""
         return {pid: line for pid, line in marked(self.marker).items() if pid != self.pid}
 
     def leaves_nothing_within(self, timeout_s: float, *, but: Sequence[str] = ()) -> None:
-        """See that no process of the command is left behind, leaving aside those whose command line is in `but`."""
+        """Assert that all processes of the command end, except those whose command line is in `but`."""
         deadline = time.monotonic() + timeout_s
         while left := {pid: line for pid, line in self.processes().items() if line not in but}:
-            assert time.monotonic() < deadline, f"still there after {timeout_s:g} s: {left}"
+            assert time.monotonic() < deadline, f"still running after {timeout_s:g} s: {left}"
             time.sleep(0.1)
 
 
 def run(words: Sequence[str], cwd: Path, timeout_s: Any = 90.0, **how: Any) -> tuple[int, str, str]:
-    """Run a command, started as `Command` says, to its end: exit code, stdout, stderr."""
+    """Run a `Command` to its end; return the exit code, stdout and stderr."""
     with Command(words, cwd, **how) as command:
         return command.wait(timeout_s), command.out, command.err
 
 
 def marked(marker: str) -> dict[int, str]:
-    """Processes with this marker; a zombie has no environment any more, and does not count."""
+    """Return the command lines of all processes with this marker; zombies have no environment and do not count."""
     wanted = f"{MARKER}={marker}".encode()
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -124,7 +124,7 @@ def command_line(pid: int) -> str:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes that `pid` has started, directly or not."""
+    """Return all descendants of `pid`."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -136,7 +136,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def actors_of_this_process() -> set[int]:
-    """Process ids of the PPOActors of the Ray that this process started: never those of somebody else."""
+    """Return the process ids of the PPOActors of the Ray that this process started."""
     found = set()
     for pid in descendants(os.getpid()):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Environments for the worst day: they wait to be disturbed, say who made them, or raise in a user's own lines."""
+"""Environments that wait to be disturbed, report their process, kill it, or raise in the user's own lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+from testbeds import CrashingSimulator
 
 
 class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
-    """Takes a second for each step after the first `slow_after`, while `folder` holds a file named `slow`.
+    """Takes a second for each step after the first `slow_after`, while `folder` contains a file named `slow`.
 
-    It makes the file `waiting-PID` when that begins, for a test to know.
+    It creates the file `waiting-PID` when its first slow step begins. If `folder` contains a file named `interrupt`, it
+    removes the file and raises KeyboardInterrupt instead.
     """
 
     def __init__(self, env: gym.Env[Any, Any], folder: str, slow_after: int) -> None:
@@ -27,6 +31,9 @@ class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._fast_steps_left -= 1
+        if self._fast_steps_left < 0 and (self._folder / "interrupt").exists():
+            (self._folder / "interrupt").unlink()
+            raise KeyboardInterrupt
         if self._fast_steps_left < 0 and (self._folder / "slow").exists():
             (self._folder / f"waiting-{os.getpid()}").touch()
             time.sleep(1.0)
@@ -38,7 +45,7 @@ def hesitant_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
 
 
 class Reporting(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes down, at each reset, what the process that it lives in is like."""
+    """Writes a report about its process when it is created, and at each reset."""
 
     def __init__(self, env: gym.Env[Any, Any], folder: str, **rest: Any) -> None:
         super().__init__(env)
@@ -71,7 +78,7 @@ def reporting_cartpole(folder: str, **rest: Any) -> gym.Env[Any, Any]:
 
 
 class Outside(gym.Wrapper[Any, Any, Any, Any]):
-    """Its simulator is a process of its own, as with most game engines; it ends with `close`."""
+    """Runs its simulator in a separate process, like most game engines; `close` ends it."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -87,8 +94,19 @@ def outside_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
     return Outside(hesitant_cartpole(folder, slow_after))
 
 
+def deadly_cartpole(folder: str) -> gym.Env[Any, Any]:
+    """CartPole-v1 that kills its process three times in all: in a constructor, in a reset and in a step.
+
+    The files `constructor`, `reset` and `step` in `folder` show that it has happened.
+    """
+    env: Any = CartPoleEnv()
+    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 5, "at_step": 5})):
+        env = CrashingSimulator(env, how="kill", where=where, marker=str(Path(folder) / where), **when)
+    return TimeLimit(env, 500)
+
+
 class LicenceError(Exception):
-    """A user's own exception; two arguments, so that it cannot be unpickled, as with many of them."""
+    """A user's own exception; with two arguments it cannot be unpickled, like many of them."""
 
     def __init__(self, server: str, code: int) -> None:
         super().__init__(f"{server} said {code}")
@@ -117,13 +135,13 @@ class Brittle(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def line_that_raises(where: str) -> int:
-    """The line of this file that raises there."""
+    """Return the number of the line of this file that raises there."""
     lines = Path(__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# in {where}"))
 
 
 class Odd(gym.Env[Any, Any]):
-    """Has the spaces that it is given by name, and ends every second step."""
+    """Has the spaces of the given names; each episode has two steps."""
 
     SPACES = {  # noqa: RUF012
         "box": gym.spaces.Box(-1, 1, (3,), np.float32),
@@ -156,5 +174,5 @@ class Odd(gym.Env[Any, Any]):
 
 
 def changeable() -> Odd:
-    """Its spaces follow from the process's environment variables: a simulator that is another one today."""
+    """Return an environment whose spaces depend on environment variables, like a simulator that was updated."""
     return Odd(os.environ.get("ODD_OBS", "box"), os.environ.get("ODD_ACT", "two"))

@@ -1,4 +1,4 @@
-"""An observer and a listener for tests: they keep what they are given, and act on it."""
+"""An observer and a log handler for tests: they record their calls, and can act on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dppo.records.result import in_words
 
 
 class Recorder(dppo.Observer):
-    """Keeps all it is given. May press Ctrl-C at an iteration, or call something after each."""
+    """Records all calls. Can press Ctrl-C at an iteration, and call a function after each."""
 
     def __init__(
         self, *, interrupt_at: int | None = None, after_iteration: Callable[[int], object] = lambda number: None
@@ -33,9 +33,9 @@ class Recorder(dppo.Observer):
 
     @property
     def ending(self) -> list[str]:
-        """What is said at the end of the run."""
+        """The last lines that the run has printed."""
         assert self.result is not None
-        return in_words(self.result)
+        return in_words(self.result, self.error)
 
     def on_start(self, run: dppo.RunInfo) -> None:
         self.calls.append("start")
@@ -65,7 +65,7 @@ class Recorder(dppo.Observer):
 
 
 class Notes(logging.Handler):
-    """What `dppo` logs while it is entered, as text; may call something after each."""
+    """Records the log messages of `dppo` while it is entered; can call a function after each."""
 
     def __init__(self, after: Callable[[str], object] = lambda text: None) -> None:
         super().__init__(logging.INFO)

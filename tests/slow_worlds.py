@@ -1,4 +1,4 @@
-"""Environments that take their time, for tests in which the order of arrivals must be anyone's guess."""
+"""Environments with delays, so that segments arrive in an unpredictable order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Delayed(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps before a step, by an amount that nobody can foresee: it depends on nothing of the run."""
+    """Sleeps before each step, for a random time that does not depend on the seed of the run."""
 
     def __init__(self, env: gym.Env[Any, Any], longest_s: float) -> None:
         super().__init__(env)
@@ -32,9 +32,9 @@ def delayed_pendulum(longest_s: float = 0.004) -> gym.Env[Any, Any]:
 
 
 class Endless(gym.Env[Any, Any]):
-    """One episode without an end, whose observations follow from all actions.
+    """A single endless episode whose observations depend on all actions.
 
-    Each step takes 4 ms, if there is a file `slow` when the environment is made.
+    Each step takes 4 ms if the file `slow` exists when the environment is created.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)

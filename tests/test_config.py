@@ -1,4 +1,4 @@
-"""The configuration: what follows from the settings, and what is refused before any process starts."""
+"""The configuration: derived sizes, and refusals before any process starts."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int,
         ("9007199254740993", 2**53 + 1), (10**30, 10**30), (" 4096 ", 4096), ("1E6", 1_000_000),
     ],
 )  # fmt: skip
-def test_whole_numbers_may_be_written_in_many_ways(given_as: Any, number: int) -> None:
+def test_integers_are_accepted_in_several_notations(given_as: Any, number: int) -> None:
     found = config(total_timesteps=given_as).total_timesteps
     assert found == number
     assert type(found) is int
 
 
 @pytest.mark.parametrize("given_as", [1.5, "1.5", "many", "nan", "1e400", None, [1], "1e-3"])
-def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
+def test_other_values_are_refused_for_integers(given_as: Any) -> None:
     text = refusal(num_steps=given_as)
     assert text.startswith("num_steps=")
     assert "\n" not in text
@@ -150,7 +150,7 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         (
             {"num_actors": 9, "num_samplers": 6},
             "num_actors=9 is more than num_samplers=6: 3 would have no sampler to host. Use num_actors=6 or fewer, or "
-            "num_samplers=9 (a larger batch, so another learning problem).",
+            "num_samplers=9, which makes the batch larger and so changes the learning problem.",
         ),
         (
             {"total_timesteps": 100, "num_samplers": 2},
@@ -160,29 +160,29 @@ def test_what_is_no_whole_number_is_refused(given_as: Any) -> None:
         (
             {"num_actors": 16},
             "num_actors=16 is more than num_samplers=8: 8 would have no sampler to host. Use num_actors=8 or fewer, or "
-            "num_samplers=16 (a larger batch, so another learning problem).",
+            "num_samplers=16, which makes the batch larger and so changes the learning problem.",
         ),
         (
             {"num_steps": 1, "num_samplers": 1},
-            "num_steps=1 makes a batch of 1 step (1 sampler x 1 env x 1 step): too few to learn from. Raise "
+            "num_steps=1 makes a batch of 1 step (1 sampler x 1 env x 1 step), which is too small. Raise "
             "num_steps; 128 is usual.",
         ),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
-        ({"activation": "gelu"}, "activation='gelu': should be 'tanh' or 'relu'. Use one of these."),
-        ({"learning_rate": 0}, "learning_rate=0: should be greater than 0. Use a larger one."),
-        ({"learning_rate": "nan"}, "learning_rate='nan': should be a finite number. Use a finite number."),
-        ({"gamma": 2}, "gamma=2: should be less than or equal to 1. Use a smaller one."),
+        ({"activation": "gelu"}, "activation='gelu': must be 'tanh' or 'relu'. Use one of these."),
+        ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
+        ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number. Use a finite number."),
+        ({"gamma": 2}, "gamma=2: must be less than or equal to 1. Use a smaller value."),
         (
             {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
-            "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners.",
+            "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or a different number of learners.",
         ),
         (
             {"num_actors": 4, "num_samplers": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
-            "minibatch_size=14: 3 minibatches do not divide the 20 rows of each of 2 learners. "
+            "minibatch_size=14: 3 minibatches do not divide the 20 rows of each learner evenly. "
             "Use minibatch_size=10 or 20.",
         ),
-        ({"num_samplers": 0}, "num_samplers=0: should be greater than 0. Use a larger one."),
-        ({"env_id": 5}, "env_id=5: should be a valid string."),
+        ({"num_samplers": 0}, "num_samplers=0: must be greater than 0. Use a larger value."),
+        ({"env_id": 5}, "env_id=5: must be a valid string."),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -214,14 +214,14 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
         ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
         ({"micro_batch_size": 256}, "a minibatch has 256 rows"),
         ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a running cluster has its own dashboard"),
-        ({"clip_vloss": True, "vf_coef": 0}, "vf_coef=0 leaves the value loss out"),
+        ({"clip_vloss": True, "vf_coef": 0}, "vf_coef=0 disables the value loss"),
         ({"activation": "relu", "hidden_sizes": ()}, "hidden_sizes is empty"),
-        ({"activation": "relu", "model": "nets:Net"}, "model=nets:Net has layers of its own"),
-        ({"hidden_sizes": (32,), "model": "nets:Net"}, "model=nets:Net has layers of its own"),
-        ({"model_kwargs": {"units": 3}}, "there is no model to pass it to"),
+        ({"activation": "relu", "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
+        ({"hidden_sizes": (32,), "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
+        ({"model_kwargs": {"units": 3}}, "it applies to a model of your own only"),
         (
             {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024},
-            "an update of one SGD step has nothing to stop",
+            "an update is a single SGD step here",
         ),
     ],
 )
@@ -235,17 +235,17 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, Any], words: st
         assert getattr(config(num_actors=2, **settings), name) == value
 
 
-def test_arguments_of_a_network_that_no_checkpoint_can_hold_are_refused() -> None:
+def test_network_arguments_that_are_not_json_are_refused() -> None:
     text = refusal(model="nets:Net", model_kwargs={"units": 3, "layer": object()})
     assert re.match(r"model_kwargs: layer=<object object at .*> cannot be written as JSON", text)
 
 
 @pytest.mark.parametrize("amount", [{"CPU": 1}, {"GPU": 1}, {"licence": 0}, {"licence": -1}, {"licence": "nan"}])
-def test_resources_that_ray_would_choke_on_are_refused(amount: dict[str, Any]) -> None:
+def test_invalid_ray_resources_are_refused(amount: dict[str, Any]) -> None:
     assert refusal(num_actors=1, actor_resources=amount).startswith("actor_resources=")
 
 
-def test_every_wrong_setting_is_reported_on_a_line_of_its_own() -> None:
+def test_every_invalid_setting_is_reported_on_its_own_line() -> None:
     lines = refusal(gamma=2, gae_lambda=-1, nonsense=1, hidden_sizes=(0,)).splitlines()
     assert sorted(line.split("=")[0].split(" ")[0].split(".")[0] for line in lines) == [
         "gae_lambda", "gamma", "hidden_sizes", "nonsense",
@@ -257,26 +257,37 @@ def test_a_missing_environment_is_reported() -> None:
         make_config({})
 
 
-def test_refusals_are_the_same_in_python_and_speak_of_no_flags() -> None:
-    """Every message of the table above, and of those without effect, as raised by `Config` itself."""
+def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags() -> None:
     for settings in ({"gama": 0.9}, {"gamma": 2}, {"num_actors": 9}, {"minibatch_size": 1}, {"address": "auto"}):
         with pytest.raises(ConfigError) as caught:
             Config(**{"env_id": "CartPole-v1"} | settings)
         assert str(caught.value) == refusal(**settings)
         assert "--" not in str(caught.value)
+        with pytest.raises(ConfigError):
+            Config.preset("CartPole-v1", **settings | {"minibatch_size": 1})
+        with pytest.raises(ConfigError):
+            dataclasses.replace(config(), **settings)
 
 
-def test_no_message_of_the_configuration_speaks_of_flags() -> None:
+@pytest.mark.parametrize("wrong", ["CartPole-v1", {"env_id": "CartPole-v1"}, None])
+def test_train_refuses_what_is_not_a_config(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"):
+        dppo.train(wrong)
+
+
+def test_no_text_of_the_configuration_mentions_flags() -> None:
     for name in ("checks", "values", "files", "resume"):
         source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
         assert not re.findall(r"--[a-z]", source), name
-    assert not [when for name in settings_by_name() for when in about(name).when if "--" in when.otherwise]
+    texts = [about(name).help for name in settings_by_name()]
+    texts += [when.otherwise for name in settings_by_name() for when in about(name).when]
+    assert not [text for text in texts if "--" in text]
 
 
 @pytest.mark.parametrize(
     "address", ["ray://head:10001", "http://127.0.0.1:8265", "https://ray.example.org", "tcp://head:6379"]
 )
-def test_an_address_that_is_not_the_clusters_own_is_refused(address: str) -> None:
+def test_an_address_of_another_kind_is_refused(address: str) -> None:
     text = refusal(num_actors=2, address=address)
     assert text.startswith(f"address={address}: ")
     assert "address=auto, or use the head's host:port (6379 by default)" in text
@@ -292,7 +303,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         config().run.seed = 3  # type: ignore[misc]
 
 
-def test_environments_are_named_as_a_person_would_write_them() -> None:
+def test_environments_are_named_by_id_or_import_path() -> None:
     assert config(env_id="CartPole-v1").env_name == "CartPole-v1"
     assert config(env_id=Counting).env_name == "testbeds:Counting"
 
@@ -313,7 +324,7 @@ def test_every_default_is_valid_and_of_its_type() -> None:
 # ------------------------------------------------------------------------------------------- parts
 
 
-def test_settings_may_be_given_flat_or_in_parts_and_are_read_both_ways() -> None:
+def test_settings_may_be_given_and_read_flat_or_in_parts() -> None:
     flat = config(num_steps=64, gamma=0.9, num_actors=2)
     in_dicts = config(sampling={"num-steps": "64"}, ppo={"gamma": 0.9}, actors={"num_actors": 2})
     in_records = Config(  # type: ignore[call-arg]  # env_id may come in its part
@@ -341,11 +352,11 @@ def test_every_setting_belongs_to_one_part_and_every_part_holds_its_values() -> 
         ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
         ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
         ({"sampling": {"num_step": 64}}, "num_step is not a known setting. Did you mean num_steps?"),
-        ({"actors": 8}, "actors=8: actors is a group of settings: actor_gpus, "),
+        ({"actors": 8}, "actors=8: actors is a group of settings. Use one of actor_gpus, "),
         ({"ppo": Sampling()}, "ppo=Sampling("),
     ],
 )
-def test_parts_that_contradict_are_refused(settings: dict[str, Any], text: str) -> None:
+def test_contradictory_parts_are_refused(settings: dict[str, Any], text: str) -> None:
     assert refusal(**settings).startswith(text)
 
 
@@ -361,7 +372,7 @@ def test_a_configuration_shows_what_differs_from_the_defaults() -> None:
 
 
 def test_a_configuration_and_its_parts_travel_without_pydantic() -> None:
-    """As pickles, to a process that must not load it."""
+    """Pickles are loaded in a process that has not imported it."""
     code = (
         "import pickle, sys\n"
         f"config, sampling = pickle.loads({pickle.dumps((config(num_steps=64), config(num_steps=64).sampling))!r})\n"
@@ -372,7 +383,7 @@ def test_a_configuration_and_its_parts_travel_without_pydantic() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_presets_are_for_python_too() -> None:
+def test_presets_are_available_in_python() -> None:
     tuned = Config.preset("CartPole-v1", num_actors=2, sampling={"num_steps": 64})
     assert (tuned.gamma, tuned.num_actors, tuned.num_steps) == (0.98, 2, 64)
     with pytest.raises(ConfigError, match=r"CartPol-v1 is not a known preset\. Did you mean CartPole-v1"):
@@ -385,7 +396,7 @@ BEFORE = {"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamm
 
 
 def changes(**settings: Any) -> tuple[str, ...]:
-    """What is noted when a run is resumed with other settings after half of its iterations."""
+    """Return the notes on resuming a run with other settings after half of its iterations."""
     before = resolved(config(**BEFORE))
     both = leave_out_ineffective(before, settings)
     flat, in_groups = (changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before)))
@@ -393,29 +404,29 @@ def changes(**settings: Any) -> tuple[str, ...]:
     return flat
 
 
-def test_settings_that_change_nothing_learnt_may_change_on_resume() -> None:
+def test_settings_that_do_not_affect_results_may_change_on_resume() -> None:
     assert changes(num_actors=0, checkpoint_interval_s=1, keep_checkpoints=9, progress="off") == ()
     free = {name for name in settings_by_name() if about(name).resume == "free"}
     learnt = {"seed", "num_samplers", "envs_per_sampler", "num_steps", "learner_threads", "dtype", "replay", "gamma"}
     assert not free & learnt
 
 
-def test_settings_that_change_rounding_may_change_on_resume_and_it_is_said() -> None:
+def test_settings_that_affect_rounding_may_change_on_resume_with_a_note() -> None:
     [note] = changes(learner_threads=2)
-    assert note == "learner_threads=2 instead of 1: from here on, results differ in rounding or in their order"
+    assert note == "learner_threads=2 instead of 1: from here on, results differ by rounding or by the order of rows"
 
 
 @pytest.mark.parametrize("change", [{"gamma": 0.5}, {"seed": 2}, {"num_samplers": 9}, {"total_timesteps": 5120}])
-def test_settings_that_change_what_is_learnt_may_not(change: dict[str, Any]) -> None:
+def test_settings_that_affect_learning_must_not_change_on_resume(change: dict[str, Any]) -> None:
     [(name, value)] = change.items()
     with pytest.raises(ConfigError, match=f"^{name}={value}: c was made with {BEFORE.get(name, default_of(name))}, "):
         changes(**change)
 
 
-def test_a_run_may_be_made_longer_and_what_the_learning_rate_does_is_said() -> None:
+def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     [note] = changes(total_timesteps=20480)
     assert note == (
-        "total_timesteps=20480 instead of 10240: the learning rate goes from 0.000125 up to 0.000188, and falls to "
+        "total_timesteps=20480 instead of 10240: the learning rate rises from 0.000125 to 0.000188, and reaches "
         "zero at 20,480 steps instead of 10,240"
     )
     before = resolved(config(anneal_lr=False, total_timesteps=10240))
@@ -423,7 +434,7 @@ def test_a_run_may_be_made_longer_and_what_the_learning_rate_does_is_said() -> N
         assert changes_on_resume(before, config(anneal_lr=False, total_timesteps=total), Path("c"), 5) == ()
 
 
-def test_settings_of_actors_are_left_out_where_a_change_takes_the_actors_away() -> None:
+def test_settings_of_actors_are_dropped_when_a_run_continues_without_actors() -> None:
     before = resolved(config(**BEFORE))
     assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
     assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
@@ -454,13 +465,13 @@ def test_settings_are_read_from_files(tmp_path: Path, name: str, text: str) -> N
     ("text", "words"),
     [
         ("a: [1", "cannot be read as settings"),
-        ("- 1\n- 2\n", "holds list, not settings"),
+        ("- 1\n- 2\n", "contains list, not settings"),
         ("1: 2\n", "not settings"),
         (None, "cannot be read as settings: [Errno 2]"),
         ("!!python/object/apply:os.getcwd []", "cannot be read as settings"),
     ],
 )
-def test_files_that_hold_no_settings_are_refused(tmp_path: Path, text: str | None, words: str) -> None:
+def test_files_without_settings_are_refused(tmp_path: Path, text: str | None, words: str) -> None:
     path = tmp_path / "settings.yaml"
     if text is not None:
         path.write_text(text, encoding="utf8")
@@ -480,7 +491,7 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
     assert yaml.safe_load(path.read_text(encoding="utf8"))["sampling"]["num_samplers"] == 8
 
 
-def test_a_value_that_is_not_json_is_written_so_that_a_person_knows_it() -> None:
+def test_a_value_that_is_not_json_is_written_as_its_repr() -> None:
     written = resolved(config(env_id=Counting, env_kwargs={"scenario": Counting, "at": Path("x"), "n": (1, 2)}))
     assert written["env_id"] == "testbeds:Counting"
     assert written["env_kwargs"]["n"] == [1, 2]

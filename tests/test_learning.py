@@ -1,23 +1,21 @@
-"""It learns. The figures over many seeds are benchmarks/learning.py's; here is what every change has to pass."""
+"""Presets learn. benchmarks/learning.py measures returns over many seeds; these are the bounds for every change."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
 import dppo
-from dppo.commands.eval import evaluate
 from dppo.config import make_config, presets
 
 
 def trained(env_id: str, run_dir: Path, **changes: Any) -> tuple[dppo.Result, float]:
-    """The result with the preset of `env_id`, and the mean return of 20 episodes with the likeliest action."""
+    """Return the result with the preset of `env_id`, and the mean return of 20 episodes of its deterministic policy."""
     config = make_config(presets()[env_id] | {"env_id": env_id, "run_dir": run_dir, "progress": "off"} | changes)
     result = dppo.train(config)
-    return result, fmean(one.episode_return for one in evaluate(dppo.load_policy(run_dir), config, episodes=20))
+    return result, dppo.evaluate(result, episodes=20).mean_return
 
 
 def test_cartpole_is_halfway_there_after_a_third_of_the_steps(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
-"""Observers see all of a run, may stop it, and whatever they raise leaves a checkpoint and nothing open."""
+"""Observers see a whole run and may stop it; an exception from one leaves a checkpoint and nothing open."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import runpy
+import shlex
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,10 @@ from commandline import fresh_environment
 from recorder import Notes, Recorder
 
 import dppo
+from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import EnvironmentFault
-from dppo.ppo.segment import Incident
+from dppo.ppo.segment import CollectionProgress, Incident
 from dppo.records import checkpoint as checkpoints
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -35,11 +40,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
 
 
+def follow(printed: str) -> int:
+    """Type the last command that a run has printed; return its exit code."""
+    [*_, command] = re.findall(r"^Resume with: dppo (.*)$", printed, re.MULTILINE)
+    return main(shlex.split(command))
+
+
 def resumed(run_dir: Path, **changes: Any) -> dppo.Result:
     return dppo.train(settings(run_dir, **changes), resume=run_dir)
 
 
-# ---------------------------------------------------------------------- what they see
+# ---------------------------------------------------------------------- calls
 
 
 def test_an_observer_sees_the_whole_run(tmp_path: Path) -> None:
@@ -60,7 +71,7 @@ def test_an_observer_sees_the_whole_run(tmp_path: Path) -> None:
 
 
 class Obstructing(Recorder):
-    """Put a file in the place of the folder of checkpoints, until one has failed."""
+    """Puts a file in place of the checkpoint folder until a checkpoint has failed."""
 
     def on_iteration(self, row: dict[str, float]) -> bool | None:
         assert self.run is not None
@@ -86,7 +97,7 @@ def test_a_checkpoint_that_could_not_be_written_is_an_incident(tmp_path: Path) -
     assert result.checkpoint.name == "iter_000004.safetensors"
 
 
-def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
+def test_an_observer_of_a_resumed_run_sees_only_the_new_iterations(tmp_path: Path) -> None:
     dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run", observers=[recorder])
@@ -95,15 +106,67 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
     assert [row["iteration"] for row in recorder.rows] == [row["iteration"] for row in result.metrics] == [3, 4]
 
 
-def test_only_observers_are_observers(tmp_path: Path) -> None:
+def test_an_object_that_is_not_an_observer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"observers: .* is not a dppo\.Observer"):
         dppo.train(settings(tmp_path / "run"), observers=[print])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()
 
 
-def test_an_observer_without_methods_does_nothing(tmp_path: Path, undisturbed: str) -> None:
+def test_observers_do_not_change_the_result(tmp_path: Path, undisturbed: str) -> None:
     observers = [dppo.Observer(), Recorder(), dppo.Observer()]
     assert dppo.train(settings(tmp_path / "run"), observers=observers).weights_sha256 == undisturbed
+
+
+class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes 0.3 s for a step."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.3)
+        return self.env.step(action)
+
+
+def sleepy() -> gym.Env[Any, Any]:
+    return Sleepy(gym.make("CartPole-v1"))
+
+
+class Watcher(dppo.Observer):
+    """Keeps the reports of progress, and raises at the third if it is given an error."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.seen: list[CollectionProgress] = []
+        self._error = error
+
+    def on_progress(self, progress: CollectionProgress) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        self.seen.append(progress)
+        if self._error is not None and len(self.seen) == 3:
+            raise self._error
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_progress_is_reported_while_a_slow_simulator_collects(
+    num_actors: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    if num_actors:
+        request.getfixturevalue("ray_session")
+    watcher, steps = Watcher(), 8 if num_actors else 4
+    sizes = {"num_steps": steps, "total_timesteps": 2 * 2 * steps, "num_actors": num_actors, "progress": "plain"}
+    dppo.train(settings(tmp_path / "run", env_id=sleepy, **sizes), observers=[watcher])
+    assert {one.iteration for one in watcher.seen} == {1, 2}
+    for one in watcher.seen:
+        assert 0 <= one.steps <= 2 * steps
+        assert one.global_step == 2 * steps * (one.iteration - 1) + one.steps
+        assert one.elapsed_s >= 1
+        assert one.processes == max(1, num_actors) or one.steps > 0
+    assert any(0 < one.steps < 2 * steps for one in watcher.seen if one.iteration == 1)
+    line = rf"^ +\d+ / {4 * steps} +\d+%   iteration 1: \d+ of {2 * steps} steps   \S+ ms per env step   left about \d"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_interrupt_while_progress_is_reported_leaves_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        dppo.train(settings(tmp_path / "run", env_id=sleepy), observers=[Watcher(KeyboardInterrupt())])
+    assert checkpoints.find(tmp_path / "run").path.stem == "iter_000000"
 
 
 # ---------------------------------------------------------------------- stopping
@@ -117,22 +180,32 @@ class StopAt(dppo.Observer):
         return row["iteration"] == self.iteration
 
 
-def test_an_observer_may_stop_the_run_which_can_go_on(tmp_path: Path, undisturbed: str) -> None:
+def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undisturbed: str) -> None:
     last = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[Recorder(), StopAt(2), StopAt(2), last])
     assert (result.stopped_by, result.iterations) == ("StopAt", 2)
     assert result.checkpoint.stem == "iter_000002"
-    assert [row["iteration"] for row in last.rows] == [1, 2], "all see the last iteration"
+    assert [row["iteration"] for row in last.rows] == [1, 2], "all observers see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
-    assert last.ending[-1] == f"Go on with: dppo train --resume {tmp_path / 'run'}"
+    assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
     assert resumed(tmp_path / "run").weights_sha256 == undisturbed
 
 
-def test_a_stop_at_the_very_end_is_none(tmp_path: Path) -> None:
+def test_a_stop_at_the_last_iteration_is_not_an_early_end(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run"), observers=[StopAt(ITERATIONS)])
     assert result.stopped_by is None
 
 
+def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None:
+    observer = runpy.run_path(str(EXAMPLES / "early_stop.py"))["StopAt"](15.0)
+    result = dppo.train(settings(tmp_path / "run", total_timesteps=64 * 100), observers=[observer])
+    assert (result.stopped_by, result.iterations < 100) == ("StopAt", True)
+    *before, last = [row.get("charts/episodic_return", 0.0) for row in result.metrics]
+    assert last >= 15.0
+    assert all(value < 15.0 for value in before)
+
+
+@pytest.mark.slow
 def test_the_example_stops_early(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "early_stop.py")],
@@ -152,7 +225,7 @@ def test_the_example_stops_early(tmp_path: Path) -> None:
 
 
 class Pruned(Exception):
-    """As of a library that searches for settings."""
+    """An exception like that of a hyperparameter search."""
 
 
 class Raises(dppo.Observer):
@@ -185,7 +258,7 @@ class Raises(dppo.Observer):
 
 @pytest.mark.parametrize("error", [Pruned("hopeless"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("where", ["iteration", "episode"])
-def test_what_an_observer_raises_comes_out_after_a_checkpoint(
+def test_an_exception_from_an_observer_is_raised_by_train_after_a_checkpoint(
     where: str, error: BaseException, tmp_path: Path, undisturbed: str
 ) -> None:
     recorder, handlers = Recorder(), list(logging.getLogger("dppo").handlers)
@@ -198,7 +271,7 @@ def test_what_an_observer_raises_comes_out_after_a_checkpoint(
     assert recorder.result is not None
     assert recorder.result.stopped_by == type(error).__name__
     assert recorder.result.checkpoint.stem == f"iter_{recorder.result.iterations:06d}"
-    assert any(line.startswith("Go on with: dppo train --resume ") for line in recorder.ending)
+    assert any(line.startswith("Resume with: dppo train --resume ") for line in recorder.ending)
     assert logging.getLogger("dppo").handlers == handlers
     assert not any(thread.name == "dppo-tensorboard" for thread in threading.enumerate())
     assert not (tmp_path / "run" / "run.lock").exists()
@@ -206,7 +279,7 @@ def test_what_an_observer_raises_comes_out_after_a_checkpoint(
 
 
 @pytest.mark.parametrize("where", ["start", "checkpoint"])
-def test_an_observer_that_raises_before_training_ends_what_has_begun(where: str, tmp_path: Path) -> None:
+def test_an_observer_that_raises_before_training_ends_the_observers_before_it(where: str, tmp_path: Path) -> None:
     first, last = Recorder(), Recorder()
     with pytest.raises(Pruned):
         dppo.train(settings(tmp_path / "run"), observers=[first, Raises(where, Pruned()), last])
@@ -217,7 +290,7 @@ def test_an_observer_that_raises_before_training_ends_what_has_begun(where: str,
         assert not (tmp_path / "run").exists()
 
 
-def test_all_are_ended_although_one_raises_in_it(tmp_path: Path) -> None:
+def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -> None:
     last = Recorder()
     with pytest.raises(Pruned):
         dppo.train(settings(tmp_path / "run"), observers=[Raises("end", Pruned()), last])
@@ -227,7 +300,7 @@ def test_all_are_ended_although_one_raises_in_it(tmp_path: Path) -> None:
     assert resumed(tmp_path / "run").iterations == ITERATIONS
 
 
-def test_the_first_error_is_the_one_that_comes_out(tmp_path: Path) -> None:
+def test_the_first_of_two_errors_is_raised_and_the_other_logged(tmp_path: Path) -> None:
     both = [Raises("iteration", KeyError("first")), Raises("end", Pruned("second"))]
     with Notes() as notes, pytest.raises(KeyError):
         dppo.train(settings(tmp_path / "run"), observers=both)
@@ -238,7 +311,7 @@ def test_the_first_error_is_the_one_that_comes_out(tmp_path: Path) -> None:
 
 
 class Breaking(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises at a step, if it is set to, and changes the current directory at each reset."""
+    """Raises at a given step of the class."""
 
     at_step, error, steps = -1, BaseException(), 0
 
@@ -263,20 +336,25 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_up
 
 
-def test_a_run_that_ends_by_a_fault_says_how_to_go_on(
-    tmp_path: Path, break_at: Any, capsys: pytest.CaptureFixture[str]
+def test_a_failed_run_prints_its_cause_and_a_command_that_resumes_it(
+    tmp_path: Path, break_at: Any, capsys: pytest.CaptureFixture[str], undisturbed: str
 ) -> None:
     break_at(64 * 2 + 10, ValueError("licence"))
     config = settings(tmp_path / "run", env_id=breaking, progress="plain")
     with pytest.raises(EnvironmentFault):
         dppo.train(config)
     said = capsys.readouterr().out
-    assert "Stopped by EnvironmentFault after 128 steps" in said
+    assert "Failed with EnvironmentFault after 128 steps" in said
+    place = r"sampler 1 \(test_observers:breaking\), env 0: step of episode \d+ \(.*\)"
+    assert re.search(rf"^Cause: {place} raised ValueError: licence$", said, re.MULTILINE)
     assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in said
-    assert f"Go on with: dppo train --resume {tmp_path / 'run'}" in said
+    assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust\n" in said
+    break_at(-1, BaseException())
+    assert follow(said) == 0
+    assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out
 
 
-def test_a_keyboard_interrupt_in_a_step_is_an_interruption(tmp_path: Path, break_at: Any, undisturbed: str) -> None:
+def test_a_keyboard_interrupt_in_an_environment_stops_the_run(tmp_path: Path, break_at: Any, undisturbed: str) -> None:
     break_at(64 * 2 + 10, KeyboardInterrupt())
     result = dppo.train(settings(tmp_path / "run", env_id=breaking))
     assert (result.stopped_by, result.checkpoint.stem) == ("SIGINT", "iter_000002")
@@ -284,7 +362,7 @@ def test_a_keyboard_interrupt_in_a_step_is_an_interruption(tmp_path: Path, break
 
 
 @pytest.mark.parametrize("error", [SystemExit(4), BaseException("bare")])
-def test_an_environment_that_raises_something_bare_leaves_a_checkpoint(
+def test_an_environment_that_raises_a_base_exception_leaves_a_checkpoint(
     error: BaseException, tmp_path: Path, break_at: Any, undisturbed: str
 ) -> None:
     break_at(64 * 2 + 10, error)
@@ -298,7 +376,7 @@ def test_an_environment_that_raises_something_bare_leaves_a_checkpoint(
 # ---------------------------------------------------------------------- the result
 
 
-def test_a_result_is_short_and_its_metrics_are_in_the_file(tmp_path: Path) -> None:
+def test_a_result_has_a_short_repr_and_reads_its_metrics_from_the_file(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run"))
     assert len(repr(result)) < 300
     assert "run_dir=" in repr(result)

@@ -165,7 +165,7 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
 
 def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own_models", None)
-    with pytest.raises(CheckpointError, match=r"its network cannot be made here: model=own_models:Plain: importing"):
+    with pytest.raises(CheckpointError, match=r"its network cannot be built here: model=own_models:Plain: importing"):
         dppo.load_policy(trained.run_dir)
 
 

@@ -14,19 +14,26 @@ import pytest
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.cluster.collecting.collector import Collected
+from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
-from dppo.learner import PPOLearner
 
-ITERATIONS = 4
+ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {
     "cartpole": {"env_id": "CartPole-v1", "num_steps": 64},
     "continuous": {"env_id": "Pendulum-v1", "num_steps": 120, "norm_obs": True, "norm_reward": True, "gamma": 0.9},
 }
 DELAYED = {"cartpole": "slow_worlds:delayed_cartpole", "continuous": "slow_worlds:delayed_pendulum"}
 both = pytest.mark.parametrize("case", list(CASES))
+slow = pytest.mark.slow
+QUICK = {"longest_s": 0.004}  # a segment takes a quarter of a second at least, long enough to kill its actor
+
+
+def with_actors(*fast: tuple[str, int], more: tuple[tuple[str, int], ...] = ()) -> pytest.MarkDecorator:
+    """Cases and numbers of actors: `fast` ones, and `more` in the slow set."""
+    slow_ones = [pytest.param(*one, marks=slow) for one in more]
+    return pytest.mark.parametrize(("case", "num_actors"), [*fast, *slow_ones])
 
 
 def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
@@ -36,14 +43,16 @@ def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The weights of an uninterrupted run in this process, by case: what all others must come to."""
+    """Return the weights of an uninterrupted run in this process, by case; all other runs must give the same."""
     folder = tmp_path_factory.mktemp("in_process")
-    return {case: dppo.train(settings(case, folder / case)).weights_sha256 for case in CASES}
+    results = {case: dppo.train(settings(case, folder / case)) for case in CASES}
+    assert all(result.episodes >= 8 for result in results.values())  # or no test here would see a reset
+    return {case: result.weights_sha256 for case, result in results.items()}
 
 
 @pytest.fixture(autouse=True)
 def running_ray(request: pytest.FixtureRequest) -> None:
-    """Tests with actors share the Ray of the whole test run."""
+    """Let tests with actors share the Ray of the whole test run."""
     if "num_actors" in request.fixturenames or "ray_here" in request.fixturenames:
         request.getfixturevalue("ray_session")
 
@@ -55,14 +64,9 @@ def test_the_seed_decides_the_weights(case: str, in_process: dict[str, str], tmp
     assert again == in_process[case] != other
 
 
-@both
-def test_episodes_ended_while_the_weights_were_compared(case: str, tmp_path: Path) -> None:
-    """Else the tests here would not see a reset."""
-    assert dppo.train(settings(case, tmp_path / "run")).episodes >= 8
-
-
-@both
-@pytest.mark.parametrize("num_actors", [1, 3, 8])
+@with_actors(
+    ("continuous", 3), more=(("cartpole", 1), ("cartpole", 3), ("cartpole", 8), ("continuous", 1), ("continuous", 8))
+)
 def test_any_number_of_actors_gives_the_same_weights(
     case: str, num_actors: int, in_process: dict[str, str], tmp_path: Path
 ) -> None:
@@ -71,8 +75,9 @@ def test_any_number_of_actors_gives_the_same_weights(
     assert result.incidents == {}
 
 
+@slow  # the fast test that kills an actor has random delays, too
 @both
-def test_the_order_of_arrival_does_not_show(
+def test_the_order_of_arrival_does_not_change_the_weights(
     case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     result = dppo.train(settings(case, tmp_path / "run", num_actors=8, env_id=DELAYED[case]))
@@ -80,7 +85,7 @@ def test_the_order_of_arrival_does_not_show(
 
 
 def busy_actors() -> Iterator[int]:
-    """Process ids of our actors that are in the middle of a segment."""
+    """Yield the process ids of actors of this test run that are collecting a segment."""
     ours = f"DPPO_TEST_RUN={os.environ['DPPO_TEST_RUN']}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,8 +96,8 @@ def busy_actors() -> Iterator[int]:
 
 
 def kill_a_busy_actor(killed: list[int]) -> None:
-    """Wait for an actor that is making a segment, give it time for some steps, then SIGKILL it."""
-    deadline = time.monotonic() + 30
+    """Wait for an actor that is collecting a segment; give it time for some steps, then send SIGKILL."""
+    deadline = time.monotonic() + 120
     while not killed and time.monotonic() < deadline:
         for pid in busy_actors():
             time.sleep(0.1)
@@ -103,15 +108,16 @@ def kill_a_busy_actor(killed: list[int]) -> None:
         time.sleep(0.02)
 
 
+@slow  # the same with overlap is in the fast set
 @both
-def test_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
+def test_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_weights(
     case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     killed: list[int] = []
     killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
     killer.start()
     recorder = Recorder()
-    config = settings(case, tmp_path / "run", num_actors=3, env_id=DELAYED[case], env_kwargs={"longest_s": 0.01})
+    config = settings(case, tmp_path / "run", num_actors=3, env_id=DELAYED[case], env_kwargs=QUICK)
     with Notes() as notes:
         result = dppo.train(config, observers=[recorder])
     killer.join()
@@ -123,21 +129,26 @@ def test_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
     assert result.weights_sha256 == in_process[case]
 
 
-def test_an_actor_lost_after_open_episodes_were_recorded_is_rebuilt_by_replay(
+def test_actors_killed_in_a_constructor_a_reset_and_a_step_do_not_change_the_weights(
     in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
-    """The simulator itself kills its process, in an episode that began iterations ago."""
-    crash = {"how": "kill", "at_step": 30, "at_episode": 3, "marker": str(tmp_path / "marker")}
-    config = settings("cartpole", tmp_path / "run", num_actors=2, env_id="testbeds:crashing_cartpole", env_kwargs=crash)
+    """The simulator kills its process. Open episodes, which may have begun iterations ago, are replayed."""
+    config = settings(
+        "cartpole",
+        tmp_path / "run",
+        num_actors=2,
+        env_id="odd_worlds:deadly_cartpole",
+        env_kwargs={"folder": str(tmp_path)},
+    )
     result = dppo.train(config)
-    assert (tmp_path / "marker").exists()
-    assert result.incidents == {"actor_lost": 1}
+    assert all((tmp_path / where).exists() for where in ("constructor", "reset", "step"))
+    assert result.incidents == {"actor_lost": 3}
+    assert sum(row["replay/steps"] for row in result.metrics) > 0
     assert result.weights_sha256 == in_process["cartpole"]
 
 
-@both
-@pytest.mark.parametrize("num_actors", [0, 3])
-def test_a_run_stopped_and_resumed_is_the_run_that_was_not(
+@with_actors(("cartpole", 0), ("continuous", 0), more=(("cartpole", 3), ("continuous", 3)))
+def test_a_stopped_and_resumed_run_gives_the_same_weights(
     case: str, num_actors: int, in_process: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -150,7 +161,7 @@ def test_a_run_stopped_and_resumed_is_the_run_that_was_not(
     assert resumed.weights_sha256 == in_process[case]
 
 
-def test_a_run_may_be_resumed_with_another_number_of_actors(
+def test_a_run_can_be_resumed_with_another_number_of_actors(
     in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     run = tmp_path / "run"
@@ -158,7 +169,7 @@ def test_a_run_may_be_resumed_with_another_number_of_actors(
     assert dppo.train(settings("cartpole", run, num_actors=2), resume=run).weights_sha256 == in_process["cartpole"]
 
 
-def test_an_episode_that_cannot_be_replayed_is_given_up_and_told(tmp_path: Path) -> None:
+def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     drifting = {"env_id": "testbeds:drifting_cartpole"}
     dppo.train(settings("cartpole", run, **drifting), observers=[Recorder(interrupt_at=2)])
@@ -171,7 +182,7 @@ def test_an_episode_that_cannot_be_replayed_is_given_up_and_told(tmp_path: Path)
     assert any("replay_mismatch" in line for line in recorder.ending)
 
 
-def test_without_replay_open_episodes_are_given_up_and_told(tmp_path: Path) -> None:
+def test_without_replay_open_episodes_are_abandoned_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     dppo.train(settings("cartpole", run, replay=False), observers=[Recorder(interrupt_at=2)])
     resumed = dppo.train(settings("cartpole", run, replay=False), resume=run)
@@ -192,9 +203,8 @@ def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     assert state() == before
 
 
-@pytest.mark.parametrize("num_actors", [0, 3])
-@both
-def test_segments_lost_before_they_were_learnt_from_are_made_again(
+@with_actors(("cartpole", 0), ("continuous", 0), more=(("cartpole", 1), ("cartpole", 3), ("continuous", 3)))
+def test_segments_lost_before_the_update_are_collected_again(
     case: str,
     num_actors: int,
     in_process: dict[str, str],
@@ -202,7 +212,7 @@ def test_segments_lost_before_they_were_learnt_from_are_made_again(
     ray_session: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the first iteration, which no ledger tells of, and in the third, by hand: losing_nodes.py loses nodes."""
+    """In the first iteration, without an entry in the ledger, and in the third. losing_nodes.py loses real nodes."""
     update, to_come = LocalTrainer.update, [0, 2]
 
     def update_or_lose(
@@ -220,7 +230,7 @@ def test_segments_lost_before_they_were_learnt_from_are_made_again(
     assert result.weights_sha256 == in_process[case]
     assert result.incidents == {"segments_lost": 2}
     assert [incident.kind for incident in recorder.incidents] == ["segments_lost"] * 2
-    assert "lost on their way; they are made again" in notes.texts
+    assert "lost on their way; they are collected again" in notes.texts
 
 
 # ------------------------------------------------------------------ overlap
@@ -228,13 +238,13 @@ def test_segments_lost_before_they_were_learnt_from_are_made_again(
 
 @pytest.fixture(scope="module")
 def overlapped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The weights of an uninterrupted run in this process with `overlap`, by case."""
+    """Return the weights of an uninterrupted run in this process with `overlap`, by case."""
     folder = tmp_path_factory.mktemp("overlapped")
     return {case: dppo.train(settings(case, folder / case, overlap=True)).weights_sha256 for case in CASES}
 
 
 @both
-def test_overlap_changes_what_is_learnt_and_the_seed_still_decides(
+def test_overlap_changes_the_weights_and_the_seed_still_decides_them(
     case: str, in_process: dict[str, str], overlapped: dict[str, str], tmp_path: Path
 ) -> None:
     again = dppo.train(settings(case, tmp_path / "again", overlap=True)).weights_sha256
@@ -243,22 +253,28 @@ def test_overlap_changes_what_is_learnt_and_the_seed_still_decides(
 
 def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(tmp_path: Path) -> None:
     lags = []
-    update = PPOLearner._update
+    receive, update = Collector.receive, LocalTrainer.update
 
-    def watched(self: PPOLearner, collected: Collected, stop: Any) -> Any:
+    def received(self: Collector, stop: Any) -> Collected:
+        collected = receive(self, stop)
         assert {report.policy_version for report in collected.reports} == {collected.policy.version}
-        lags.append(self.iteration - collected.policy.version)
-        return update(self, collected, stop)
+        return collected
+
+    def updated(self: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> dict[str, float]:
+        lags.append(iteration - policy.version)
+        return update(self, segments, policy, reward_scale, iteration)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PPOLearner, "_update", watched)
+        patch.setattr(Collector, "receive", received)
+        patch.setattr(LocalTrainer, "update", updated)
         for overlap in (True, False):
             dppo.train(settings("cartpole", tmp_path / str(overlap), overlap=overlap))
-    assert lags == [0, 1, 1, 1, 0, 0, 0, 0]
+    assert lags == [0, 1, 1, 0, 0, 0]
 
 
+@slow
 @both
-@pytest.mark.parametrize("num_actors", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_actors", [1, 3])
 def test_overlap_any_number_of_actors_gives_the_same_weights(
     case: str, num_actors: int, overlapped: dict[str, str], tmp_path: Path
 ) -> None:
@@ -267,15 +283,15 @@ def test_overlap_any_number_of_actors_gives_the_same_weights(
     assert result.incidents == {}
 
 
-@both
-def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
+@pytest.mark.parametrize("case", ["cartpole", pytest.param("continuous", marks=slow)])
+def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_weights(
     case: str, overlapped: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
     killed: list[int] = []
     killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
     killer.start()
-    slow = {"env_id": DELAYED[case], "env_kwargs": {"longest_s": 0.01}}
-    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=3, **slow))
+    delayed = {"env_id": DELAYED[case], "env_kwargs": QUICK}
+    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=3, **delayed))
     killer.join()
     assert killed, "no actor was busy long enough to be killed"
     assert result.incidents == {"actor_lost": 1}
@@ -285,12 +301,12 @@ def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_show(
 @both
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(0, 0), pytest.param(0, 2, marks=pytest.mark.slow), (3, 3), pytest.param(2, 0, marks=pytest.mark.slow)],
+    [(0, 0), *(pytest.param(*one, marks=slow) for one in ((0, 2), (3, 3), (2, 0)))],
 )
-def test_overlap_stopped_and_resumed_is_the_run_that_was_not(
+def test_overlap_a_stopped_and_resumed_run_gives_the_same_weights(
     case: str, before: int, after: int, overlapped: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
-    """The segments that were in flight are made again, with the weights that made them the first time."""
+    """The segments in flight are collected again, with the policy of the first time."""
     run = tmp_path / "run"
     stopped = dppo.train(settings(case, run, overlap=True, num_actors=before), observers=[Recorder(interrupt_at=2)])
     assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", 2)
@@ -300,9 +316,8 @@ def test_overlap_stopped_and_resumed_is_the_run_that_was_not(
     assert resumed.weights_sha256 == overlapped[case]
 
 
-@pytest.mark.parametrize("num_actors", [0, 3])
-@both
-def test_overlap_segments_lost_while_the_next_are_on_their_way_are_made_again(
+@with_actors(("cartpole", 0), ("continuous", 0), more=(("cartpole", 3), ("continuous", 3)))
+def test_overlap_segments_lost_while_the_next_are_in_flight_are_collected_again(
     case: str,
     num_actors: int,
     overlapped: dict[str, str],
@@ -310,7 +325,7 @@ def test_overlap_segments_lost_while_the_next_are_on_their_way_are_made_again(
     ray_session: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    update, to_come = LocalTrainer.update, [0, 2, 3]
+    update, to_come = LocalTrainer.update, [0, 1, 2]
 
     def update_or_lose(
         self: LocalTrainer, segments: Any, policy: Any, reward_scale: float | None, iteration: int

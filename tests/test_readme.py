@@ -72,7 +72,7 @@ SMALL = {
     ),
     "./dppo train --resume runs/first --num-actors 4": Small(
         "--num-actors 2",
-        r"(?s)Going on from iter_000003 at step 768.*Done after 1,024 steps",
+        r"(?s)Resuming from iter_000003 at step 768.*Done after 1,024 steps",
         before=forget_the_last_checkpoint,
     ),
     "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(

@@ -1,4 +1,4 @@
-"""`dppo train --resume`: a run that was interrupted, and went on, is the run that was not. By command line."""
+"""`dppo train --resume`: a run that is interrupted and resumed equals one that is not. By command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commandline import Command
+from recorder import Recorder
 
 import dppo
 from dppo.__main__ import main
@@ -24,7 +25,7 @@ TOTAL = BATCH * ITERATIONS
 
 
 def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> list[str]:
-    """A training in which episodes stay open from one iteration to the next, and everything is normalised."""
+    """Return a training in which episodes span iterations, and everything is normalised."""
     return [
         *("train", "odd_worlds:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
@@ -42,14 +43,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run without the figures that are of time."""
-    timely = ("time/", "perf/", "charts/SPS", "replay/")  # what a call did, not what was learnt
+    """Return the rows of a run without measured times."""
+    timely = ("time/", "perf/", "charts/SPS", "replay/")  # depend on the machine and on interruptions
     return [{key: value for key, value in row.items() if not key.startswith(timely)} for row in rows(run)]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing disturbed; every checkpoint is kept."""
+    """Return the folder of an uninterrupted run with all its checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
     assert main(words(folder, "--checkpoint-interval-s", "0", "--keep-checkpoints", "99")) == 0
     return folder / "run"
@@ -59,30 +60,37 @@ LAST = ITERATIONS - 1
 
 
 @pytest.mark.parametrize(
-    ("moment", "finished"), [(STEPS // 2, 0), (2 * STEPS + 7, 2), (LAST * STEPS + STEPS - 1, LAST)]
+    ("moment", "finished", "number"),
+    [
+        (2 * STEPS + 7, 2, signal.SIGTERM),
+        pytest.param(STEPS // 2, 0, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(LAST * STEPS + STEPS - 1, LAST, signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
-def test_interrupted_at_some_moment_it_goes_on_as_if_it_had_not_been(
-    moment: int, finished: int, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_it_prints(
+    moment: int, finished: int, number: int, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "slow").touch()
     with Command(words(tmp_path, slow_after=moment), tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
-        command.send(signal.SIGINT)
-        assert command.wait(60) == 130
+        command.send(number)
+        assert command.wait(60) == 128 + number
+        resume = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
     run = tmp_path / "run"
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
     (tmp_path / "slow").unlink()
-    assert main(["train", "--trust", "--resume", str(run)]) == 0
+    assert main(resume.removeprefix("Resume with: dppo ").split()) == 0
     said = capsys.readouterr().out
-    assert f"Going on from iter_{finished:06d} at step {finished * BATCH}" in said
+    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in said
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
     assert of_learning(run) == of_learning(whole)
 
 
-def test_interrupted_again_and_again_it_goes_on_by_the_command_that_it_names(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_interrupted_twice_is_resumed_exactly(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = words(tmp_path, slow_after=STEPS + 20)
     for _ in range(2):
@@ -91,8 +99,8 @@ def test_interrupted_again_and_again_it_goes_on_by_the_command_that_it_names(who
             command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
             command.send(signal.SIGTERM)
             assert command.wait(60) == 143
-            told = next(line for line in command.out.splitlines() if line.startswith("Go on with: dppo "))
-        line = told.removeprefix("Go on with: dppo ").split()
+            printed = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
+        line = printed.removeprefix("Resume with: dppo ").split()
         for path in tmp_path.glob("waiting-*"):
             path.unlink()
         (tmp_path / "slow").unlink()
@@ -103,7 +111,7 @@ def test_interrupted_again_and_again_it_goes_on_by_the_command_that_it_names(who
     assert of_learning(run) == of_learning(whole)
 
 
-def test_from_an_older_checkpoint_the_rest_is_made_again(whole: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     assert main(["train", "--trust", "--resume", str(run / "checkpoints" / "iter_000002")]) == 0
@@ -111,7 +119,9 @@ def test_from_an_older_checkpoint_the_rest_is_made_again(whole: Path, tmp_path: 
     assert of_learning(run) == of_learning(whole)
 
 
-def test_a_finished_run_is_left_as_it_is(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_changes_nothing(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     assert main(["train", "--trust", "--resume", str(run)]) == 0
@@ -125,7 +135,7 @@ def test_a_finished_run_is_left_as_it_is(whole: Path, tmp_path: Path, capsys: py
     )
 
 
-def test_without_annealing_a_run_can_be_made_longer(tmp_path: Path, whole: Path) -> None:
+def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) -> None:
     constant = ("--no-anneal-lr", "--total-timesteps")
     assert main(words(tmp_path, *constant, str(3 * BATCH))) == 0
     assert main(["train", "--trust", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]) == 0
@@ -134,21 +144,17 @@ def test_without_annealing_a_run_can_be_made_longer(tmp_path: Path, whole: Path)
     assert of_learning(tmp_path / "run") == of_learning(tmp_path / "at once")
 
 
-def test_a_run_made_longer_can_be_resumed_without_saying_so_again(tmp_path: Path) -> None:
-    """Made longer, then interrupted: what counts is what the newest checkpoint was made with."""
+def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path: Path) -> None:
+    """The settings of the newest checkpoint count."""
     assert main(words(tmp_path, "--no-anneal-lr", "--total-timesteps", str(2 * BATCH))) == 0
-    (tmp_path / "slow").touch()
-    longer = ["train", "--trust", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]
-    with Command(longer, tmp_path) as command:
-        command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
-        command.send(signal.SIGINT)
-        assert command.wait(60) == 130
-    (tmp_path / "slow").unlink()
+    longer = dppo.Config(**settings_to_resume(tmp_path / "run", {"total_timesteps": TOTAL}))
+    stopped = dppo.train(longer, resume=tmp_path / "run", observers=[Recorder(interrupt_at=4)])
+    assert stopped.iterations == 4
     assert main(["train", "--trust", "--resume", str(tmp_path / "run")]) == 0
     assert len(rows(tmp_path / "run")) == ITERATIONS
 
 
-def test_what_changes_nothing_that_is_learnt_may_be_changed(whole: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_learning_may_change_on_resume(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     older = str(run / "checkpoints" / "iter_000003")
@@ -157,15 +163,11 @@ def test_what_changes_nothing_that_is_learnt_may_be_changed(whole: Path, tmp_pat
 
 
 def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "slow").touch()
     same = words(tmp_path, "--resume", "auto", slow_after=2 * STEPS + 7)
-    with Command(same, tmp_path) as command:
-        command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
-        command.send(signal.SIGTERM)
-        assert command.wait(60) == 143
-    (tmp_path / "slow").unlink()
+    (tmp_path / "interrupt").touch()
+    assert main(same) == 130
     assert len(rows(tmp_path / "run")) == 2
-    for _ in range(2):  # the second time it is done already
+    for _ in range(2):  # the second time it is finished already
         assert main(same) == 0
         assert weights(tmp_path / "run") == weights(whole)
 
@@ -177,10 +179,10 @@ def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 
 
-def test_a_branch_goes_on_from_the_same_weights_with_another_learning_rate(
+def test_a_branch_starts_with_the_same_weights_and_another_learning_rate(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights, optimiser and normalisers are those of the source; counters and episodes begin anew."""
+    """Weights, optimiser and normalisers come from the source; counters and episodes start from zero."""
     source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert main(["train", "--trust", "--resume", str(source), "--branch", str(new), *flags]) == 0
@@ -202,7 +204,7 @@ def test_a_branch_goes_on_from_the_same_weights_with_another_learning_rate(
     assert len(rows(whole)) == ITERATIONS  # untouched
 
 
-def test_a_branch_says_where_it_comes_from_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
+def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
     config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "total_timesteps": BATCH}))
     branched = dppo.train(config, resume=whole, branch=True)
     assert first_weights(tmp_path / "new") == weights(whole)
@@ -215,7 +217,7 @@ def test_a_branch_says_where_it_comes_from_also_after_a_resume(whole: Path, tmp_
     assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
 
 
-def test_a_branch_keeps_the_shape_of_the_network_and_what_is_normalised(
+def test_a_branch_keeps_the_shape_of_the_network_and_the_normalisation(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     branch = ["train", "--trust", "--resume", str(whole), "--branch", str(tmp_path / "new")]
@@ -231,7 +233,7 @@ def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, caps
     assert main(words(tmp_path, "--branch", "new")) == 2
     assert "branch=new: needs a run to begin with. Name it with --resume RUN." in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "contains a run already" in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
     assert "run_dir=other has no effect with --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="branch=True: needs a run"):

@@ -1,7 +1,9 @@
 """dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
-from dppo import Config, train
-result = train(Config(env_id="CartPole-v1", num_actors=8))
+import dppo
+
+result = dppo.train(dppo.Config.preset("CartPole-v1", num_actors=8))
+print(dppo.evaluate(result, episodes=20))
 """
 
 from __future__ import annotations
@@ -10,11 +12,23 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Observer", "Policy", "Result", "RunInfo", "Spaces", "load_policy", "train"]
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a run shows it or a user asks for it
+__all__ = [
+    "Config",
+    "Evaluation",
+    "Observer",
+    "Policy",
+    "Result",
+    "RunInfo",
+    "Spaces",
+    "evaluate",
+    "load_policy",
+    "train",
+]
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a run or the user's own logging shows it
 
 if TYPE_CHECKING:
     from dppo.config import Config
+    from dppo.evaluation import Evaluation, evaluate
     from dppo.policy import Policy, load_policy
     from dppo.records.observer import Observer, RunInfo
     from dppo.records.result import Result
@@ -23,18 +37,20 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Config": "config",
+    "Evaluation": "evaluation",
     "Observer": "records.observer",
     "Policy": "policy",
     "Result": "records.result",
     "RunInfo": "records.observer",
     "Spaces": "spaces",
+    "evaluate": "evaluation",
     "load_policy": "policy",
     "train": "runner",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: an actor imports this package, and needs none of them."""
+    """Import a public name on first use: an actor imports this package, and needs none of them."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""`dppo COMMAND ...`: find the command, and turn errors into words and exit codes."""
+"""`dppo COMMAND ...`: run a command, and turn errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import sys
 from importlib import import_module
 
-from dppo.errors import ConfigError, DppoError, unknown_name
+from dppo.errors import DppoError, EnvironmentFault, unknown_name
 
 COMMANDS = {
-    "train": "train a policy: dppo train CartPole-v1 --num-actors 8",
-    "compare": "what more actors gain, as a picture: dppo compare dppo/SlowCartPole-v0 --actors 1 8",
-    "eval": "play with a trained policy: dppo eval runs/...",
-    "test": "run the tests of a source checkout",
+    "train": "Train a policy, or continue a run.",
+    "compare": "Train with several numbers of actors or several seeds, and compare them.",
+    "eval": "Play episodes with a trained policy.",
+    "test": "Run the tests of a source checkout.",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; return its exit code: 0 done, 1 failed, 2 wrong usage, 128 + n stopped by signal n."""
+    """Run one command; return its exit code: 0 success, 1 failure, 2 wrong usage, 128 + n stopped by signal n."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -30,24 +30,28 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"dppo: {unknown_name('command', args[0], COMMANDS)} `dppo --help` lists them.", file=sys.stderr)
         return 2
-    sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as `python -m` would
+    return _run(args[0], args[1:])
+
+
+def _run(command: str, argv: list[str]) -> int:
+    sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`
     try:
-        code: int = import_module(f"dppo.commands.{args[0]}").main(args[1:])
-        return code
+        code: int = import_module(f"dppo.commands.{command}").main(argv)
     except DppoError as error:
-        print(f"dppo {args[0]}: {_as_typed(error)}", file=sys.stderr)
-        return error.exit_code
+        print(f"dppo {command}: {_as_typed(error)}", file=sys.stderr)
+        code = error.exit_code
     except KeyboardInterrupt:
-        print(f"dppo {args[0]}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone: `dppo ... | head`
+        print(f"dppo {command}: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # the reader of our output has exited: `dppo ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        code = 141
+    return code
 
 
 def _as_typed(error: DppoError) -> str:
-    """Return the text of an error, which is about settings, with remedies that can be typed."""
-    if not isinstance(error, ConfigError):
+    """Return the text of an error, with the settings of its remedies as flags; a user's traceback stays unchanged."""
+    if isinstance(error, EnvironmentFault):
         return str(error)
     from dppo.commands.settings_flags import in_flags
 
@@ -65,7 +69,13 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "`dppo COMMAND --help` shows the settings of each.",
+            "Examples:",
+            "  dppo train CartPole-v1",
+            "  dppo train mysim:make --num-actors 8     mysim.py is in the current folder",
+            "  dppo compare dppo/SlowCartPole-v0 --actors 1 8",
+            "  dppo eval runs/NAME",
+            "",
+            "`dppo COMMAND --help` lists the flags of a command.",
         ]
     )
 

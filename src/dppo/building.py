@@ -1,9 +1,10 @@
-"""Build what a run is made of: Ray, actors, environments, learners; in the state that the run goes on from."""
+"""Build the parts of a run (Ray, actors, environments, learners) and restore the state it continues from."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,57 +19,72 @@ from dppo.policy import model_state
 from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.segment import CollectionProgress
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # room for them; how many a user's network has depends on the environment
+PARAMETERS_OF_A_MODEL = 4_000_000  # an estimate: the size of a user's network is not known before its environment
 
 logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that a run is made of."""
+    """The parts of a run that the runner works with."""
 
     collector: Collector
     learner: PPOLearner
     spaces: Spaces
 
 
-def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack) -> Parts:
-    """Make Ray, actors, environments and learners, and put them where the run goes on from, or branches off.
+def build(
+    config: Config,
+    folder: RunFolder,
+    stop: StopSignals,
+    stack: ExitStack,
+    on_progress: Callable[[CollectionProgress], None],
+    announce: Callable[[], None],
+) -> Parts:
+    """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
     Args:
-        stack: closes them.
+        stack: closes all parts.
+        on_progress: called about once a second while segments are being collected.
+        announce: called once, to show the run: before Ray starts, or, in process, when no space has been refused.
 
     Raises:
-        CheckpointError: the environment is another than that of the run to go on from.
+        CheckpointError: the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
-    for problem in start.damaged if start else ():
-        logger.warning("passed over a damaged checkpoint: %s", problem)
-    for change in start.close_changes if start else ():
-        logger.warning("%s", change)
-    torch_import = threading.Thread(target=_import_torch, daemon=True)  # beside Ray, which mostly waits
-    torch_import.start()
-    stack.callback(torch_import.join)  # Python must not end in the middle of it
+    torch_import = _importing_torch(stack)
     if config.num_actors > 0:
+        announce()
         stop.check()
         _open_session(config, stop, stack)
         stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
-    collector = _make_collector(config, ledger, stack)
+    collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
+    if config.num_actors == 0:
+        announce()
+    _log_start(start)
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
-        logger.warning("%s says it is nondeterministic: lost samplers begin fresh episodes", config.env_name)
+        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
     torch_import.join()
     logger.info("%s", choose_network(config.network, spaces).in_words())
     parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
+
+
+def _log_start(start: Start | None) -> None:
+    for problem in start.damaged if start else ():
+        logger.warning("skipped a damaged checkpoint: %s", problem)
+    for change in start.close_changes if start else ():
+        logger.warning("%s", change)
 
 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
@@ -83,13 +99,16 @@ def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     stop.add_check(session.check)
 
 
-def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack) -> Collector:
+def _make_collector(
+    config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: Callable[[CollectionProgress], None]
+) -> Collector:
     collector = make_collector(
         sampler_plan(config),
         config.actors,
         ledger,
         by_reference=config.num_learners > 0,
         notify=logger.warning,
+        on_progress=on_progress,
     )
     stack.callback(collector.close)
     return collector
@@ -110,7 +129,7 @@ def _make_learner(
 
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
-    """Put the learner where `start` was; with `branch`, let it begin with what was learnt there."""
+    """Load `start` into the learner; with `branch`, only the weights, the optimiser and the normalisers."""
     model = model_state(parts.spaces, network_spec(config.network, parts.spaces))
     found = start.state.get("model")
     before = found if isinstance(found, dict) else {}
@@ -118,8 +137,8 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
     if differing:
         name = differing[0]
         raise CheckpointError(
-            f"{start.checkpoint}: its {name} is {before.get(name)}, that of {config.env_name} is {model[name]}. "
-            f"{'Branch' if branch else 'Resume'} with the environment that the run began with."
+            f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is {model[name]}. "
+            f"{'Branch' if branch else 'Resume'} with the environment of the original run."
         )
     try:
         if branch:
@@ -128,9 +147,16 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
             parts.learner.load(start.arrays, start.state)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{start.checkpoint}: is not a checkpoint that this dppo can go on from ({error!r}). Use the version that "
-            f"wrote it."
+            f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
+
+
+def _importing_torch(stack: ExitStack) -> threading.Thread:
+    """Start to import torch in a thread, in parallel with Ray, which mostly waits."""
+    thread = threading.Thread(target=_import_torch, daemon=True)
+    thread.start()
+    stack.callback(thread.join)  # Python must not exit in the middle of an import
+    return thread
 
 
 def _import_torch() -> None:

@@ -1,4 +1,4 @@
-"""The exceptions a user can meet."""
+"""The exceptions that users may see."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Iterable
 
 
 class DppoError(Exception):
-    """Base of all; its text is written for the person who reads it. `dppo` exits with `exit_code`."""
+    """Base class of all errors that are reported to the user. The command line exits with `exit_code`."""
 
     exit_code = 1
 
 
 class ConfigError(DppoError, ValueError):
-    """A setting that cannot be, found before training starts."""
+    """An invalid setting, detected before training starts."""
 
     exit_code = 2
 
 
 class CheckpointError(DppoError):
-    """A checkpoint that is missing, damaged, or of another run than asked for."""
+    """A checkpoint that is missing or damaged, or that belongs to a different run."""
 
     exit_code = 2
 
 
 class CheckpointNotWritten(CheckpointError):
-    """A checkpoint could not be written: the disk is full, for example. The earlier ones are untouched."""
+    """A checkpoint could not be written, for example because the disk is full. Earlier ones are untouched."""
 
     exit_code = 1
 
 
 class EnvironmentFault(DppoError):
-    """The user's environment raised, or returned something that is no observation or reward.
+    """The user's environment raised an exception, or returned an invalid observation or reward.
 
-    Its text names sampler, env, seed and step; `remote_traceback` is the user's own.
+    The message names sampler, env, seed and step; `remote_traceback` is the traceback of the user's code.
     """
 
     def __init__(self, message: str, remote_traceback: str = "") -> None:
@@ -46,24 +46,24 @@ class EnvironmentFault(DppoError):
 
 
 class ClusterError(DppoError):
-    """Ray could not be reached or started, has too little for this run, or lost more than may be lost."""
+    """Ray cannot be reached or started, has too few resources for this run, or lost too many processes."""
 
 
 class SegmentsLost(ClusterError):
-    """Segments went with the node that held them, before the learners had fetched them. They can be made again."""
+    """The node that held some segments failed before the learners had fetched them. They can be collected again."""
 
 
 class TrainingDiverged(DppoError):
-    """A loss or gradient is not finite. The weights are those from before the minibatch."""
+    """A loss or gradient is not finite. The weights are those from before the failed minibatch."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return `1 env`, `1,024 envs`."""
+    """Return a number with its noun: `1 env`, `1,024 envs`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """`x is not a known setting. Did you mean y?`"""
+    """Return `x is not a known setting. Did you mean y?`."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f" Did you mean {close[0]}?" if close else ""
     return f"{name} is not a known {kind}.{hint}"

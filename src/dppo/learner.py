@@ -1,4 +1,4 @@
-"""PPOLearner: the master. Its `run` is the loop of the method."""
+"""PPOLearner: the training loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dppo.signals import StopSignals
 if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.learning.trainers import Trainers
 
-EPISODE_WINDOW = 100  # episodes that the mean return and length are taken over
+EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class Iteration:
     """1, 2, ..."""
     losses: dict[str, float]
     collected: Collected
-    """Without its segments."""
+    """The collected reports, without the segments."""
     incidents: tuple[Incident, ...]
-    """Faults that were dealt with in it, of samplers, actors and learners."""
+    """Resolved faults of samplers, actors and learners during the iteration."""
     update_s: float
     ended: float
-    """The end of the update, by `time.monotonic`."""
+    """Time of `time.monotonic` at the end of the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Acting:
-    """The policy that makes a segment, and the statistics that belong to it."""
+    """The policy that collects a segment, and the statistics that belong to it."""
 
     policy: PolicySnapshot
     statistics: Statistics
@@ -51,7 +51,7 @@ class _Acting:
 class PPOLearner:
     """Requests segments, trains on them, publishes the new weights.
 
-    Owns what is known between two iterations: the progress of the run, the normalisers' statistics, and the ledger
+    Owns the state between two iterations: the progress of the run, the statistics of the normalisers, and the ledger
     from which any sampler can be rebuilt.
     """
 
@@ -65,9 +65,11 @@ class PPOLearner:
         overlap: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Args:
-        overlap: request segments with the weights that are about to be updated, so that actors and learner work
-            at the same time; policy lag is then exactly one.
+        """Begin a new run; `load` or `adopt` continue an earlier one.
+
+        Args:
+            overlap: request segments with the weights that are about to be updated, so that actors and learner work
+                at the same time; policy lag is then exactly one.
         """
         self._collector = collector
         self._trainers = trainers
@@ -75,8 +77,8 @@ class PPOLearner:
         self._statistics = statistics
         self._overlap = overlap
         self._notify = notify
-        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from this iteration's on
-        self._asked = -1  # index of the segments requested last
+        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
+        self._asked = -1  # index of the last requested segments
         self.iteration = 0
         self.global_step = 0
         self.episodes = 0
@@ -90,9 +92,9 @@ class PPOLearner:
         """Train until `iterations` are done.
 
         Consumes: segments of policy version k (with `overlap`, k - 1). Produces: policy version k + 1. Waits for:
-        every sampler. Fails when: an environment raises, more actors are lost than may be, a loss is not finite, or
-        `stop` comes while it waits. It may be given up at any moment: what is known between two iterations then
-        belongs to the last one that was finished.
+        every sampler. Fails when: an environment raises, the restart budget of an actor is spent, a loss is not
+        finite, or `stop` is requested during a wait. The caller may stop iterating at any time: the state is then
+        that of the last finished iteration.
         """
         if self.iteration < iterations:
             self._request(self.iteration, iterations)
@@ -106,9 +108,9 @@ class PPOLearner:
             yield iteration
 
     def _request(self, index: int, iterations: int) -> None:
-        """Ask for segment `index` under the current policy, unless the run ends before it.
+        """Ask for segment `index` with the current policy, unless the run ends before it.
 
-        A segment that was in flight when its run was stopped is asked for under the policy that it had then.
+        After a resume, a segment that was in flight is requested with the policy that it had then.
         """
         if index not in self._acting:
             self._acting[index] = _Acting(self.snapshot(), self._statistics)
@@ -120,14 +122,14 @@ class PPOLearner:
         self._asked = index
 
     def _receive(self, stop: StopSignals) -> Collected:
-        """Wait for the segments requested last, and record how to make the next ones."""
+        """Wait for the last requested segments, and record how to rebuild the samplers after them."""
         collected = self._collector.receive(stop)
         for report in collected.reports:
             self._ledger.record(report)
         return collected
 
     def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
-        """Train on these segments, and make them part of the run."""
+        """Train on these segments, and commit them to the run."""
         while True:
             began = time.monotonic()
             merged = self._statistics.merged([report.statistics for report in collected.reports])
@@ -143,8 +145,8 @@ class PPOLearner:
         return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
-        """Make the same segments once more, and ask again for those that were already on their way."""
-        self._notify(f"{error}; they are made again")
+        """Collect the same segments again, then repeat the request that was in flight."""
+        self._notify(f"{error}; they are collected again")
         self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
         in_flight = self._asked
         self._collector.renew()
@@ -155,7 +157,7 @@ class PPOLearner:
         return collected
 
     def _commit(self, collected: Collected, statistics: Statistics) -> None:
-        """Make these segments part of the run: everything in sampler order, whatever order they came in."""
+        """Make these segments part of the run, in sampler order rather than in order of arrival."""
         self._statistics = statistics
         for report in collected.reports:
             self.global_step += report.steps
@@ -177,18 +179,18 @@ class PPOLearner:
         """Count an incident among those of the run."""
         self.incidents[incident.kind.value] += 1
 
-    # ------------------------------------------------------------------ what is known between two iterations
+    # ------------------------------------------------------------------ state between two iterations
 
     def snapshot(self) -> PolicySnapshot:
-        """Return a copy of the current policy, as samplers get it."""
+        """Return a copy of the current policy for samplers."""
         return _policy(self.iteration, self._trainers.weights(), self._statistics)
 
     def weights_sha256(self) -> str:
-        """Return a fingerprint of all weights: equal when every bit is."""
+        """Return the SHA-256 of all weights."""
         return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()
 
     def state(self) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-        """Return all that the next iteration depends on: named arrays by part, and plain values."""
+        """Return everything that the next iteration depends on: named arrays by part, and plain values."""
         spec = self._trainers.spec
         arrays = {
             "model": spec.unflatten(self._trainers.weights()),
@@ -210,12 +212,12 @@ class PPOLearner:
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
-        """Begin with what another run has learnt: weights, optimiser and the normalisers' statistics."""
+        """Start with the weights, optimiser state and normaliser statistics of another run."""
         self._trainers.load(self._trainers.spec.flatten(arrays["model"]), arrays["optimizer"])
         self._statistics = self._statistics.loaded(arrays["normalizer"])
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
-        """Continue from what `state` gave; samplers are rebuilt by their first request."""
+        """Restore the result of `state`; samplers are rebuilt by their first request."""
         self.adopt(arrays)
         self.iteration = values["iteration"]
         self._ledger.load(arrays["samplers"], self.iteration)
@@ -230,5 +232,5 @@ class PPOLearner:
 
 
 def _policy(version: int, weights: np.ndarray, statistics: Statistics) -> PolicySnapshot:
-    """Return a policy as samplers get it."""
+    """Return a policy for samplers."""
     return PolicySnapshot(version, weights, None if statistics.obs is None else ObsScale.of(statistics.obs))

@@ -12,7 +12,7 @@ import numpy as np
 
 from dppo import streams
 from dppo.envs.rows import rows_of
-from dppo.errors import CheckpointError, ConfigError
+from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.choice import BUILT_IN
 from dppo.ppo.inputs import measured_shape
@@ -36,27 +36,36 @@ from dppo.streams import Stream
 
 
 class Policy:
-    """Chooses actions as the environment wants them."""
+    """A trained policy: turns observations into actions of the environment's own action space."""
 
     def __init__(self, spaces: Spaces, agent: PPOAgent, snapshot: PolicySnapshot, state: dict[str, Any]) -> None:
         self.spaces = spaces
         self.weights = snapshot.weights
         """[P] all parameters, flat."""
         self.state = state
-        """What the checkpoint says of itself: iteration, global_step, config, versions."""
+        """The checkpoint's description of itself: iteration, global_step, config, versions."""
         self._agent = agent
         self._agent.load(snapshot)
 
+    def __repr__(self) -> str:
+        """Show environment, spaces, network, number of parameters and training iteration in one line."""
+        config = self.state.get("config")
+        env = config.get("env_id", "?") if isinstance(config, dict) else "?"
+        return (
+            f"Policy({env}: {spaces_in_words(self.spaces)}; {_network_in_words(self._agent.spec)}, "
+            f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
+        )
+
     def act(self, obs: Any, *, generator: np.random.Generator | None = None) -> Any:
-        """The action for one observation [*O], or actions for a batch of them [n, *O].
+        """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
         Of a Dict or a Tuple space, a batch has such an axis in front of each leaf.
 
         Args:
-            generator: draw the action from the policy with it; None takes the likeliest action.
+            generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
-            ValueError: `obs` has another shape than the environment's observations.
+            ValueError: the shape of `obs` is not that of the environment's observations.
         """
         rows, single = self._rows(obs)
         if generator is None:
@@ -75,7 +84,7 @@ class Policy:
         shape = self.spaces.obs.shape
         single = rows.shape == shape
         if not single and rows.shape[1:] != shape:
-            raise ValueError(f"obs has shape {rows.shape}. Give {shape}, or (n, {', '.join(map(str, shape))}).")
+            raise ValueError(f"obs has shape {rows.shape}. Pass {shape}, or (n, {', '.join(map(str, shape))}).")
         if single:
             rows = rows[None]
         if np.issubdtype(rows.dtype, np.floating):
@@ -96,37 +105,37 @@ class Policy:
 def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     """Return the policy of a run's newest good checkpoint, or of the checkpoint at `path`.
 
-    Loading runs no code from the folder, with one exception: for a network of your own the checkpoint holds the import
-    path of its class, and that module is imported. Load such a policy from folders that you trust, or give `model`.
+    Loading runs no code from the folder, with one exception: a network of your own is stored as the import path of its
+    class, and that module is imported. Load such a policy only from a folder that you trust, or pass `model`.
 
     Args:
-        model: the class of the run's own network, or its import path, in place of what the checkpoint names.
+        model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or its network cannot be made here.
+        CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
     """
     return read(path).policy(model)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A checkpoint of a policy as it was read: nothing of it has run."""
+    """The checkpoint of a policy, read from disk; nothing that it names has been imported."""
 
     path: Path
     checkpoint: Checkpoint
 
     @property
     def model_name(self) -> str | None:
-        """The import path of the network that the checkpoint names; None for the default network."""
+        """Return the import path of the network that the checkpoint names; None for the default network."""
         model = self.checkpoint.state.get("model")
         name = model.get("model") if isinstance(model, dict) else None
         return None if name is None or name == BUILT_IN else str(name)
 
     def policy(self, model: ModelClass | None = None) -> Policy:
-        """Return the policy; imports what `model_name` names, or `model` in place of it.
+        """Return the policy; import the module that `model_name` names, or use `model` in its place.
 
         Raises:
-            CheckpointError: it is not a policy, or its network cannot be made here.
+            CheckpointError: the file is not a checkpoint of a policy, or its network cannot be built here.
         """
         state, arrays = self.checkpoint.state, self.checkpoint.arrays
         try:
@@ -136,17 +145,17 @@ class Read:
             statistics = arrays["normalizer"]
         except ConfigError as error:
             raise CheckpointError(
-                f"{self.path}: its network cannot be made here: {error} If its module is elsewhere, add that to "
-                f"PYTHONPATH, or give the class: load_policy(path, model=Class)."
+                f"{self.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
+                f"or pass the class: load_policy(path, model=Class)."
             ) from None
         except (KeyError, TypeError, ValueError) as error:
             if self.model_name is not None and isinstance(error, ValueError):
                 raise CheckpointError(
                     f"{self.path}: {self.model_name} is not the network that was trained: {error}. Use the class as it "
-                    f"was then."
+                    f"was at the time of training."
                 ) from None
             raise CheckpointError(
-                f"{self.path}: holds no policy of dppo ({error!r}). Give the folder of a run."
+                f"{self.path}: is not a dppo checkpoint ({error!r}). Pass the folder of a run."
             ) from None
         obs_scale = None
         if "obs.count" in statistics:
@@ -160,32 +169,61 @@ def read(path: str | Path) -> Read:
     """Read a run's newest good checkpoint, or the checkpoint at `path`.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is no checkpoint, or it is damaged.
     """
     found = checkpoints.find(Path(path))
     for problem in found.damaged:
-        # A warning: whoever calls this has no terminal of ours.
-        warnings.warn(f"passed over a newer checkpoint, which is damaged: {problem}", stacklevel=3)
+        warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
     return Read(found.path, checkpoints.load(found.path))
 
 
 def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
-    """The stream from which a stochastic policy draws in an evaluation episode."""
+    """Return the random stream from which actions are sampled in an evaluation episode."""
     return streams.generator(seed, Stream.EVALUATION, episode)
 
 
-# ------------------------------------------------------------------ spaces and model as JSON
+# ------------------------------------------------------------------ spaces and network, in words and as JSON
+
+
+def spaces_in_words(spaces: Spaces) -> str:
+    """Return `obs float32[4], actions Discrete(2)`."""
+    counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
+    coded = f" of {sum(counts.values()):,} categories" if counts else ""
+    return f"obs {_dtype_in_words(spaces.obs)}{coded}, actions {actions_in_words(spaces.actions)}"
+
+
+def actions_in_words(actions: DiscreteActions | BoxActions) -> str:
+    """Return `Discrete(2)` or `Box[3]`; a bound is not part of it, since actions are clipped to the policy's own."""
+    if isinstance(actions, DiscreteActions):
+        return f"Discrete({actions.n}{f', start={actions.start}' if actions.start else ''})"
+    return f"Box{list(actions.shape)}"
+
+
+def _dtype_in_words(dtype: np.dtype[Any]) -> str:
+    if dtype.names is None:
+        return f"{dtype.base}{list(dtype.shape)}"
+    return f"{{{', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)}}}"
+
+
+def _network_in_words(spec: NetworkSpec) -> str:
+    if isinstance(spec, MLPSpec):
+        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
+    described = spec.as_json()
+    if described["model"] == BUILT_IN:
+        encoder = described["model_kwargs"].get("image_encoder", "")
+        return f"network of encoders {encoder}".rstrip()
+    return f"network {described['model']}"
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
-    """Return what `model_from` needs, as JSON values."""
+    """Return spaces and network as JSON values, for `model_from`."""
     actions = spaces.actions
     if isinstance(actions, DiscreteActions):
         described: dict[str, Any] = {"discrete": {"n": actions.n, "start": actions.start}}
     else:
         dtype = str(actions.low.dtype)
         described = {"box": {"low": actions.low.tolist(), "high": actions.high.tolist(), "dtype": dtype}}
-    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # a tuple as the list that is read back
+    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
     return {
         "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,
@@ -206,7 +244,7 @@ def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
 
 
 def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
-    """Return spaces and network of a checkpoint, from its state.
+    """Return the spaces and the network that a checkpoint's state describes.
 
     Args:
         own: the class of the user's network, in place of the one that the state names.

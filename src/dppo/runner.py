@@ -1,4 +1,4 @@
-"""One run from start to finish: connect, build, loop, report, save, stop."""
+"""One training run from start to finish: build the parts, iterate, report, save, stop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from dppo.assemble import network_spec
 from dppo.building import Parts, build
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.learner import Iteration
 from dppo.policy import model_state
 from dppo.ppo.module import check_model
@@ -34,7 +35,7 @@ from dppo.records.run_folder import RunFolder
 from dppo.records.tensorboard import TensorBoard
 from dppo.signals import StopRequested, StopSignals
 
-MIN_EPISODES = 20  # that a checkpoint's score is the mean of: fewer may be luck, and the best is kept for ever
+MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
 logger = logging.getLogger("dppo")
 
@@ -46,25 +47,31 @@ def train(
     branch: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Train one policy, and leave a run's folder behind.
+    """Train one policy and write a run folder.
 
     Args:
-        resume: the folder of a run (or one of its checkpoints) to go on from, exactly; `config` must be that run's but
-            for settings that do not change what is learnt. "auto": go on with what `config.run_dir` holds, or start.
-        branch: start a new run in `config.run_dir` instead, with the weights, the optimiser and the normalisers of
-            `resume`. Counters begin at zero, episodes afresh; the network's shape and what is normalised may not
-            change, other settings may.
-        observers: watch the run, and may stop it; beside the display that `config.progress` names.
+        resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
+            except for settings that do not change the result. "auto" resumes the run in `config.run_dir` if there is
+            one, and starts a new run otherwise.
+        branch: start a new run in `config.run_dir` instead, with the weights, the optimiser state and the normalisers
+            of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalisation
+            must stay the same; other settings may change.
+        observers: watch the run, and may stop it. They are called in addition to the display of `config.progress`.
+
+    Returns:
+        The result, also of a run that a signal or an observer stopped.
 
     Raises:
         ConfigError: an invalid setting, environment or cluster, detected before training starts.
-        CheckpointError: nothing to resume from.
-        CheckpointNotWritten: the disk is full, for example.
+        CheckpointError: there is no good checkpoint to resume from.
+        CheckpointNotWritten: a checkpoint could not be written, for example because the disk is full.
         EnvironmentFault: the environment raised; carries the user's traceback.
-        ClusterError: Ray cannot be reached, or more was lost than may be.
+        ClusterError: Ray cannot be reached, or too many processes were lost.
         TrainingDiverged: a loss or gradient is not finite.
     """
     began = time.monotonic()
+    if not isinstance(config, Config):
+        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
     check_env_id(config.env_id)
     if config.model is not None:
         check_model(config.model)
@@ -73,10 +80,10 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.start(_described(config, folder))
-                parts = build(config, folder, stop, stack)
+                announce = partial(watching.start, _described(config, folder))
+                parts = build(config, folder, stop, stack, watching.progress, announce)
                 return _Run(config, folder, watching, parts, began).go(stop)
-        except StopRequested as request:  # before there was anything to save
+        except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
             watching.end(None, interruption)
             raise interruption from None
@@ -88,7 +95,7 @@ def train(
 def _described(config: Config, folder: RunFolder) -> RunInfo:
     lines, start = [sizes_in_words(config), hosting_in_words(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
-        lines.append(f"Going on from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
+        lines.append(f"Resuming from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
     if folder.origin is not None:
         lines.append(branch_in_words(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
     return RunInfo(
@@ -105,7 +112,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
 
 
 class _Run:
-    """The loop over the parts of one run: report, save, end."""
+    """Drives the parts of one run: iterates, reports, saves, ends."""
 
     def __init__(self, config: Config, folder: RunFolder, watching: Observers, parts: Parts, began: float) -> None:
         self.config = config
@@ -122,8 +129,8 @@ class _Run:
         self.time_split = TimeSplit()
 
     def go(self, stop: StopSignals) -> Result:
-        """Train until the steps are done or somebody asks to stop; leave a checkpoint in any case."""
-        self._save()  # before the first segment, and before rows are cut off: a kill at any time can be resumed
+        """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
+        self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
         self.folder.write_settings(self.config)
         try:
             self._open_files()
@@ -144,15 +151,18 @@ class _Run:
         self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
 
     def _iterate(self, stop: StopSignals) -> str | None:
-        """Iterate until the steps are done; return the name of what stopped it before."""
+        """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
         self.training_began = self.ended = self.saved = time.monotonic()
         iterations = self.learner.run(self.config.iterations, stop)
         while True:
             try:
                 iteration = next(iterations, None)
             except StopRequested as request:
-                return request.signal.name  # what was being collected is collected again, and equal, on resuming
-            except KeyboardInterrupt:  # which an environment raised: we listen for the signal ourselves
+                return request.signal.name  # a resumed run collects the interrupted segments again, with equal results
+            except KeyboardInterrupt as error:
+                if error is self.watching.raised:
+                    raise
+                # An environment raised it: the signal itself is handled by `stop`.
                 return "SIGINT"
             if iteration is None:
                 return None
@@ -161,11 +171,11 @@ class _Run:
                 return stopped_by
 
     def _report(self, iteration: Iteration) -> str | None:
-        """Pass an iteration on to the observers, and save now and then; return who asks to stop."""
+        """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""
         row = self._row(iteration)
         self.ended = iteration.ended
         self.time_split.add(row)
-        for incident in iteration.incidents:  # logged when they happened
+        for incident in iteration.incidents:  # already logged
             self.watching.incident(incident)
         for episode in (episode for report in iteration.collected.reports for episode in report.episodes):
             self.watching.episode(episode)
@@ -202,11 +212,11 @@ class _Run:
     # ------------------------------------------------------------------ saving and ending
 
     def _save(self) -> None:
-        """Write a checkpoint of the last finished iteration, unless it is there."""
+        """Write a checkpoint of the last finished iteration, unless it exists already."""
         if self.learner.iteration == self.saved_iteration:
             return
         if self.metrics is not None:
-            self.metrics.flush()  # no checkpoint shall be ahead of its rows
+            self.metrics.flush()  # a checkpoint must not be ahead of its rows
         arrays, state = self.learner.state()
         state |= {
             "config": resolved(self.config),
@@ -226,7 +236,7 @@ class _Run:
         self.watching.checkpoint(self.last_checkpoint)
 
     def _save_if_possible(self) -> None:
-        """In the middle of a run a full disk is no reason to stop: say so, and try again at the next interval."""
+        """Save; if that fails, log it and go on: the next interval tries again."""
         try:
             self._save()
         except CheckpointError as error:
@@ -236,13 +246,13 @@ class _Run:
             self.watching.incident(incident)
 
     def _save_after(self, error: BaseException) -> None:
-        """Save the last finished iteration, whatever state the run is in: the `error` is what matters."""
+        """Save the last finished iteration after `error`; a failure to do so must not hide it."""
         if isinstance(error, CheckpointNotWritten):
             return
         try:
             self._save()
         except Exception as problem:
-            logger.warning("no checkpoint of iteration %d: %s", self.learner.iteration, problem)
+            logger.warning("iteration %d was not saved: %s", self.learner.iteration, problem)
 
     def _result(self, stopped_by: str | None) -> Result:
         learner, training_s = self.learner, self.ended - self.training_began

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends the run in good order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first saves and ends the run, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 
 class StopRequested(BaseException):
-    """The user asked to stop while the run was waiting. No `except Exception` of an environment catches it."""
+    """A signal asked the run to stop while it was waiting. `except Exception` in an environment does not catch it."""
 
     def __init__(self, signal_received: signal.Signals) -> None:
         super().__init__(signal_received.name)
         self.signal = signal_received
 
     def as_interruption(self) -> BaseException:
-        """Return what Python raises for this signal where nobody handles it in good order."""
+        """Return the exception that Python raises for this signal by default."""
         return KeyboardInterrupt() if self.signal is signal.SIGINT else SystemExit(128 + self.signal)
 
 
 INTERRUPTIONS = (KeyboardInterrupt, StopRequested)
-"""Exceptions that end a run in good order, wherever they are raised: not a fault of the code that they come out of."""
+"""Exceptions that save and end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 
 class StopSignals:
-    """Listens for SIGINT, SIGTERM and SIGHUP while it is entered; outside the main thread it does nothing.
+    """Context manager that handles SIGINT, SIGTERM and SIGHUP; outside the main thread it does nothing.
 
-    SIGHUP comes when the terminal is closed: the run saves and ends, as with SIGTERM. Under `nohup` it is ignored
+    SIGHUP arrives when the terminal is closed: the run saves and ends, as with SIGTERM. Under `nohup` it is ignored
     from the start, and stays ignored.
     """
 
@@ -55,33 +55,37 @@ class StopSignals:
             signal.signal(number, handler)
 
     def add_check(self, check: Callable[[], None]) -> None:
-        """Let every wait that calls `check` of this also call that one, which may raise to give up."""
+        """Add a function for `check` to call; it may raise to end the current wait."""
         self._checks.append(check)
 
     def check(self) -> None:
-        """Raise `StopRequested` if a stop has been asked for: for a wait that looks up now and then."""
+        """Raise `StopRequested` if a signal has arrived, or what an added check raises. Call it during every wait."""
         if self.received is not None:
             raise StopRequested(self.received)
+        self.run_added_checks()
+
+    def run_added_checks(self) -> None:
+        """Raise what an added check raises."""
         for check in self._checks:
             check()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within, a stop raises `StopRequested` at once; outside, it is only noted.
+        """Context in which a signal raises `StopRequested` at once; outside it is only recorded.
 
-        Not around calls into Ray: it does not pass on an exception from a signal handler.
+        Do not use it around calls into Ray, which does not propagate exceptions from signal handlers.
         """
         try:
-            self._interruptible = True  # first, so that no signal falls between the two
+            self._interruptible = True  # first, so that no signal is missed in between
             self.check()
             yield
         finally:
             self._interruptible = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:  # asked twice: no more tidying up
+        if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
-                raise KeyboardInterrupt  # in a notebook or shell, whose other variables must not be lost
+                raise KeyboardInterrupt  # a notebook or shell must keep its other variables
             os._exit(128 + number)
         self.received = signal.Signals(number)
         if self._interruptible:

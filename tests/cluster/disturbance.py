@@ -1,4 +1,4 @@
-"""Processes of ours, disturbed while they are busy: killed, stopped, cut off."""
+"""Disturb child processes while they are busy: kill, stop, disconnect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commandline import command_line, descendants
 
 
 def ours(title: str) -> list[int]:
-    """Processes below this one that show `title`: never those of somebody else."""
+    """Return the descendants of this process whose command line contains `title`."""
     found = []
     for pid in descendants(os.getpid()):
         with suppress(OSError):
@@ -23,7 +23,7 @@ def ours(title: str) -> list[int]:
 
 
 class Disturbance:
-    """Waits in a thread until a process of ours is busy with `title`, gives it time to get on, and disturbs it."""
+    """Waits in a thread until a descendant is busy with `title`, and disturbs it a moment later."""
 
     def __init__(self, title: str, disturb: Callable[[int], None], times: int = 1) -> None:
         self.pids: list[int] = []
@@ -38,10 +38,10 @@ class Disturbance:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        for pid in self.pids:  # a process that was stopped must not stay behind, whatever became of the test
+        for pid in self.pids:  # a stopped process must not outlive the test
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert len(self.pids) >= self._times, f"none of ours was busy with {self._title} for long enough"
+        assert len(self.pids) >= self._times, f"no process was busy with {self._title} for long enough"
 
     def _run(self) -> None:
         while len(self.pids) < self._times and not self._over.is_set():

@@ -1,7 +1,7 @@
-"""Two learners on a cluster that loses nodes, in a process of its own; tells what becomes of them as a line of JSON.
+"""Two learners on a cluster that loses nodes, in a separate process; prints a report as a line of JSON.
 
-First the node goes that holds segments, and no learner; then that of the first learner, with what it told of the
-update before; then, in the middle of a run, the one with the actors, when all segments are there and none was fetched.
+The first lost node holds segments but no learner; the second holds the first learner and its results of the last
+update; the third, in the middle of a run, holds the actors and segments that no learner has fetched yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dppo.assemble import trainer_plan
 from dppo.cluster.learning.ranks import RayTrainers
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
-from dppo.learner import PPOLearner
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
@@ -33,7 +32,7 @@ def large() -> np.ndarray:
 
 
 def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, Any]:
-    """In the first iteration and in the third, after the reports and before the update."""
+    """Lose the node in the first and the third iteration, between the reports and the update."""
     actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
     nodes = [cluster.add_node(**NODE | actors_node)]
     whole = {
@@ -44,16 +43,17 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     }
     base = whole | {"num_samplers": 4, "progress": "off", "num_learners": 2, "hidden_sizes": (8,)}
     elsewhere = {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
-    update = PPOLearner._update
+    update, to_come = RayTrainers.update, [0, 2]
 
-    def update_after_a_loss(self: PPOLearner, *args: Any) -> Any:
-        if self.iteration in (0, 2) and self.incidents["segments_lost"] == self.iteration // 2:
+    def update_after_a_loss(self: RayTrainers, segments: Any, policy: Any, scale: Any, iteration: int) -> Any:
+        if iteration in to_come:
+            to_come.remove(iteration)
             nodes.append(cluster.add_node(**NODE | actors_node))
             cluster.remove_node(nodes.pop(0), allow_graceful=False)
-        return update(self, *args)
+        return update(self, segments, policy, scale, iteration)
 
     undisturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "undisturbed"}))
-    PPOLearner._update = update_after_a_loss  # type: ignore[assignment, method-assign]
+    RayTrainers.update = update_after_a_loss  # type: ignore[assignment, method-assign]
     disturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "disturbed"}))
     return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
 
@@ -64,9 +64,9 @@ def main() -> None:
     learners_nodes = [cluster.add_node(**NODE) for _ in range(2)]
     store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
     notes: list[str] = []
-    told: dict[str, Any] = {"notes": notes}
+    report: dict[str, Any] = {"notes": notes}
     segments = some_segments()
-    config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to keep the state in the driver
+    config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to send the state to the driver
 
     trainers = RayTrainers(trainer_plan(config), SPACES, notes.append)
     before = trainers.weights(), trainers.state()
@@ -76,8 +76,8 @@ def main() -> None:
     try:
         trainers.update([*segments[:3], lost], POLICY, 1.0, 3)
     except SegmentsLost as error:
-        told["lost segments"] = str(error)
-    told["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
+        report["lost segments"] = str(error)
+    report["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
     trainers.take_incidents()
 
     for iteration in (3, 4):
@@ -85,17 +85,17 @@ def main() -> None:
     expected = trainers.weights().tobytes()
     trainers.load(*before)
     trainers.update(segments, POLICY, 1.0, 3)
-    first, _ = ray.get(trainers._ranks[0].whereabouts.remote())
+    first, _ = ray.get(trainers.ranks[0].whereabouts.remote())
     cluster.add_node(**NODE)
     cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
-    time.sleep(5)  # processes of a node that dies like this live a little longer
+    time.sleep(5)  # processes of a node that is killed live a little longer
     trainers.update(segments, POLICY, 1.0, 4)
-    told["same weights"] = trainers.weights().tobytes() == expected
-    told["incidents"] = [incident.kind for incident in trainers.take_incidents()]
+    report["same weights"] = trainers.weights().tobytes() == expected
+    report["incidents"] = [incident.kind for incident in trainers.take_incidents()]
     trainers.close()
 
-    told["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))
-    print("told", json.dumps(told), flush=True)
+    report["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))
+    print("report", json.dumps(report), flush=True)
     ray.shutdown()
     cluster.shutdown()
 

@@ -1,4 +1,4 @@
-"""Segments that no environment made, and the settings that fit them: for learners without actors."""
+"""Random segments and matching settings, for learners without actors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dppo.spaces import DiscreteActions, Spaces
 
 SAMPLERS, STEPS, OBS = 4, 64, 6
 SPACES = Spaces(np.dtype(("float32", (OBS,))), DiscreteActions(3))
-POLICY = PolicySnapshot(0, np.zeros(0, np.float32))  # learners need no more of the policy that acted than its scale
+POLICY = PolicySnapshot(0, np.zeros(0, np.float32))  # learners use only its obs_scale
 
 
 def settings(**changes: Any) -> dppo.Config:

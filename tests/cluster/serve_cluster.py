@@ -1,14 +1,14 @@
-"""A Ray cluster of two nodes on this machine, in a process of its own, for tests that a user's cluster is needed for.
+"""A Ray cluster of two nodes on this machine, in its own process, for tests with a running cluster.
 
-Commands come on standard input, one a line; each is answered by a line of JSON:
+It reads commands from standard input, one per line, and answers each with a line of JSON:
 
     add              another node of two CPUs
-    remove           SIGKILL to everything on the node that was added last
-    shut down        the same in good order, as when a node is preempted
-    ask              somebody else's actor, which lives on the head, counts to the next number
-    free             CPUs that nobody uses
+    remove           send SIGKILL to all processes of the newest node
+    shut down        end the newest node gracefully, as when a node is preempted
+    ask              let an unrelated actor on the head count to the next number
+    free             return the number of idle CPUs
 
-At the end of the input the cluster is stopped: by its own processes, never by `ray stop`, which stops everybody's.
+At the end of the input the cluster is stopped; without `ray stop`, which would stop all clusters of the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an actor shows of its work, and what replays cost."""
+"""The progress that actors record, and the cost of replays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Look
 from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
-from dppo.cluster.collecting.transports import _SayNowAndThen
+from dppo.cluster.collecting.transports import ReplayLog
 from dppo.cluster.wire import Answer, Question
 from dppo.config import make_config
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
@@ -40,7 +40,7 @@ def test_another_process_reads_what_was_recorded() -> None:
     remove_progress_file(path)
     remove_progress_file(path)
     assert read_progress_file(path) is None
-    record.replay()  # goes on where nobody can see it
+    record.replay()  # still works without the file
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_another_process_reads_what_was_recorded() -> None:
         (Phase.IDLE, "idle"),
     ],
 )
-def test_a_look_says_what_is_being_done(phase: Phase, words: str) -> None:
+def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> None:
     record = ProgressRecord()
     record.enter(place_of(phase, 123_456, 5))
     assert str(record.look()) == words
 
 
-def test_a_torn_or_foreign_file_is_no_progress(tmp_path: Path) -> None:
+def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     for content in (b"", b"123", b"\xff" * 40):
         path.write_bytes(content)
         assert read_progress_file(str(path)) is None
 
 
-def test_without_room_for_a_file_an_actor_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -93,7 +93,7 @@ PLAN = sampler_plan(
 )
 
 
-def test_an_answer_says_what_its_replay_cost() -> None:
+def test_an_answer_reports_the_cost_of_its_replay() -> None:
     record = ProgressRecord()
     ledger, first, second = ReplayLedger(1, replay=True), PPOActor(PLAN), PPOActor(PLAN, progress=record)
     for index in range(2):
@@ -103,17 +103,17 @@ def test_an_answer_says_what_its_replay_cost() -> None:
     rebuilt = answered(second, SegmentRequest(0, 2, ledger.rebuild(0, 2))).timings
     assert rebuilt.replayed_steps == 2 * 2 * STEPS
     assert 0 < rebuilt.replay_s < rebuilt.env_s < rebuilt.total_s
-    assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # made, reset, replayed, stepped
+    assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # created, reset, replayed, stepped
     again = answered(second, SegmentRequest(0, 3)).timings
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
     first.close()
     second.close()
 
 
-def test_in_process_a_long_replay_is_reported_now_and_then() -> None:
+def test_a_long_replay_in_process_is_logged_every_half_minute() -> None:
     said: list[str] = []
     now = [1000.0]
-    say = _SayNowAndThen(said.append, clock=lambda: now[0])
+    say = ReplayLog(said.append, clock=lambda: now[0])
     record = ProgressRecord(on_replay=say)
     for _ in range(2):
         record.begin(to_replay=70)
@@ -123,7 +123,7 @@ def test_in_process_a_long_replay_is_reported_now_and_then() -> None:
     assert said == ["replaying 31 of 70 steps", "replaying 61 of 70 steps"] * 2
 
 
-def test_actors_of_another_node_are_looked_at_through_a_witness(ray_session: None) -> None:
+def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: None) -> None:
     import ray
 
     from dppo.cluster.collecting.watching import Watching
@@ -135,18 +135,17 @@ def test_actors_of_another_node_are_looked_at_through_a_witness(ray_session: Non
     watching = Watching(here="another node")
     watching.started(0, ProgressFile(node_id, path))
     watching.started(1, ProgressFile(node_id, "/no/such/file"))
-    watching.started(2, ProgressFile("ab" * 28, path))  # of a node that is gone
+    watching.started(2, ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Look(actor_id, 5))
     found, deadline = [], time.monotonic() + 60
-    while watching._looks:
+    while not watching.idle:
         found += watching.seen()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert [(one.actor_id, one.process, one.progress.replayed) for one in found] == [(0, 5, 1)]
-    assert list(watching._witnesses) == [node_id]
-    for witness in watching.take_witnesses():
-        ray.kill(witness)
+    (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
+    ray.kill(witness)
     here = Watching()
     here.started(0, ProgressFile(node_id, path))
     here.look(Look(0, 5))

@@ -1,4 +1,4 @@
-"""The engine: its decisions one by one, and 2,000 runs of the real learner in virtual time with whatever goes wrong."""
+"""The engine under the real learner: 2,000 runs in virtual time, with faults of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
 SAMPLERS, STEPS, ITERATIONS = 3, 2, 3
-SCHEDULES, PARTS = 2000, 5
+SCHEDULES, PARTS = 2000, 10
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
 
 
@@ -42,7 +42,7 @@ def config(**changes: Any) -> dppo.Config:
 
 
 class Mixing:
-    """Trainers that take no time: each bit that they are given changes all weights."""
+    """Trainers that take no time; each bit of their input changes all weights."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec
@@ -76,7 +76,7 @@ class Mixing:
 
 
 class Losing:
-    """Trainers that lose the segments of some iterations on their way, before anything was learnt from them."""
+    """Trainers that lose the segments of some iterations before the update."""
 
     def __init__(self, trainers: Trainers, lost: Sequence[int], world: Fake | None) -> None:
         self.spec = trainers.spec
@@ -96,7 +96,7 @@ class Losing:
 
 
 class Laboratory:
-    """Trainers for all runs, for making one takes longer than a run; and the results of undisturbed runs."""
+    """Trainers shared by all runs, because creating one takes longer than a run; and results of undisturbed runs."""
 
     def __init__(self) -> None:
         self.config = config()
@@ -128,10 +128,10 @@ class Laboratory:
         state: Any = None,
         lost: Sequence[int] = (),
     ) -> Any:
-        """Train until `stop_after`; return the state at that moment.
+        """Train until `stop_after`; return the state of the learner.
 
         Args:
-            real: train with PPO; otherwise mix the weights, which is quicker and notices more.
+            real: train with PPO instead of `Mixing`, which is faster and more sensitive.
         """
         world = transport if isinstance(transport, Fake) else None
         ledger, said = ReplayLedger(SAMPLERS, replay=True), list[str]()
@@ -163,24 +163,22 @@ def laboratory() -> Iterator[Laboratory]:
 
 
 def contents(state: Any) -> dict[str, Any]:
-    """Everything in the state of a learner but the incidents that it has seen, ready to compare."""
+    """Return the state of a learner without its incidents, ready to compare."""
     arrays, values = state
     flat = {f"{part}/{name}": array.tobytes() for part, named in arrays.items() for name, array in named.items()}
     return flat | {name: value for name, value in values.items() if name != "incidents"}
 
 
 def some_faults(rng: random.Random) -> Faults:
-    """Now and then many of one kind, now and then some of all."""
+    """Draw which faults strike, and how often."""
     faults = Faults(at_most=rng.choice([0, 1, 2, 5]), repeats=rng.choice([0.0, 0.3]))
     for kind in ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long"):
         setattr(faults, kind, rng.choice([0.0, 0.1, 0.4]))
     return faults
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
-def test_two_thousand_runs_in_which_something_goes_wrong_come_to_the_same_weights(
-    part: int, laboratory: Laboratory
-) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: Laboratory) -> None:
     """Delays, deaths, hangs, late, repeated and wrong answers, actors that leave and join, lost segments, a resume."""
     seen: set[str] = set()
     for seed in range(part, SCHEDULES, PARTS):
@@ -209,8 +207,8 @@ def test_two_thousand_runs_in_which_something_goes_wrong_come_to_the_same_weight
     assert seen >= {"actor_lost", "actor_hung", "samplers_moved", "segments_lost"}
 
 
-def test_actors_that_always_fail_end_the_run_whatever_they_do(laboratory: Laboratory) -> None:
-    for seed in range(100):
+def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:
+    for seed in range(40):
         rng = random.Random(seed)
         always: dict[str, Any] = {rng.choice(["dies", "hangs", "forges"]): 1.0}
         faults = Faults(at_most=10**6, **always)

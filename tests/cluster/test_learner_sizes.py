@@ -1,4 +1,4 @@
-"""Numbers of learners, samplers and rows that do not divide, and devices that do not fit, are refused at once."""
+"""Numbers of learners, samplers and rows that do not divide, and contradictory devices, are rejected at once."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def refusal(**changes: Any) -> str | None:
     steps=st.integers(2, 70),
     share=st.none() | st.floats(0.01, 1.0),
 )
-def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(
+def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
     learners: int, samplers: int, envs: int, steps: int, share: float | None
 ) -> None:
-    """Whoever follows what the messages say gets a run, in two steps at most, whichever number is chosen."""
+    """Following the advice of the messages gives valid settings in at most two steps."""
     chosen: dict[str, Any] = {"num_learners": learners, "num_samplers": samplers, "envs_per_sampler": envs}
     chosen |= {"num_steps": steps, "norm_adv": False}
     if share is not None:
         chosen["minibatch_size"] = max(1, int(share * samplers * envs * steps))
     for pick in (0, -1):
-        settings_now, told = dict(chosen), []
+        settings_now, refusals = dict(chosen), []
         while (text := refusal(**settings_now)) is not None:
-            told.append(text)
+            refusals.append(text)
             match = re.search(r"Use (num_samplers|minibatch_size)=(\d+)(?: or (\d+))?", text)
-            if match is None:  # of a batch that is now too small for its minibatch
+            if match is None:  # the batch is now too small for its minibatch
                 assert "is larger than the batch" in text
                 settings_now["minibatch_size"] = int(re.findall(r"Use at most (\d+)", text)[0])
             else:
                 settings_now[match[1]] = int([number for number in match.groups()[1:] if number][pick])
-            assert len(told) <= 3, told
+            assert len(refusals) <= 3, refusals
         config = settings(**settings_now)
         assert config.num_samplers % learners == 0
         assert config.batch_size // learners % config.minibatches_per_epoch == 0
 
 
-def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None:
+def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
     text = refusal(num_actors=6, num_samplers=6, num_learners=4)
     assert text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners."
     assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
@@ -87,10 +87,10 @@ def test_the_nearest_number_of_samplers_is_no_less_than_that_of_actors() -> None
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_devices_and_sizes_that_contradict_each_other_are_refused(changes: dict[str, Any], text: str) -> None:
+def test_contradictory_devices_and_sizes_are_rejected(changes: dict[str, Any], text: str) -> None:
     assert refusal(**changes) == text
 
 
-def test_devices_that_fit_together_are_accepted() -> None:
+def test_matching_devices_are_accepted() -> None:
     for changes in ({"device": "cuda", "learner_gpus": 1}, {"device": "auto", "learner_gpus": 1}, {"device": "cpu"}):
         assert refusal(**changes) is None

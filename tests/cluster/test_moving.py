@@ -1,4 +1,4 @@
-"""An actor that cannot come back, on Ray: its samplers move to the others, and return when there is room."""
+"""An actor on Ray that cannot be replaced: its samplers move to the others, and return when there is room."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from dppo.ppo.normalizer import Statistics
 from dppo.signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-ITERATIONS = 8
+ENOUGH = 10_000  # iterations; the test stops earlier
 LIMITS = Limits(segment_timeout_s=60, max_actor_restarts=3, move_after_s=1.0)
 
 
 class Hogs:
-    """Takes all CPUs that are free, and the next one that becomes free, before anybody who asks later."""
+    """Takes all free CPUs and the next one that becomes free, before later requests."""
 
     def __init__(self) -> None:
         import ray
 
-        class Hog:  # in here, so that Ray sends all of it
+        class Hog:  # local, so that Ray pickles it by value
             def here(self) -> None: ...
 
         hog = ray.remote(num_cpus=1)(Hog)
@@ -57,19 +57,24 @@ class Hogs:
             ray.kill(self._handles.pop())
 
 
-def train(num_actors: int, say: Callable[[str], None], after: Callable[[Iteration], object]) -> tuple[str, Any]:
-    """Train as the runner does, with little patience; return the fingerprint of the weights, and the incidents."""
+def train(num_actors: int, log: Callable[[str], None], is_last: Callable[[Iteration], bool]) -> tuple[str, Any]:
+    """Train as the runner does, but move samplers early; return the hash of the weights, and the incidents.
+
+    Args:
+        is_last: called after each iteration; True ends the training.
+    """
     sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,)}
     config = make_config({"env_id": "CartPole-v1", "num_actors": num_actors, **sizes})
     ledger, stop, plan = ReplayLedger(4, replay=True), StopSignals(), sampler_plan(config)
     hosts = hosting(4, num_actors)
     transport = RayTransport(plan, config.actors) if num_actors else InProcess(plan)
-    collector = Collector(Collecting(hosts, ledger, LIMITS), transport, say)
+    collector = Collector(Collecting(hosts, ledger, LIMITS), transport, log)
     try:
         trainers = LocalTrainer(trainer_plan(config), collector.describe(stop))
-        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None), notify=say)
-        for iteration in learner.run(ITERATIONS, stop):
-            after(iteration)
+        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None), notify=log)
+        for iteration in learner.run(ENOUGH, stop):
+            if is_last(iteration):
+                break
         trainers.close()
         return learner.weights_sha256(), dict(learner.incidents)
     finally:
@@ -84,31 +89,36 @@ def hogs() -> Iterator[list[Hogs]]:
         one.leave()
 
 
-def test_samplers_move_from_an_actor_that_cannot_come_back_and_return_when_there_is_room(hogs: list[Hogs]) -> None:
-    expected, _ = train(0, lambda text: None, lambda iteration: None)
-    said: list[str] = []
-    hosts: dict[int, int] = {}
+def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(hogs: list[Hogs]) -> None:
+    import ray
 
-    def disturb(iteration: Iteration) -> None:
-        hosts[iteration.number] = len(iteration.collected.timings)
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    logged: list[str] = []
+    hosts: list[int] = []
+
+    def was_logged(text: str) -> bool:
+        return any(text in line for line in logged)
+
+    def disturb(iteration: Iteration) -> bool:
+        """Kill an actor; make room for it once its samplers have moved; end when it collects again."""
+        hosts.append(len(iteration.collected.timings))
         if iteration.number == 1:
+            wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - 2)
             hogs.append(Hogs())
             os.kill(min(actors_of_this_process()), signal.SIGKILL)
             hogs[0].has_the_next_one()
-        if iteration.number == 3:
-            hogs[0].leave()
+        if hogs and was_logged("until it is back, its samplers"):
+            assert hosts[-1] == 1
+            hogs.pop().leave()
             wait_until(lambda: len(actors_of_this_process()) == 2)
-        if iteration.number > 3 and not any(text.endswith("is back") for text in said):
-            time.sleep(3)  # for it to say that it has started
+        time.sleep(0.05)
+        return was_logged("is back") and hosts[-1] == 2
 
-    weights, incidents = train(2, said.append, disturb)
-    assert weights == expected
+    weights, incidents = train(2, logged.append, disturb)
     assert incidents == {"actor_lost": 1, "samplers_moved": 1}
-    moved = [text for text in said if "until it is back, its samplers" in text]
-    assert len(moved) == 1
-    assert any(text.endswith("is back") for text in said)
-    assert hosts[3] == 1
-    assert hosts[8] == 2
+    assert hosts[0] == 2
+    expected, _ = train(0, lambda text: None, lambda iteration: iteration.number == len(hosts))
+    assert weights == expected
 
 
 def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -1,7 +1,8 @@
-"""Actors on the worst day: they hang, die, come late and never start. Through real causes, and with an end."""
+"""Actors on Ray that hang, die, restart and interrupt, through real causes."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -27,8 +28,7 @@ from dppo.errors import ClusterError, EnvironmentFault
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
-# For a segment of some milliseconds, on a machine that may be busy; what hangs here hangs for an hour.
-PATIENCE_S = 8.0
+PATIENCE_S = 4.0  # deadline of a segment that takes less than half a second; whatever hangs here hangs for an hour
 
 
 def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo.Config:
@@ -36,7 +36,7 @@ def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo
 
 
 def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None = None, **changes: Any) -> dppo.Config:
-    """CartPole that fails in its 30th step, or in its constructor: once if there is a marker, always otherwise."""
+    """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
     failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
     failure |= {} if marker is None else {"marker": str(marker)}
     return settings(run_dir, "testbeds:crashing_cartpole", env_kwargs=failure, **changes)
@@ -44,13 +44,14 @@ def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None =
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of the run here when nothing goes wrong, made in this process."""
+    """Return the weights of the same run in this process, without faults."""
     return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
 
 
 # ------------------------------------------------------------------ lost and replaced
 
 
+@pytest.mark.slow
 def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
     recorder = Recorder()
     config = crashing(tmp_path / "run", "hang", marker=tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S)
@@ -59,13 +60,13 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_pat
     assert (tmp_path / "marker").exists()
     assert result.weights_sha256 == undisturbed
     assert result.incidents == {"actor_hung": 1}
-    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=8", notes.texts[0])
-    assert "raise --segment-timeout-s" in notes.texts[0]
-    assert "Dealt with: 1 x actor_hung" in recorder.ending
+    assert re.search(r"actor \d \(samplers \d, \d\) sent no segment for segment_timeout_s=4", notes.texts[0])
+    assert "raise segment_timeout_s" in notes.texts[0]
+    assert "Incidents: 1 x actor_hung" in recorder.ending
 
 
 @pytest.mark.slow
-def test_a_simulator_that_hangs_while_it_is_made_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
+def test_a_simulator_that_hangs_in_its_constructor_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
     config = crashing(
         tmp_path / "run", "hang", "constructor", tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S
     )
@@ -74,9 +75,10 @@ def test_a_simulator_that_hangs_while_it_is_made_is_killed_and_replaced(undistur
     assert result.incidents == {"actor_hung": 1}
 
 
+@pytest.mark.slow  # tests/test_promise.py kills single actors in the fast set
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_path: Path) -> None:
-    """In the middle of a segment. SIGTERM is what they get where a node is drained or preempted."""
+    """In the middle of a segment. Actors receive SIGTERM when their node is drained or preempted."""
 
     def end_all(iteration: int) -> None:
         if iteration == 2:
@@ -90,14 +92,15 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
     assert result.incidents == {"actor_lost": 3}
 
 
-def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_thaw(
-    undisturbed: str, tmp_path: Path
-) -> None:
+def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_thaw(tmp_path: Path) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
 
-    One wakes as soon as it is given up, with an answer to an old question. The other cannot hear that it has to
-    end, and yet must, for it may hold a licence or a port that its successor needs.
+    One actor is thawed when it is abandoned, and may answer an old question. The other cannot react to SIGTERM, but
+    must end, because it may hold a licence or a port that its successor needs.
     """
+    slow = {"longest_s": 0.01}
+    base = settings(tmp_path / "undisturbed", "slow_worlds:delayed_cartpole", env_kwargs=slow, num_samplers=2)
+    undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []
 
     def freeze(number: int) -> None:
@@ -108,18 +111,11 @@ def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_th
 
     def thaw_one(note: str) -> None:
         if "counts as hung" in note:
-            with suppress(ProcessLookupError):  # killed already, which is as good
+            with suppress(ProcessLookupError):  # killed already
                 os.kill(frozen[0], signal.SIGCONT)
 
-    slow = {"longest_s": 0.02}  # or an actor might be done with its segments before it is frozen
+    config = dataclasses.replace(base, run_dir=tmp_path / "run", num_actors=2, segment_timeout_s=PATIENCE_S)
     try:
-        config = settings(
-            tmp_path / "run",
-            "slow_worlds:delayed_cartpole",
-            env_kwargs=slow,
-            num_actors=2,
-            segment_timeout_s=PATIENCE_S,
-        )
         with Notes(after=thaw_one):
             result = dppo.train(config, observers=[Recorder(after_iteration=freeze)])
         assert len(frozen) == 2
@@ -134,11 +130,11 @@ def test_actors_frozen_past_their_deadline_are_killed_and_not_heard_when_they_th
 # ------------------------------------------------------------------ long replays
 
 LONG = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34, "update_epochs": 1, "progress": "off"}
-DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 of them a replay takes more than three times as long
+DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
 
 
 def endless(folder: Path, num_actors: int) -> dppo.Config:
-    """Steps take their time once there is a file "slow" in `folder`."""
+    """Return settings of a run whose steps take 4 ms if the file "slow" is in `folder`."""
     at_work = {"num_actors": num_actors} | ({"segment_timeout_s": DEADLINE_S} if num_actors else {})
     kwargs = {"env_kwargs": {"slow": str(folder / "slow")}, "run_dir": folder / "run"}
     return make_config({"env_id": "slow_worlds:Endless", **LONG, **at_work, **kwargs})
@@ -146,11 +142,12 @@ def endless(folder: Path, num_actors: int) -> dppo.Config:
 
 @pytest.fixture(scope="module")
 def never_ending(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of the run whose episode never ends."""
+    """Return the weights of the run with the endless episode, without faults."""
     return dppo.train(endless(tmp_path_factory.mktemp("endless"), 0)).weights_sha256
 
 
-def test_a_replay_that_takes_several_deadlines_is_left_alone(never_ending: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_replay_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
     def kill(iteration: int) -> None:
         if iteration == 30:
             for pid in actors_of_this_process():
@@ -165,7 +162,8 @@ def test_a_replay_that_takes_several_deadlines_is_left_alone(never_ending: str, 
     assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
 
 
-def test_a_resumed_run_whose_replay_takes_several_deadlines_goes_on(never_ending: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_replay_of_a_resumed_run_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
     stopped = dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)])
     assert stopped.iterations == 30
     (tmp_path / "slow").touch()
@@ -179,8 +177,10 @@ def test_a_resumed_run_whose_replay_takes_several_deadlines_goes_on(never_ending
 # ------------------------------------------------------------------ lost again and again
 
 
-@pytest.mark.parametrize(("how", "where"), [("kill", "step"), ("exit", "constructor")])
-def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "where"), [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)]
+)
+def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
     with Notes() as notes, pytest.raises(ClusterError) as stopped:
         dppo.train(config)
@@ -188,13 +188,15 @@ def test_a_crash_loop_comes_to_an_end(how: str, where: str, tmp_path: Path) -> N
     assert re.search(r"actor 0 \(samplers 0, 1, 2, 3\) died", said)
     assert "replaced 2 times in a row" in said
     assert "max_actor_restarts=2" in said
-    assert "--num-actors 0" in said
-    assert [note for note in notes.texts if "replaced" in note] == notes.texts
-    assert len(notes.texts) == 2
+    assert "num_actors=0" in said
+    # A busy machine may log other lines as well, such as "waiting for ...".
+    replacements = [note.partition("; replaced")[2] for note in notes.texts if "; replaced" in note]
+    assert replacements == ["", " in 1 s"]
     wait_until(lambda: not actors_of_this_process())
 
 
-def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_simulator_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5)
     with pytest.raises(ClusterError) as stopped:
         dppo.train(config)
@@ -203,11 +205,12 @@ def test_a_simulator_that_always_hangs_comes_to_an_end(tmp_path: Path) -> None:
     wait_until(lambda: not actors_of_this_process())
 
 
-def test_an_actor_lost_now_and_then_does_not_use_up_the_restarts(tmp_path: Path) -> None:
-    """Every delivered segment gives them back: a run of weeks may lose many actors, if not in a row."""
+@pytest.mark.slow
+def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
+    """A run of weeks may lose many actors, as long as they are not lost in a row."""
 
     def kill(number: int) -> None:
-        for pid in actors_of_this_process():  # none, where the last one died after it had delivered
+        for pid in actors_of_this_process():  # none if the last one died after it had answered
             os.kill(pid, signal.SIGKILL)
 
     config = settings(tmp_path / "run", num_actors=1, num_samplers=1, total_timesteps=10 * 40, max_actor_restarts=1)
@@ -216,44 +219,46 @@ def test_an_actor_lost_now_and_then_does_not_use_up_the_restarts(tmp_path: Path)
     assert result.incidents["actor_lost"] > 2
 
 
-# ------------------------------------------------------------------ interrupted from within
+# ------------------------------------------------------------------ interrupted by the simulator
 
 
-def test_a_keyboard_interrupt_in_a_simulator_stops_the_run_in_good_order(undisturbed: str, tmp_path: Path) -> None:
+def test_a_keyboard_interrupt_in_a_simulator_saves_and_ends_the_run(undisturbed: str, tmp_path: Path) -> None:
     result = dppo.train(crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2))
     assert result.stopped_by == "SIGINT"
     assert result.iterations < 4
     assert result.checkpoint.stem == f"iter_{result.iterations:06}"
-    config = crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2)
+    config = crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
-def test_a_keyboard_interrupt_in_a_constructor_ends_the_command_as_ctrl_c_does(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_keyboard_interrupt_in_a_constructor_is_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
 
 
-def test_whatever_a_simulator_raises_is_its_fault_and_leaves_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_any_exception_of_a_simulator_is_its_fault_and_leaves_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"):
         dppo.train(crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2))
-    config = crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2)
+    config = crashing(tmp_path / "run", "bare", marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
-# ------------------------------------------------------------------ where simulators live
+# ------------------------------------------------------------------ simulators in actors
 
 
-def test_simulators_live_in_actors_which_are_light_and_see_no_gpu(tmp_path: Path) -> None:
+def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     reports.mkdir()
     kwargs = {"folder": str(reports), "gravity": [9.8, {"on": "earth"}]}
     dppo.train(settings(tmp_path / "run", reporting_cartpole, env_kwargs=kwargs, num_actors=2))
-    told = [json.loads(path.read_text()) for path in reports.glob("*.json")]
-    pids = {report["pid"] for report in told}
+    found = [json.loads(path.read_text()) for path in reports.glob("*.json")]
+    pids = {report["pid"] for report in found}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    assert len(told) > 12  # 4 constructors and resets, some of them after an update
-    for report in told:
+    assert len(found) > 12  # 4 constructors and resets, some of them after an update
+    for report in found:
         assert report["kwargs"] == {"gravity": [9.8, {"on": "earth"}]}
         assert report["heavy"] == []
         assert report["cuda"] == ""
@@ -261,8 +266,8 @@ def test_simulators_live_in_actors_which_are_light_and_see_no_gpu(tmp_path: Path
         assert set(report["blas_threads"][:1]) == {1}
 
 
-def test_a_function_that_cannot_be_imported_anywhere_can_still_be_sent(undisturbed: str, tmp_path: Path) -> None:
-    length = 0.5  # of the pole, as CartPole has it
+def test_a_local_function_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
+    length = 0.5  # of the pole, the default of CartPole
 
     def make(**kwargs: Any) -> gym.Env[Any, Any]:
         env = gym.make("CartPole-v1")
@@ -271,7 +276,11 @@ def test_a_function_that_cannot_be_imported_anywhere_can_still_be_sent(undisturb
 
     config = settings(tmp_path / "run", make, env_kwargs={"longer": 1.0}, num_actors=2)
     assert dppo.train(config).weights_sha256 == undisturbed
-    config = settings(tmp_path / "lambda", lambda: gym.make("CartPole-v1"), num_actors=1)
+
+
+@pytest.mark.slow
+def test_a_lambda_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", lambda: gym.make("CartPole-v1"), num_actors=1)
     assert dppo.train(config).weights_sha256 == undisturbed
 
 
@@ -291,8 +300,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_function_of_a_script_can_be_sent(undisturbed: str, tmp_path: Path) -> None:
-    """By a process of its own, which takes part in the Ray that runs here."""
+@pytest.mark.slow
+def test_a_function_of_a_script_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
+    """The script runs in its own process, connected to the Ray of this one."""
     import ray
 
     (tmp_path / "script.py").write_text(SCRIPT.replace("SIZES", repr(SIZES)))
@@ -305,13 +315,14 @@ def test_a_function_of_a_script_can_be_sent(undisturbed: str, tmp_path: Path) ->
     assert done.stdout.split() == [undisturbed]
 
 
-# ------------------------------------------------------------------ what a run leaves as it found it
+# ------------------------------------------------------------------ state before and after a run
 
 
-def test_a_ray_that_was_there_stays_and_has_everything_back(tmp_path: Path) -> None:
+def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path) -> None:
     import ray
+    import torch
 
-    class Memory:  # in here, so that Ray sends all of it
+    class Memory:  # local, so that Ray pickles it by value
         def __init__(self, number: int) -> None:
             self._number = number
 
@@ -320,8 +331,19 @@ def test_a_ray_that_was_there_stays_and_has_everything_back(tmp_path: Path) -> N
             return self._number
 
     remember: Any = ray.remote(num_cpus=0)(Memory).remote(41)
-    before = ray.cluster_resources()
-    dppo.train(settings(tmp_path / "run", num_actors=2))
+
+    def handler(*_: object) -> None: ...
+
+    before, environ, threads = ray.cluster_resources(), dict(os.environ), torch.get_num_threads()
+    handlers = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        dppo.train(settings(tmp_path / "run", num_actors=1))
+        assert {signal.getsignal(number) for number in handlers} == {handler}
+    finally:
+        for number, earlier in handlers.items():
+            signal.signal(number, earlier)
+    assert dict(os.environ) == environ
+    assert torch.get_num_threads() == threads
     assert ray.is_initialized()
     assert ray.cluster_resources() == before
     wait_until(lambda: ray.available_resources().get("CPU") == before["CPU"])
@@ -330,25 +352,8 @@ def test_a_ray_that_was_there_stays_and_has_everything_back(tmp_path: Path) -> N
     wait_until(lambda: not actors_of_this_process())
 
 
-def test_the_processs_own_handlers_variables_and_threads_are_as_before(tmp_path: Path) -> None:
-    import torch
-
-    def handler(*_: object) -> None: ...
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    environ, threads = dict(os.environ), torch.get_num_threads()
-    try:
-        dppo.train(settings(tmp_path / "run", num_actors=1))
-        assert {signal.getsignal(number) for number in before} == {handler}
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-    assert dict(os.environ) == environ
-    assert torch.get_num_threads() == threads
-
-
-def test_training_from_a_thread_works(undisturbed: str, tmp_path: Path) -> None:
-    """As in a notebook or a server: there are no signals to listen to there."""
+def test_training_works_in_a_thread(undisturbed: str, tmp_path: Path) -> None:
+    """As in a server: signals cannot be handled there."""
     found: list[str] = []
     config = settings(tmp_path / "run", num_actors=1)
     thread = threading.Thread(target=lambda: found.append(dppo.train(config).weights_sha256))
@@ -359,7 +364,7 @@ def test_training_from_a_thread_works(undisturbed: str, tmp_path: Path) -> None:
 
 STARTS_RAY = """
 import json, os, signal, sys
-os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "1"  # the user's own choice
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "1"  # chosen by the user
 before = dict(os.environ)
 import dppo
 def handler(*_): pass
@@ -377,7 +382,8 @@ print(json.dumps({"changed": changed, "weights": result.weights_sha256, "ray": r
 """
 
 
-def test_a_ray_of_its_own_is_stopped_and_changes_only_variables_of_ray(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_ray_that_a_run_starts_is_stopped_and_changes_only_variables_of_ray(undisturbed: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTS_RAY.replace("SIZES", repr(SIZES))],
         cwd=tmp_path,
@@ -388,15 +394,15 @@ def test_a_ray_of_its_own_is_stopped_and_changes_only_variables_of_ray(undisturb
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["weights"] == undisturbed
-    assert told["ray"] is False
-    assert told["handler"] is True
-    assert all(name.startswith("RAY_") for name in told["changed"])
-    assert "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in told["changed"]
-    assert told["meanwhile"]["RAY_AUTH_MODE"] == "token"
-    assert not Path(told["meanwhile"]["RAY_AUTH_TOKEN_PATH"]).exists()
-    assert not [name for name in told["changed"] if name.startswith("RAY_AUTH")]
+    report = json.loads(done.stdout)
+    assert report["weights"] == undisturbed
+    assert report["ray"] is False
+    assert report["handler"] is True
+    assert all(name.startswith("RAY_") for name in report["changed"])
+    assert "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in report["changed"]
+    assert report["meanwhile"]["RAY_AUTH_MODE"] == "token"
+    assert not Path(report["meanwhile"]["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert not [name for name in report["changed"] if name.startswith("RAY_AUTH")]
 
 
 WITHOUT_DPPO = """
@@ -411,7 +417,7 @@ if any("default_worker" in word for word in sys.orig_argv):
 
 
 @pytest.mark.slow
-def test_a_node_on_which_dppo_is_not_installed_is_told_at_once(tmp_path: Path) -> None:
+def test_a_node_without_dppo_ends_the_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_DPPO)
     path = os.pathsep.join(map(str, (tmp_path, SOURCE, TESTS)))
     code, _, err = run(["train", "CartPole-v1", "--num-actors", "2"], tmp_path, PYTHONPATH=path)
@@ -421,9 +427,9 @@ def test_a_node_on_which_dppo_is_not_installed_is_told_at_once(tmp_path: Path) -
     assert "Traceback" not in err
 
 
-def wait_until(happened: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         left = {pid: command_line(pid) for pid in actors_of_this_process()}
-        assert time.monotonic() < deadline, f"did not happen within {timeout_s:g} s; actors: {left}"
+        assert time.monotonic() < deadline, f"no event within {timeout_s:g} s; actors: {left}"
         time.sleep(0.1)

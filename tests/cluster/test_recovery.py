@@ -1,4 +1,4 @@
-"""Losing an actor and nothing else: the ledger and the budget."""
+"""Recovery from lost actors: the replay ledger and the restart budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dppo.ppo.segment import SamplerCarry, SegmentReport
 
 
 def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
-    """Return a report with what the ledger has to know; every field of its carry differs from that of others."""
+    """Return a report for the ledger; each field of its carry differs from those of other reports."""
     rows = len(episodes)
     carry = SamplerCarry(
         episodes=np.array(episodes, np.int64),
@@ -31,26 +31,26 @@ def actions_of(ledger: ReplayLedger, sampler: int, index: int) -> list[list[int]
     return [actions.tolist() for actions in rebuild.actions]
 
 
-def test_a_sampler_that_never_made_a_segment_is_begun_as_new() -> None:
+def test_a_sampler_without_a_segment_starts_from_scratch() -> None:
     ledger = ReplayLedger(2, replay=True)
     ledger.record(report(0, 0, [0], [[1]]))
     assert ledger.rebuild(1, 0) is None
     assert ledger.rebuild(0, 0) is None
 
 
-def test_actions_gather_while_an_episode_goes_on_and_begin_again_with_the_next() -> None:
+def test_actions_accumulate_during_an_episode_and_restart_with_the_next() -> None:
     ledger = ReplayLedger(1, replay=True)
     ledger.record(report(0, 0, [0, 0], [[1, 2], [3, 4]]))
     assert actions_of(ledger, 0, 1) == [[1, 2], [3, 4]]
-    ledger.record(report(0, 1, [0, 1], [[5, 6], [7]]))  # the second one ended, one step ago
+    ledger.record(report(0, 1, [0, 1], [[5, 6], [7]]))  # the second episode ended one step ago
     assert actions_of(ledger, 0, 2) == [[1, 2, 5, 6], [7]]
-    ledger.record(report(0, 2, [3, 1], [[], [8, 9]]))  # the first one ended with the last row
+    ledger.record(report(0, 2, [3, 1], [[], [8, 9]]))  # the first episode ended with the last row
     assert actions_of(ledger, 0, 3) == [[], [7, 8, 9]]
     ledger.record(report(0, 3, [3, 1], [[1, 1], [2, 2]]))
     assert actions_of(ledger, 0, 4) == [[1, 1], [7, 8, 9, 2, 2]]
 
 
-def test_a_rebuild_has_the_last_carry() -> None:
+def test_a_rebuild_contains_the_last_carry() -> None:
     ledger, last = ReplayLedger(1, replay=True), report(0, 1, [4, 2], [[1], [1]])
     ledger.record(report(0, 0, [3, 2], [[1], [1]]))
     ledger.record(last)
@@ -59,29 +59,29 @@ def test_a_rebuild_has_the_last_carry() -> None:
     assert_same_bytes(rebuild.carry, last.carry)
 
 
-def test_the_last_two_segments_can_be_made_again_and_none_before_them() -> None:
-    """While one is learnt from, the next is on its way, and either may be lost."""
+def test_only_the_last_two_segments_can_be_collected_again() -> None:
+    """During the update on one segment the next is in flight, and either may be lost."""
     ledger = ReplayLedger(1, replay=True)
     for index in range(4):
         ledger.record(report(0, index, [0], [[index]]))
     assert actions_of(ledger, 0, 4) == [[0, 1, 2, 3]]
     assert actions_of(ledger, 0, 3) == [[0, 1, 2]]
-    with pytest.raises(AssertionError, match="segment 2 of sampler 0 can no longer be made again"):
+    with pytest.raises(AssertionError, match="segment 2 of sampler 0 can no longer be collected again"):
         ledger.rebuild(0, 2)
 
 
-def test_a_segment_made_again_takes_the_place_of_the_first() -> None:
+def test_a_segment_that_is_collected_again_replaces_the_first() -> None:
     ledger = ReplayLedger(1, replay=True)
     for index in range(3):
         ledger.record(report(0, index, [0], [[index]]))
-    ledger.record(report(0, 2, [7], [[9]]))  # its environment does not follow from its seed
+    ledger.record(report(0, 2, [7], [[9]]))  # its environment is not deterministic given its seed
     assert actions_of(ledger, 0, 3) == [[9]]
     assert actions_of(ledger, 0, 2) == [[0, 1]]
     ledger.record(report(0, 3, [7], [[10]]))
     assert actions_of(ledger, 0, 4) == [[9, 10]]
 
 
-def test_samplers_do_not_mix() -> None:
+def test_samplers_are_recorded_separately() -> None:
     ledger = ReplayLedger(3, replay=True)
     ledger.record(report(2, 0, [0], [[2]]))
     ledger.record(report(0, 0, [0], [[0]]))
@@ -91,7 +91,7 @@ def test_samplers_do_not_mix() -> None:
     assert ledger.rebuild(1, 0) is None
 
 
-def test_without_replay_episodes_are_given_up_and_the_carry_is_kept() -> None:
+def test_without_replay_a_rebuild_has_no_actions_and_keeps_the_carry() -> None:
     ledger, last = ReplayLedger(1, replay=False), report(0, 0, [4], [[1]])
     ledger.record(last)
     rebuild = ledger.rebuild(0, 1)
@@ -102,7 +102,7 @@ def test_without_replay_episodes_are_given_up_and_the_carry_is_kept() -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("back", [0, 1], ids=["the next segment", "the one before it"])
-def test_a_loaded_ledger_goes_on_as_the_one_that_was_saved(replay: bool, back: int) -> None:
+def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -> None:
     ledger, loaded = ReplayLedger(2, replay=replay), ReplayLedger(2, replay=replay)
     made = [
         (report(0, 0, [0, 0], [[1, 2], [3]]), report(1, 0, [1, 5], [[], [9]])),
@@ -116,7 +116,7 @@ def test_a_loaded_ledger_goes_on_as_the_one_that_was_saved(replay: bool, back: i
     index = 3 - back
     arrays = ledger.arrays(index)
     for array in arrays.values():
-        array.flags.writeable = False  # as a checkpoint may give them
+        array.flags.writeable = False  # as arrays from a checkpoint may be
     loaded.load(arrays, index)
     for sampler in range(2):
         assert_same_bytes(loaded.rebuild(sampler, index), ledger.rebuild(sampler, index))
@@ -129,7 +129,7 @@ def test_a_loaded_ledger_goes_on_as_the_one_that_was_saved(replay: bool, back: i
     assert sorted(loaded.arrays(4)) == sorted(ledger.arrays(4))
 
 
-def test_an_empty_ledger_saves_and_loads_as_nothing() -> None:
+def test_an_empty_ledger_saves_and_loads_no_arrays() -> None:
     ledger = ReplayLedger(2, replay=True)
     assert ledger.arrays(0) == {}
     ledger.load({}, 0)
@@ -139,26 +139,26 @@ def test_an_empty_ledger_saves_and_loads_as_nothing() -> None:
 # ------------------------------------------------------------------------------------------- budget
 
 
-def test_delays_double_up_to_half_a_minute_and_the_budget_ends() -> None:
+def test_delays_double_up_to_half_a_minute_until_the_budget_is_spent() -> None:
     budget = RestartBudget(9)
     assert [budget.spend(0) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
     assert budget.spend(0) is None
     assert budget.spend(0) is None
 
 
-def test_a_segment_that_comes_makes_up_for_every_loss_before_it() -> None:
+def test_a_delivered_segment_restores_the_budget() -> None:
     budget = RestartBudget(2)
     assert [budget.spend(0), budget.spend(0), budget.spend(0)] == [0, 1, None]
     budget.delivered(0)
     assert [budget.spend(0), budget.spend(0), budget.spend(0)] == [0, 1, None]
 
 
-def test_actors_have_budgets_of_their_own() -> None:
+def test_each_actor_has_its_own_budget() -> None:
     budget = RestartBudget(1)
     assert [budget.spend(0), budget.spend(1), budget.spend(0)] == [0, 0, None]
     budget.delivered(1)
     assert [budget.spend(1), budget.spend(0)] == [0, None]
 
 
-def test_no_restarts_means_none() -> None:
+def test_a_budget_of_zero_allows_no_restart() -> None:
     assert RestartBudget(0).spend(3) is None

@@ -1,4 +1,4 @@
-"""Whole runs with learners on Ray: the promise for each number of them, checkpoints, and what passes the driver by."""
+"""Whole runs with learners on Ray: equal weights, lost processes, checkpoints, and the memory of the driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dppo.config import make_config
 from dppo.records import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-ITERATIONS = 4
+ITERATIONS = 3
 
 
 def run_settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    """Everything normalised, so that statistics must travel too; actors share CPUs with the learners."""
+    """Normalise everything, so that statistics are exchanged, too; let actors share CPUs with the learners."""
     base = {"env_id": "Pendulum-v1", "num_samplers": 8, "num_steps": 120, "gamma": 0.9, "update_epochs": 20}
     base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 8 * 120 * ITERATIONS}
     if changes.get("num_actors"):
@@ -38,7 +38,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> tuple[str, list[str]]:
-    """The weights of an undisturbed run with two learners and one actor, and what was told."""
+    """Return the weights of a run with two learners and one actor, and the lines that it logged."""
     run = tmp_path_factory.mktemp("with_two") / "run"
     with Notes() as notes:
         result = dppo.train(run_settings(run, num_actors=1, num_learners=2))
@@ -46,12 +46,13 @@ def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> tup
     return result.weights_sha256, notes.texts
 
 
-def test_one_learner_gives_the_weights_of_none(in_process: str, tmp_path: Path) -> None:
+def test_one_learner_gives_the_same_weights_as_none(in_process: str, tmp_path: Path) -> None:
     result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=1))
     assert result.weights_sha256 == in_process
 
 
-def test_two_learners_give_other_weights_and_say_what_they_are_worth(
+@pytest.mark.slow  # tests/cluster/test_ranks.py has two learners in the fast set
+def test_two_learners_give_other_weights_and_log_whether_they_pay(
     in_process: str, with_two: tuple[str, list[str]]
 ) -> None:
     sha, notes = with_two
@@ -59,13 +60,13 @@ def test_two_learners_give_other_weights_and_say_what_they_are_worth(
     worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
     assert len(worth) == 1
     assert re.search(r"a minibatch of 240 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
-    assert worth[0].endswith("Several learners do not pay here; --num-learners 0 is faster.")
+    assert worth[0].endswith("Several learners do not pay here; num_learners=0 is faster.")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [3, 8])
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "slow_worlds:delayed_pendulum"])
-def test_actors_and_the_order_of_arrival_do_not_show(
+def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
     num_actors: int, env_id: str, with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, env_id=env_id))
@@ -73,7 +74,8 @@ def test_actors_and_the_order_of_arrival_do_not_show(
     assert result.weights_sha256 == with_two[0]
 
 
-def test_neither_the_order_of_arrival_nor_an_actor_killed_in_a_segment_shows(
+@pytest.mark.slow
+def test_a_killed_actor_does_not_change_the_weights_of_two_learners(
     with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     delayed = {"env_id": "slow_worlds:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
@@ -83,8 +85,9 @@ def test_neither_the_order_of_arrival_nor_an_actor_killed_in_a_segment_shows(
     assert result.weights_sha256 == with_two[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_a_learner_lost_in_the_middle_of_an_update_is_counted_and_does_not_show(
+@pytest.mark.slow  # tests/cluster/test_ranks.py kills a rank in the fast set
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_learner_lost_in_an_update_is_counted_and_does_not_change_the_weights(
     number: int, with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     with in_the_middle_of_an_update(send(number)), Notes() as notes:
@@ -97,7 +100,8 @@ def test_a_learner_lost_in_the_middle_of_an_update_is_counted_and_does_not_show(
     assert result.weights_sha256 == with_two[0]
 
 
-def test_a_run_with_two_learners_goes_on_with_two_exactly_and_with_none_as_well(
+@pytest.mark.slow
+def test_a_run_with_two_learners_can_be_resumed_with_two_exactly_and_with_none(
     with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
@@ -115,7 +119,8 @@ def test_a_run_with_two_learners_goes_on_with_two_exactly_and_with_none_as_well(
     )
 
 
-def test_a_run_without_learners_goes_on_with_two(tmp_path: Path, in_process: str) -> None:
+@pytest.mark.slow
+def test_a_run_without_learners_can_be_resumed_with_two(tmp_path: Path, in_process: str) -> None:
     run = tmp_path / "run"
     dppo.train(run_settings(run), observers=[Recorder(interrupt_at=2)])
     before = checkpoints.load(checkpoints.find(run).path)
@@ -124,35 +129,36 @@ def test_a_run_without_learners_goes_on_with_two(tmp_path: Path, in_process: str
     assert resumed.iterations == ITERATIONS
     assert any(note.startswith("num_learners=2 instead of 0: ") for note in notes.texts)
     after = checkpoints.load(checkpoints.find(run).path)
-    for stem, arrays in before.arrays.items():  # nothing in it tells how many learners there were
+    for stem, arrays in before.arrays.items():  # it does not depend on the number of learners
         found = {name: (array.shape, array.dtype) for name, array in after.arrays[stem].items()}
-        if stem != "samplers":  # whose open episodes have other lengths
+        if stem != "samplers":  # open episodes have other lengths
             assert found == {name: (array.shape, array.dtype) for name, array in arrays.items()}
         assert found.keys() == arrays.keys()
 
 
 @pytest.mark.slow
-def test_four_learners_keep_the_promise_too(tmp_path: Path) -> None:
+def test_the_number_of_actors_does_not_change_the_weights_of_four_learners(tmp_path: Path) -> None:
     four = [run_settings(tmp_path / str(actors), num_actors=actors, num_learners=4) for actors in (1, 3)]
     assert len({dppo.train(config).weights_sha256 for config in four}) == 1
 
 
-# ------------------------------------------------------------------ past the driver
+# ------------------------------------------------------------------ memory of the driver
 
 
 def peak_growth_mb(work: Callable[[], object]) -> float:
-    """By how much this process's memory grew at most, shared pages that it touched included."""
+    """Return the peak growth of this process's memory in MiB, including shared pages that it touched."""
 
     def status(name: str) -> float:
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) / 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     work()
     return status("VmHWM") - before
 
 
+@pytest.mark.slow
 def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
     steps = 192
     batch_mb = 4 * steps * 2**15 * 4 / 2**20
@@ -162,5 +168,5 @@ def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
     for learners in (2, 0):
         config = run_settings(tmp_path / str(learners), num_learners=learners, **common)
         growth[learners] = peak_growth_mb(partial(dppo.train, config))
-    assert growth[2] < batch_mb, growth  # what this process imports meanwhile
-    assert growth[0] > 2 * batch_mb, growth  # which shows that it can be seen
+    assert growth[2] < batch_mb, growth  # at most the modules imported meanwhile
+    assert growth[0] > 2 * batch_mb, growth  # so the measurement can detect it

@@ -1,9 +1,10 @@
-"""What is decided before Ray starts: which cluster, how many actors fit, how large the object store is."""
+"""Decisions before Ray starts: which cluster, how many actors fit, the size of the object store."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -12,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,7 @@ HALF_FULL = Usage(1000, 500, 500)
         ({"CPU": 8.0, "memory": 1e9}, {"CPU": 1.0}, 8),
         ({"CPU": 8.0}, {"CPU": 3.0}, 2),
         ({"CPU": 2.0}, {"CPU": 0.5}, 4),
-        ({"CPU": 1.0}, {"CPU": 0.1}, 10),  # 1 / 0.1 must not come to 9.99
+        ({"CPU": 1.0}, {"CPU": 0.1}, 10),  # 1 / 0.1 must not give 9.99
         ({"CPU": 0.3}, {"CPU": 0.1}, 3),
         ({"CPU": 0.5}, {"CPU": 1.0}, 0),
         ({"CPU": 8.0, "licence": 3.0}, {"CPU": 1.0, "licence": 1.0}, 3),
@@ -60,11 +60,11 @@ HALF_FULL = Usage(1000, 500, 500)
         ({"CPU": 8.0}, {"CPU": 1.0, "licence": 0.0}, 8),
     ],
 )
-def test_actors_that_fit_a_node(node: dict[str, float], needs: dict[str, float], fit: int) -> None:
+def test_number_of_actors_that_fit_a_node(node: dict[str, float], needs: dict[str, float], fit: int) -> None:
     assert actors_that_fit(node, needs) == fit
 
 
-def test_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
     assert usable_cores() == 3
@@ -80,22 +80,22 @@ def test_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
-    """The size chosen and what the user is told, for a machine of so much shared memory and so full a disk."""
+    """Return the chosen size and the logged lines for some shared memory and disk usage."""
 
     def size(wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL) -> tuple[int, list[str]]:
-        isdir, told = os.path.isdir, list[str]()
+        isdir, logged = os.path.isdir, list[str]()
 
         def disk_usage(path: str) -> Usage:
             return Usage(shm_free, 0, shm_free) if str(path) == "/dev/shm" else disk
 
         monkeypatch.setattr(shutil, "disk_usage", disk_usage)
         monkeypatch.setattr(os.path, "isdir", lambda p: shm_free is not None if p == "/dev/shm" else isdir(p))
-        return session._store_size(wanted, told.append), told
+        return session.store_size(wanted, logged.append), logged
 
     return size
 
 
-def test_the_store_gets_what_the_job_needs_and_no_less_than_ray_takes(
+def test_the_store_has_the_wanted_size_or_the_minimum_of_ray(
     store: Callable[..., tuple[int, list[str]]],
 ) -> None:
     assert store(500 * MIB, shm_free=8000 * MIB) == (500 * MIB, [])
@@ -104,44 +104,44 @@ def test_the_store_gets_what_the_job_needs_and_no_less_than_ray_takes(
     assert SMALLEST_STORE > 75 * MIB
 
 
-def test_without_shared_memory_the_store_is_as_large_as_asked_for(
+def test_without_shared_memory_the_store_has_the_wanted_size(
     store: Callable[..., tuple[int, list[str]]],
 ) -> None:
     assert store(500 * MIB, shm_free=None) == (500 * MIB, [])
 
 
-def test_a_store_larger_than_shared_memory_is_cut_and_told(store: Callable[..., tuple[int, list[str]]]) -> None:
-    size, told = store(5000 * MIB, shm_free=1000 * MIB)
+def test_a_store_larger_than_shared_memory_is_reduced_and_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+    size, logged = store(5000 * MIB, shm_free=1000 * MIB)
     assert size == 900 * MIB
-    assert told == [
+    assert logged == [
         "/dev/shm has 1000 MiB free; Ray's object store gets 900 MiB instead of 5000. "
-        "In Docker give a larger --shm-size."
+        "In Docker, use a larger --shm-size."
     ]
 
 
-def test_the_64_mib_of_docker_are_too_few_and_told(store: Callable[..., tuple[int, list[str]]]) -> None:
-    size, told = store(5000 * MIB, shm_free=64 * MIB)
+def test_too_little_shared_memory_is_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+    size, logged = store(5000 * MIB, shm_free=64 * MIB)
     assert size == SMALLEST_STORE
-    assert len(told) == 1
-    assert "64 MiB free, too little for Ray's object store (80 MiB)" in told[0]
-    assert "--shm-size=1g" in told[0]
+    assert len(logged) == 1
+    assert "64 MiB free, too little for Ray's object store (80 MiB)" in logged[0]
+    assert "--shm-size=1g" in logged[0]
 
 
-def test_a_disk_that_ray_finds_full_is_told(store: Callable[..., tuple[int, list[str]]]) -> None:
-    _, told = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 960, 40))
-    assert len(told) == 1
-    assert f"the disk of {tempfile.gettempdir()} is 96% full: Ray stops making objects at 95%" in told[0]
-    assert "RAY_TMPDIR" in told[0]
+def test_a_disk_that_is_too_full_for_ray_is_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+    _, logged = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 960, 40))
+    assert len(logged) == 1
+    assert f"the disk of {tempfile.gettempdir()} is 96% full: Ray stops creating objects at 95%" in logged[0]
+    assert "RAY_TMPDIR" in logged[0]
     assert store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 940, 60))[1] == []
 
 
-def test_the_disk_looked_at_is_the_one_that_ray_uses(
+def test_the_checked_disk_is_that_of_rays_temporary_folder(
     monkeypatch: pytest.MonkeyPatch, store: Callable[..., tuple[int, list[str]]]
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/somewhere/else")
-    _, told = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 990, 10))
-    assert told[0].startswith("the disk of /somewhere/else is 99% full")
-    assert session._session_logs() == "/somewhere/else/ray/session_latest/logs"
+    _, logged = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 990, 10))
+    assert logged[0].startswith("the disk of /somewhere/else is 99% full")
+    assert session.session_logs() == "/somewhere/else/ray/session_latest/logs"
 
 
 # ------------------------------------------------------------------------------------- environment
@@ -149,17 +149,17 @@ def test_the_disk_looked_at_is_the_one_that_ray_uses(
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """The environment variables of a process that has none, and has not imported Ray."""
+    """Give the process no environment variables, no Ray and no token; return its variables."""
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(token, "_token", None)
+    monkeypatch.setattr(token, "private_token", functools.cache(token.private_token.__wrapped__))  # a new one
     variables: dict[str, str] = os.environ  # type: ignore[assignment]
     return variables
 
 
-def test_what_the_user_has_set_for_ray_stays(environment: dict[str, str]) -> None:
+def test_variables_set_by_the_user_keep_their_values(environment: dict[str, str]) -> None:
     environment |= {"RAY_USAGE_STATS_ENABLED": "1", "RAY_AUTH_MODE": "disabled"}
     surroundings.set_environment(start_here=True)
     assert environment["RAY_USAGE_STATS_ENABLED"] == "1"
@@ -168,7 +168,7 @@ def test_what_the_user_has_set_for_ray_stays(environment: dict[str, str]) -> Non
     assert "RAY_AUTH_TOKEN_PATH" not in environment
 
 
-def test_a_ray_of_ours_has_a_token_that_nobody_else_can_read(environment: dict[str, str]) -> None:
+def test_ray_starts_with_a_token_that_only_its_owner_can_read(environment: dict[str, str]) -> None:
     surroundings.set_environment(start_here=True)
     assert environment["RAY_AUTH_MODE"] == "token"
     token = Path(environment["RAY_AUTH_TOKEN_PATH"])
@@ -177,12 +177,12 @@ def test_a_ray_of_ours_has_a_token_that_nobody_else_can_read(environment: dict[s
     assert token.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_cluster_that_runs_is_met_with_the_users_own_token(environment: dict[str, str]) -> None:
+def test_a_running_cluster_gets_no_private_token(environment: dict[str, str]) -> None:
     surroundings.set_environment(start_here=False)
     assert "RAY_AUTH_MODE" not in environment
 
 
-def test_a_ray_that_was_imported_before_is_left_as_it_is(
+def test_a_ray_that_was_imported_earlier_keeps_its_token(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
@@ -190,29 +190,29 @@ def test_a_ray_that_was_imported_before_is_left_as_it_is(
     assert "RAY_AUTH_MODE" not in environment
 
 
-def test_another_cluster_is_not_met_with_the_private_token(environment: dict[str, str]) -> None:
+def test_the_private_token_can_be_forgotten_and_reused(environment: dict[str, str]) -> None:
     surroundings.set_environment(start_here=True)
     path = environment["RAY_AUTH_TOKEN_PATH"]
     token.forget_private_token()
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(environment)
-    surroundings.set_environment(start_here=True)  # Ray remembers the token it read first
+    surroundings.set_environment(start_here=True)  # Ray remembers the first token that it reads
     assert environment["RAY_AUTH_TOKEN_PATH"] == path
     environment["RAY_AUTH_TOKEN_PATH"] = "/the/users/own"
     token.forget_private_token()
     assert environment["RAY_AUTH_MODE"] == "token"
 
 
-def test_token_folders_of_dead_runs_are_removed_and_no_others(environment: dict[str, str], tmp_path: Path) -> None:
+def test_only_token_folders_of_dead_runs_are_removed(environment: dict[str, str], tmp_path: Path) -> None:
     dead, young = tmp_path / "dppo-token-dead", tmp_path / "dppo-token-young"
     for folder in (dead, young):
         folder.mkdir()
         (folder / "ray_token").touch()
-    alive = subprocess.Popen(  # a run of another process: the folder is old, and locked
+    alive = subprocess.Popen(  # another run, whose folder is old and locked
         [
             sys.executable,
             "-c",
             "import os, tempfile, time; from dppo.cluster import token; tempfile.tempdir = os.getcwd()\n"
-            "print(token._make_token(), flush=True); time.sleep(60)",
+            "print(token.private_token(), flush=True); time.sleep(60)",
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -230,8 +230,8 @@ def test_token_folders_of_dead_runs_are_removed_and_no_others(environment: dict[
         alive.communicate()
 
 
-def test_only_this_process_outlives_the_gcs_by_long() -> None:
-    """Ray's own processes are given `os.environ`, and shall keep to Ray's minute."""
+def test_only_this_process_outlives_the_gcs_for_long() -> None:
+    """Ray's own processes inherit `os.environ`, and must keep the default of a minute."""
     name = b"RAY_gcs_rpc_server_reconnect_timeout_s"
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
@@ -241,7 +241,7 @@ def test_only_this_process_outlives_the_gcs_by_long() -> None:
     assert getenv(name) is None
 
 
-def test_ray_sets_no_handlers_of_signals_while_it_starts() -> None:
+def test_ray_cannot_set_signal_handlers_while_it_starts() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with surroundings.signal_handlers_kept():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
@@ -253,7 +253,7 @@ def test_ray_sets_no_handlers_of_signals_while_it_starts() -> None:
 
 
 class ConnectedRay:
-    """What `RaySession` asks a Ray that is initialised: where its GCS is, and what its nodes have."""
+    """An initialised Ray: the address of its GCS, and the resources of its nodes."""
 
     def __init__(self, gcs_address: str = "10.0.0.7:6379", *nodes: dict[str, float]) -> None:
         self.gcs_address = gcs_address
@@ -270,26 +270,26 @@ class ConnectedRay:
 
 
 @pytest.mark.parametrize("address", [None, "auto", "10.0.0.7:6379"])
-def test_an_address_of_the_connected_cluster_is_accepted(address: str | None) -> None:
-    session._check_connected(ConnectedRay(), address, dashboard=False)
+def test_the_address_of_the_connected_cluster_is_accepted(address: str | None) -> None:
+    session.check_connected(ConnectedRay(), address, dashboard=False)
 
 
 @pytest.mark.parametrize("address", ["big-cluster.invalid:6379", "10.0.0.8:6379", "10.0.0.7:6380", "local"])
-def test_an_address_of_another_cluster_than_the_connected_one_is_refused(address: str) -> None:
+def test_the_address_of_another_cluster_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=rf"address={address}: .* at 10.0.0.7:6379 already"):
-        session._check_connected(ConnectedRay(), address, dashboard=False)
+        session.check_connected(ConnectedRay(), address, dashboard=False)
 
 
-def test_this_machine_has_several_names() -> None:
+def test_an_address_may_use_any_name_of_this_machine() -> None:
     here = socket.gethostbyname(socket.gethostname())
-    session._check_connected(ConnectedRay(f"{here}:6379"), "localhost:6379", dashboard=False)
+    session.check_connected(ConnectedRay(f"{here}:6379"), "localhost:6379", dashboard=False)
     with pytest.raises(ConfigError):
-        session._check_connected(ConnectedRay("10.0.0.7:6379"), "localhost:6379", dashboard=False)
+        session.check_connected(ConnectedRay("10.0.0.7:6379"), "localhost:6379", dashboard=False)
 
 
-def test_a_dashboard_of_a_ray_that_runs_is_refused() -> None:
+def test_a_dashboard_for_a_running_ray_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"dashboard=True has no effect.*10.0.0.7:6379"):
-        session._check_connected(ConnectedRay(), None, dashboard=True)
+        session.check_connected(ConnectedRay(), None, dashboard=True)
 
 
 @pytest.mark.parametrize(
@@ -304,21 +304,21 @@ def test_a_dashboard_of_a_ray_that_runs_is_refused() -> None:
 def test_addresses_of_other_services_are_refused(address: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError) as refused:
-        session._wanted_cluster(None)
+        session.wanted_cluster(None)
     assert str(refused.value).startswith(f"RAY_ADDRESS={address}: this is {kind}")
     assert "host:port" in str(refused.value)
     assert "unset RAY_ADDRESS" in str(refused.value)
     with pytest.raises(ConfigError, match=r"^address="):
-        session._wanted_cluster(address)
+        session.wanted_cluster(address)
 
 
-def test_the_address_says_where_ray_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_setting_precedes_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert session._wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
-    assert session._wanted_cluster("other:6379") == ("address", "other:6379")
-    assert session._wanted_cluster("local") == ("address", None)
+    assert session.wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
+    assert session.wanted_cluster("other:6379") == ("address", "other:6379")
+    assert session.wanted_cluster("local") == ("address", None)
     monkeypatch.delenv("RAY_ADDRESS")
-    assert session._wanted_cluster(None) == ("RAY_ADDRESS", None)
+    assert session.wanted_cluster(None) == ("RAY_ADDRESS", None)
 
 
 def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None) -> None:
@@ -368,10 +368,10 @@ def test_more_gpus_than_this_machine_has_are_refused(
     with pytest.raises(ConfigError) as error:
         check_gpus(demand, gpus)
     assert refused in str(error.value)
-    assert "--actor-gpus 0.25" in str(error.value)
+    assert "actor_gpus=0.25" in str(error.value)
 
 
-def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus_here() == 0
     demand = Demand(1, {"CPU": 1.0, "GPU": 1.0}, 0, {})
@@ -379,13 +379,12 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         check_gpus(demand, gpus_here())
 
 
-def test_a_run_without_its_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_that_needs_missing_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--num-actors", "2", "--actor-gpus", "1", "--run-dir", "run"]
-    began = time.monotonic()
     code, _, err = run(words, tmp_path, timeout_s=60, CUDA_VISIBLE_DEVICES="")
     assert code == 2
     assert "actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 0" in err
-    assert time.monotonic() - began < 45
     assert not (tmp_path / "run").exists()
 
 
@@ -393,7 +392,7 @@ def test_a_run_without_its_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
 
 
 def report(*types: str) -> bytes:
-    """What Ray's monitor writes down every few seconds."""
+    """Return a status report of Ray's monitor."""
     return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(types, 1), "pending_launches": {}}}).encode()
 
 
@@ -417,26 +416,26 @@ BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
         (b"no JSON", False),
     ],
 )
-def test_an_autoscaler_shows_in_the_types_of_nodes(
+def test_an_autoscaler_is_detected_by_the_types_of_nodes(
     status: bytes, there: bool, autoscaler: Callable[[bytes | None], None]
 ) -> None:
     autoscaler(status)
     assert has_autoscaler(ConnectedRay()) is there
 
 
-def test_what_an_autoscaler_may_add_is_waited_for(autoscaler: Callable[[bytes | None], None]) -> None:
+def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Callable[[bytes | None], None]) -> None:
     demand = Demand(8, {"CPU": 1.0}, 0, {})
-    ray, told = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
+    ray, logged = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
     autoscaler(report(BY_HAND))
     with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
-        check_cluster(ray, demand, told.append)
+        check_cluster(ray, demand, logged.append)
     autoscaler(report("headgroup"))
-    check_cluster(ray, demand, told.append)
-    assert len(told) == 1
-    assert "hold 2. The cluster has an autoscaler" in told[0]
+    check_cluster(ray, demand, logged.append)
+    assert len(logged) == 1
+    assert "hold 2. The cluster has an autoscaler" in logged[0]
 
 
-def test_a_ray_that_is_started_here_has_no_autoscaler(ray_session: None) -> None:
+def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
     import ray
 
     assert not has_autoscaler(ray)

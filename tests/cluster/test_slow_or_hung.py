@@ -1,4 +1,4 @@
-"""The engine alone, event by event: who is slow, who is hung, who is gone, and what a person reads meanwhile."""
+"""The engine alone, event by event: slow, hung and lost actors, and the lines logged meanwhile."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dppo.cluster.collecting.messages import (
     Kill,
     Left,
     Limits,
+    Log,
     Look,
     Progressed,
     Report,
-    Say,
     Start,
     Started,
 )
@@ -42,17 +42,20 @@ def report(sampler: int, index: int) -> SegmentReport:
 
 
 class Driver:
-    """The engine with a clock, and what it has ordered so far."""
+    """The engine with a clock; records its commands."""
 
-    def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS) -> None:
+    def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True) -> None:
+        """Start the actors; with `described`, also answer the question for the spaces."""
         self.now = 0.0
         self.ledger = ReplayLedger(sum(map(len, hosting)), replay=True)
         self.engine = Collecting(hosting, self.ledger, limits)
         self.commands: list[tuple[float, Command]] = []
         self.asks: list[Ask] = []
         self.moving: dict[int, Any] = {}
-        """What is seen of an actor, if it is looked at: a function of the time."""
+        """Progress shown by each actor, as a function of time; actors that are missing here show none."""
         self._take(self.engine.describe(0.0))
+        if not described:
+            return
         for actor_id in range(len(hosting)):
             self.on(Started(actor_id, 1))
         describe = self.all(Describe)[0]
@@ -80,7 +83,7 @@ class Driver:
         self._take(self.engine.request(PolicySnapshot(index, np.zeros(1, np.float32)), index, self.now))
 
     def answer(self) -> None:
-        """Let every actor that was asked last answer, and record it as the learner does."""
+        """Let each asked actor answer, and record the segments as the learner does."""
         asks, self.asks = self.asks, []
         for ask in asks:
             if not self.engine.finished:
@@ -95,15 +98,15 @@ class Driver:
     def times(self, kind: type[Any]) -> list[float]:
         return [when for when, command in self.commands if isinstance(command, kind)]
 
-    def said(self) -> list[str]:
-        return [command.text for command in self.all(Say)]
+    def logged(self) -> list[str]:
+        return [command.text for command in self.all(Log)]
 
     def forget(self) -> None:
         self.commands.clear()
 
 
 def replaying(per_s: float, of: int, until: float = float("inf"), since: float = 0.0) -> Any:
-    """What is seen of an actor that plays so many steps again, until it stops."""
+    """Return the progress of an actor that replays `per_s` steps per second until it stops."""
 
     def look(now: float) -> Progress:
         done = int(per_s * (min(now, until) - since))
@@ -113,7 +116,7 @@ def replaying(per_s: float, of: int, until: float = float("inf"), since: float =
 
 
 def one_that_rebuilds() -> Driver:
-    """An actor that has made two segments, was lost, and is asked to rebuild its sampler."""
+    """Return a driver whose actor sent two segments, was lost, and has been asked to rebuild its sampler."""
     driver = Driver([[0]])
     for index in range(2):
         driver.request(index)
@@ -129,7 +132,7 @@ def one_that_rebuilds() -> Driver:
 # ------------------------------------------------------------------ slow or hung
 
 
-def test_a_replay_that_goes_on_has_no_deadline() -> None:
+def test_a_progressing_replay_has_no_deadline() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(3, 3700)
     driver.wait(1000)
@@ -140,7 +143,7 @@ def test_a_replay_that_goes_on_has_no_deadline() -> None:
     assert not driver.all(Report)
 
 
-def test_a_replay_that_stops_is_hung_after_one_deadline_without_any_progress() -> None:
+def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(3, 3700, until=100)
     driver.wait(200)
@@ -152,8 +155,8 @@ def test_a_replay_that_stops_is_hung_after_one_deadline_without_any_progress() -
     )
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["that never moved", "that cannot be looked at"])
-def test_a_replay_is_hung_after_one_deadline(seen: bool) -> None:
+@pytest.mark.parametrize("seen", [True, False], ids=["without progress", "without a progress file"])
+def test_a_replay_that_shows_no_progress_counts_as_hung_after_one_deadline(seen: bool) -> None:
     driver = one_that_rebuilds()
     if seen:
         driver.moving[0] = replaying(0, 3700)
@@ -161,8 +164,8 @@ def test_a_replay_is_hung_after_one_deadline(seen: bool) -> None:
     assert driver.times(Kill)[0] == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
-def test_a_first_segment_that_goes_on_has_no_deadline_and_a_later_one_has() -> None:
-    """A later one has no environments to make: its environments may step for ever."""
+def test_only_the_first_segment_has_no_deadline_while_it_progresses() -> None:
+    """Later segments create no environments, and an environment may step without end."""
     driver = Driver([[0]])
     driver.moving[0] = replaying(3, 0)
     driver.request(0)
@@ -176,11 +179,9 @@ def test_a_first_segment_that_goes_on_has_no_deadline_and_a_later_one_has() -> N
     assert driver.times(Kill) == [110.5]
 
 
-def test_the_making_of_the_first_environments_has_no_deadline_while_it_goes_on() -> None:
-    driver = Driver.__new__(Driver)
-    driver.now, driver.commands, driver.asks, driver.moving = 0.0, [], [], {0: replaying(1, 0)}
-    driver.engine = Collecting([[0]], ReplayLedger(1, replay=True), LIMITS)
-    driver._take(driver.engine.describe(0.0))
+def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -> None:
+    driver = Driver([[0]], described=False)
+    driver.moving[0] = replaying(1, 0)
     driver.on(Started(0, 1))
     driver.wait(100)
     assert not driver.all(Kill)
@@ -189,8 +190,7 @@ def test_the_making_of_the_first_environments_has_no_deadline_while_it_goes_on()
     assert "made no environment within segment_timeout_s=10" in driver.all(Report)[0].text
 
 
-def test_an_answer_ends_the_patience() -> None:
-    """The process that was rebuilt goes on with ordinary deadlines."""
+def test_after_its_replay_an_actor_has_ordinary_deadlines_again() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(3, 3700)
     driver.wait(50)
@@ -201,8 +201,8 @@ def test_an_answer_ends_the_patience() -> None:
     assert driver.times(Kill) == [60.5]
 
 
-def test_after_a_long_update_an_actor_is_looked_at_before_it_counts_as_hung() -> None:
-    """With overlap the learner may be busy for longer than a deadline while an actor rebuilds its samplers."""
+def test_after_a_long_update_the_engine_looks_at_an_actor_before_it_counts_as_hung() -> None:
+    """With overlap an update may last longer than a deadline while an actor rebuilds its samplers."""
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(3, 3700)
     driver.now += 500
@@ -210,30 +210,30 @@ def test_after_a_long_update_an_actor_is_looked_at_before_it_counts_as_hung() ->
     assert not driver.all(Kill)
 
 
-def test_a_look_at_a_process_that_was_given_up_counts_for_nothing() -> None:
+def test_progress_of_an_abandoned_process_is_ignored() -> None:
     driver = one_that_rebuilds()
     driver.on(Died(0, 2, "died"))
     driver.wait(2)
     driver.on(Started(0, 3))
     for moves in range(100):
-        driver._take(driver.engine.on(Progressed(0, 2, Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)), driver.now))
+        driver.on(Progressed(0, 2, Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)))
         driver.wait(0.5)
     assert "counts as hung" in driver.all(Report)[1].text
 
 
-# ------------------------------------------------------------------ what a person reads
+# ------------------------------------------------------------------ logged lines
 
 
-def test_a_long_replay_is_reported_every_half_minute() -> None:
+def test_a_long_replay_is_logged_every_half_minute() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(35, 3700)
     driver.wait(100)
-    assert driver.said()[1].startswith("waiting for 1 of 1 segments for 6")
-    assert "actor 0: replaying 2,100 of 3,700 steps" in driver.said()[1]
-    assert len(driver.said()) == 3
+    assert driver.logged()[1].startswith("waiting for 1 of 1 segments for 6")
+    assert "actor 0: replaying 2,100 of 3,700 steps" in driver.logged()[1]
+    assert len(driver.logged()) == 3
 
 
-def test_while_an_actor_is_restarted_the_run_says_so() -> None:
+def test_the_restart_of_an_actor_is_logged() -> None:
     limits = Limits(segment_timeout_s=100, max_actor_restarts=3, move_after_s=1000, start_timeout_s=1000, quiet_s=30)
     driver = Driver([[0, 1], [2]], limits)
     driver.request(0)
@@ -242,35 +242,32 @@ def test_while_an_actor_is_restarted_the_run_says_so() -> None:
         driver.on(Answered(1, 1, ask.ask_id, Answer(made, Timings())))
     driver.on(Died(0, 1, "died"))
     driver.wait(35)
-    assert driver.said() == [
+    assert driver.logged() == [
         "waiting for 2 of 3 segments for 30 s (samplers 0, 1); actor 0 is being restarted; an actor that sends none "
         "for 100 s is replaced"
     ]
 
 
-def test_nothing_is_waited_for_when_all_segments_are_here() -> None:
-    """Between a request that was answered and the next one actors may come and go: no line says "0 of 1"."""
+def test_no_wait_is_logged_between_two_requests() -> None:
+    """Actors may be lost and replaced meanwhile, but no line says "0 of 1"."""
     driver = Driver([[0], [1]])
     driver.request(0)
     driver.answer()
     driver.on(Died(1, 1, "died"))
     driver.wait(100)
     assert driver.engine.finished
-    assert not driver.said()
+    assert not driver.logged()
 
 
-def test_before_the_first_environment_there_are_no_segments_to_count() -> None:
-    driver = Driver.__new__(Driver)
-    driver.now, driver.commands, driver.asks, driver.moving = 0.0, [], [], {}
-    driver.engine = Collecting([[0], [1]], ReplayLedger(2, replay=True), LIMITS)
-    driver._take(driver.engine.describe(0.0))
+def test_the_wait_for_the_first_environment_is_logged() -> None:
+    driver = Driver([[0], [1]], described=False)
     driver.wait(31)
-    assert driver.said() == [
+    assert driver.logged() == [
         "waiting for the first environment for 30 s; actor 0 is being started; actor 1 is being started"
     ]
 
 
-def test_of_many_actors_in_the_same_state_four_are_named() -> None:
+def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
     driver = Driver(
         [[actor] for actor in range(9)], Limits(segment_timeout_s=1e6, max_actor_restarts=3, move_after_s=1e6)
     )
@@ -278,14 +275,14 @@ def test_of_many_actors_in_the_same_state_four_are_named() -> None:
     for actor in range(9):
         driver.on(Died(actor, 1, "died"))
     driver.wait(31)
-    assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.said()[0]
-    assert "waiting for 9 of 9 segments" in driver.said()[0]
+    assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
+    assert "waiting for 9 of 9 segments" in driver.logged()[0]
 
 
-# ------------------------------------------------------------------ gone, and back
+# ------------------------------------------------------------------ lost and back
 
 
-def test_samplers_move_when_their_actor_does_not_come_back_and_return_when_it_does() -> None:
+def test_samplers_move_from_a_lost_actor_and_return_with_it() -> None:
     driver = Driver([[0, 1], [2, 3]])
     driver.request(0)
     driver.answer()
@@ -302,7 +299,7 @@ def test_samplers_move_when_their_actor_does_not_come_back_and_return_when_it_do
     driver.on(Joined(0))
     start = driver.all(Start)[-1]
     driver.on(Started(0, start.process))
-    assert driver.said() == ["actor 0 is back"]
+    assert driver.logged() == ["actor 0 is back"]
     driver.forget()
     driver.request(3)
     assert sorted((ask.actor_id, len(ask.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]

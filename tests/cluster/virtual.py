@@ -1,4 +1,4 @@
-"""Actors in virtual time: real samplers behind a transport that delays, loses, repeats and forges what they send."""
+"""Actors in virtual time: real samplers behind a transport that delays, loses, repeats and corrupts answers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.wire import Answer, Question
 from dppo.ppo.progress import Phase, Progress
 from dppo.signals import StopSignals
 
 TICK_S = 2.0
-LONGEST_S = 20_000.0  # of a whole run in virtual time; nothing that waits may get there
+LONGEST_S = 20_000.0  # of virtual time; a run that lasts longer hangs
 
 
 class Drawn(gym.Env[Any, Any]):
-    """Episodes of 2 to 5 steps whose observations follow from the seed and from all actions."""
+    """Episodes of 2 to 5 steps whose observations depend on the seed and on all actions."""
 
     observation_space = gym.spaces.Box(-4, 4, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -61,7 +62,7 @@ class Drawn(gym.Env[Any, Any]):
 
 @dataclass
 class Faults:
-    """How often things go wrong, as probabilities, and how often at most."""
+    """Probabilities of faults, and their largest number."""
 
     at_most: int
     dies: float = 0.0
@@ -69,11 +70,11 @@ class Faults:
     forges: float = 0.0
     never_starts_soon: float = 0.0
     replays_long: float = 0.0
-    """A replay takes several deadlines, and makes progress."""
+    """A replay takes several deadlines, and progresses."""
     repeats: float = 0.0
-    """Each answer comes twice; does not count."""
+    """An answer arrives twice; not counted in `at_most`."""
     leaves: float = 0.0
-    """At each question, one actor leaves and joins again later, perhaps under a new number."""
+    """The actor of a question leaves and joins again later, perhaps under a new number."""
     happened: list[str] = field(default_factory=list)
 
     def strikes(self, rng: random.Random, kind: str) -> bool:
@@ -84,7 +85,7 @@ class Faults:
 
 
 class Fake:
-    """A transport without processes; its clock advances when somebody waits, and at no other time."""
+    """A transport without processes; its clock advances only during waits."""
 
     parallel = True
 
@@ -96,8 +97,8 @@ class Fake:
         self._actors: dict[tuple[int, int], PPOActor] = {}
         self._killed: set[tuple[int, int]] = set()
         self._answers: dict[int, Event] = {}
-        self._busy: dict[tuple[int, int], float] = {}  # a process works off its questions in their order
-        self._moves: dict[tuple[int, int], tuple[float, float]] = {}  # it makes progress between these times
+        self._busy: dict[tuple[int, int], float] = {}  # time at which a process has answered all questions
+        self._moves: dict[tuple[int, int], tuple[float, float]] = {}  # a process progresses between these times
 
     def clock(self) -> float:
         return self.now
@@ -142,14 +143,14 @@ class Fake:
             self._later(rng.uniform(10, 60), lambda: Joined(back))
 
     def _progress(self, who: tuple[int, int]) -> Progress:
-        """What is seen now of a process; it does ten things a second while it works."""
+        """Return the progress of a process, which takes ten steps per second while it works."""
         begins, ends = self._moves.get(who, (0.0, 0.0))
         done = int(10 * max(0.0, min(self.now, ends) - begins))
         return Progress(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
 
     def _answer(self, command: Ask | Describe, who: tuple[int, int], forged: bool) -> Event | None:
         if who in self._killed and self._rng.random() < 0.5:
-            return None  # most die in time, some send their answer nevertheless
+            return None  # half of the killed processes still answer
         actor = self._actors[who]
         if isinstance(command, Describe):
             return self._sent(command.ask_id, Described(*who, command.ask_id, actor.describe(command.sampler_id)))
@@ -168,7 +169,7 @@ class Fake:
         heapq.heappush(self._due, (self.now + delay, next(self._order), what))
 
     def events(self, stop: StopSignals) -> list[Event]:
-        assert self.now < LONGEST_S, "waits for ever"
+        assert self.now < LONGEST_S, "the run hangs"
         stop.check()
         when = self._due[0][0] if self._due else self.now + TICK_S
         self.now = max(self.now, min(when, self.now + TICK_S))
@@ -180,8 +181,11 @@ class Fake:
         return found
 
     def pass_time(self, seconds: float) -> None:
-        """Let the learner be busy for some time."""
+        """Advance the clock while the learner is busy."""
         self.now += seconds
+
+    def under_way(self) -> UnderWay:
+        return UnderWay(0, len(self._actors))
 
     def take_seconds(self) -> float:
         return 0.0

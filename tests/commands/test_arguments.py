@@ -1,8 +1,9 @@
-"""From words on the command line to settings."""
+"""Turning the words of a command line into settings."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import yaml
 
 from dppo.commands import arguments
 from dppo.commands.arguments import Arguments
-from dppo.commands.parser import ALIASES, MEANT
+from dppo.commands.compare_plan import parse as parse_comparison
+from dppo.commands.eval import make_parser as make_eval_parser
+from dppo.commands.parser import ALIASES
 from dppo.commands.settings_flags import EXTRA, FIRST, flag, in_flags
 from dppo.config import files, grouped, make_config, resolved
 from dppo.config.parts import settings_by_name
@@ -34,7 +37,7 @@ def parse(line: str) -> Arguments:
 
 
 def settings(line: str) -> dict[str, Any]:
-    """What the line asks for beside the preset."""
+    """Return the settings of a line, without those of a preset."""
     return parse(f"{line} --preset none").settings
 
 
@@ -51,7 +54,7 @@ def refusal(line: str) -> str:
 
 def test_only_what_was_given_becomes_a_setting() -> None:
     assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
-    assert settings("Acrobot-v1 --seed 1") == {"env_id": "Acrobot-v1", "seed": "1"}  # also where it is the default
+    assert settings("Acrobot-v1 --seed 1") == {"env_id": "Acrobot-v1", "seed": "1"}  # although 1 is the default
 
 
 def test_defaults_then_preset_then_file_then_flags(tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_flags_become_settings(flags: str, expected: dict[str, Any]) -> None:
 
 
 def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The help that a line shows."""
+    """Return the help that a line prints."""
     with pytest.raises(SystemExit) as stopped:
         parse(line)
     assert not stopped.value.code
@@ -136,9 +139,11 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting(capsys: pytest.Capture
 def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown("--help", capsys)
     assert max(map(len, text.splitlines())) <= 80
-    groups = re.findall(r"^(\w[\w ]*):", text, re.MULTILINE)[1:]
-    assert groups == ["ENV_ID", "most used", "sampling", "ppo", "network", "actors", "learners", "run"]
+    groups = re.findall(r"^(\w[\w, ]*):", text, re.MULTILINE)[1:]
+    parts = ["sampling", "ppo", "network", "actors", "learners", "run"]
+    assert groups == ["ENV_ID", "most used", "files, presets and earlier runs", *parts]
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert len(FIRST) == 10
     assert flags[: len(FIRST) + len(EXTRA)] == [flag(name) for name in (*FIRST, *EXTRA)]
     for words in ("CartPole-v1", "module:Name-v0", "module:factory"):
         assert words in text.partition("most used")[0]
@@ -160,21 +165,49 @@ def test_help_shows_the_defaults_that_apply(line: str, capsys: pytest.CaptureFix
     assert ("tuned for CartPole-v1" in " ".join(text.split())) is tuned
 
 
-def test_names_of_other_libraries_lead_to_ours() -> None:
-    flags = {flag(name) for name in settings_by_name()} | {"--episodes"}
-    assert set(ALIASES) <= flags
-    assert not set(MEANT) & {flag(name) for name in settings_by_name()}, "a flag of ours is no alias"
-    for alias, ours in (
-        ("--lr", "--learning-rate"),
-        ("--n-envs", "--num-samplers"),
-        ("--num_envs", "--num-samplers"),
-        ("--entropy-coef", "--ent-coef"),
-        ("--num-workers", "--num-actors"),
-        ("--n_steps", "--num-steps"),
-        ("--clip-range", "--clip-coef"),
-    ):
-        name = alias.replace("_", "-")
-        assert f"{name} is not a known flag. Did you mean {ours}?" in refusal(f"CartPole-v1 {alias} 3")
+def test_help_for_resuming_shows_the_settings_of_the_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(shown(f"--resume {run_dir} --help", capsys).split())
+    assert "Defaults are the settings of" in text
+    assert "Discount factor per env step. (default: 0.75)" in text
+
+
+def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None:
+    settings_as_flags = {flag(name) for name in settings_by_name()}
+    assert set(ALIASES) <= settings_as_flags | {
+        "--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic",
+    }  # fmt: skip
+    assert not {f"--{alias}" for names in ALIASES.values() for alias in names.split()} & settings_as_flags
+
+
+@pytest.mark.parametrize(
+    ("command", "aliases"),
+    [
+        (
+            "train",
+            "lr:learning-rate n-envs:num-samplers num_envs:num-samplers entropy-coef:ent-coef n_steps:num-steps "
+            "num-workers:num-actors clip-range:clip-coef batch-size:minibatch-size timesteps:total-timesteps "
+            "n-epochs:update-epochs cuda:device net-arch:hidden-sizes normalize-obs:norm-obs logdir:run-dir",
+        ),
+        ("compare", "lr:learning-rate num-workers:actors n-seeds:seeds output-dir:out"),
+        ("eval", "n-eval-episodes:episodes env:env-id env_name:env-id"),
+    ],
+)
+def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> None:
+    parsers: dict[str, Callable[[list[str]], object]] = {
+        "train": lambda words: arguments.parse(words, "dppo train"),
+        "compare": parse_comparison,
+        "eval": lambda words: make_eval_parser().split(words),
+    }
+    for pair in aliases.split():
+        alias, _, ours = pair.partition(":")
+        with pytest.raises(DppoError) as refused:
+            parsers[command](["CartPole-v1", f"--{alias}", "3"])
+        assert f"--{alias.replace('_', '-')} is not a known flag. Did you mean --{ours}?" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["--env", "--env-id", "--gym_id"])
+def test_the_environment_has_no_flag(name: str) -> None:
+    assert "is not a known flag: the environment has none, as in dppo train CartPole-v1." in refusal(f"{name} A-v0")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +217,12 @@ def test_names_of_other_libraries_lead_to_ours() -> None:
         ("gamma=2: too large. Use gamma=0.9, or x=3.", "gamma=2: too large. Use --gamma 0.9, or x=3."),
         ("num_actors=9 is many. Use num_actors=8 or fewer.", "num_actors=9 is many. Use --num-actors 8 or fewer."),
         ("one line\nseed=1: no. Use seed=2", "one line\nseed=1: no. Use --seed 2"),
+        ("a=1: is wrong. Use fewer, or raise num_steps.", "a=1: is wrong. Use fewer, or raise --num-steps."),
+        ("a=1: is wrong. Continue it with resume=runs/a-1.", "a=1: is wrong. Continue it with --resume runs/a-1."),
+        ("a=1: is wrong. Add trust=True if you like.", "a=1: is wrong. Add --trust if you like."),
+        ("a: no. In Python: train(config, resume=...).", "a: no. In Python: train(config, resume=...)."),
+        ("a: no. Use model=mynet:Net.", "a: no. Use --model mynet:Net."),
+        ("num_step is unknown. Did you mean num_steps?", "num_step is unknown. Did you mean num_steps?"),
     ],
 )
 def test_remedies_can_be_typed(text: str, typed: str) -> None:
@@ -204,11 +243,11 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
         ("CartPole-v1 --preset CartPole-v0", "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?"),
         ("CartPole-v1 --preset zzz", "Available: CartPole-v1, Pendulum-v1."),
         ("CartPole-v1 --config /no/such/file.yaml", "config=/no/such/file.yaml: cannot be read as settings"),
-        ("--seed 3", "which environment? For example: dppo train CartPole-v1"),
-        ("", "which environment?"),
+        ("--seed 3", "the environment is missing. For example: dppo train CartPole-v1"),
+        ("", "the environment is missing"),
     ],
 )
-def test_what_cannot_be_understood_is_told_in_a_line_or_two(line: str, words: str) -> None:
+def test_an_invalid_line_is_refused_in_one_or_two_lines(line: str, words: str) -> None:
     assert words in refusal(line)
 
 
@@ -220,7 +259,7 @@ def test_what_cannot_be_understood_is_told_in_a_line_or_two(line: str, words: st
         ("CartPole-v1 Pendulum-v1", "Pendulum-v1"),
     ],
 )
-def test_a_stray_word_is_named_and_no_flag_is_blamed_for_it(line: str, stray: str) -> None:
+def test_a_stray_word_is_named_and_no_flag_is_reported_as_unknown(line: str, stray: str) -> None:
     text = refusal(line)
     assert stray in text
     for innocent in ("--seed", "--anneal-lr"):
@@ -246,7 +285,7 @@ def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
 
 @pytest.fixture(params=["flat", "in groups"])
 def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of a run that had two actors, with its settings in it, as they are or were written."""
+    """The folder of a run with two actors; its settings are in groups, or flat as in older runs."""
     folder = tmp_path / "runs" / "one"
     (folder / "checkpoints" / "step").mkdir(parents=True)
     config = make_config(
@@ -279,17 +318,17 @@ def test_a_run_with_actors_is_resumed_without_them(run_dir: Path) -> None:
 @pytest.mark.parametrize("flags", ["--preset none", "--preset auto", "--config my.yaml"])
 def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_dir: Path, flags: str) -> None:
     name, value = flags[2:].split()
-    assert refusal(f"--resume {run_dir} {flags}").startswith(f"{name}={value} has no effect with --resume")
+    assert refusal(f"--resume {run_dir} {flags}").startswith(f"--{name} {value} has no effect with --resume")
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         parse(f"--resume {tmp_path}")
 
 
 def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> None:
-    """The same words every time, as in the script of a batch system: they start the run, and continue it."""
+    """The same line starts the run and continues it, as in the script of a batch system."""
     parsed = parse(f"CartPole-v1 --resume auto --run-dir {run_dir} --num-actors 1")
     assert (parsed.resume, parsed.preset) == ("auto", "CartPole-v1")
     assert parsed.settings["gamma"] == 0.5
-    assert refusal("CartPole-v1 --resume auto").startswith("resume=auto: needs the same folder each time.")
+    assert refusal("CartPole-v1 --resume auto").startswith("resume=auto: needs a folder that is the same each time.")

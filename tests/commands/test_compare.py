@@ -1,4 +1,4 @@
-"""`dppo compare`: its words, its plan, and what it leaves behind."""
+"""`dppo compare`: its flags, its plan, and its output."""
 
 import json
 import re
@@ -25,13 +25,13 @@ def planned(*words: str, **settings: object) -> list[Config]:
     return make_plan(options, given | settings, Path("out"))
 
 
-def test_some_flags_are_of_the_comparison_and_the_rest_of_the_training() -> None:
+def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
     assert (options.actors, options.target, options.seeds, options.equal) == ((1, 8), 475.0, 3, "batch")
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
-def test_help_lists_both_in_80_columns_but_what_a_comparison_sets_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     shown = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_one_number_of_actors_trains_several_seeds() -> None:
     assert plan_of("--actors", "0", "--seeds", "5") == [(0, 8, seed) for seed in range(1, 6)]
 
 
-def test_settings_of_actors_apply_to_the_runs_that_have_some() -> None:
+def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
     words = ["--actors", "0", "8", "--seeds", "1", "--segment-timeout-s", "60", "--cpus-per-actor", "0.5"]
     in_process, on_actors = planned(*words)
     assert (in_process.segment_timeout_s, in_process.cpus_per_actor) == (600, 1)
@@ -57,20 +57,20 @@ def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(actor
         planned("--actors", *actors, f"--{name.replace('_', '-')}", "2")
 
 
-def test_runs_take_turns_seed_by_seed_and_back_again_with_the_same_samplers() -> None:
+def test_numbers_of_actors_take_turns_forwards_and_backwards() -> None:
     assert plan_of("--seeds", "2") == [(1, 8, 1), (8, 8, 1), (8, 8, 2), (1, 8, 2)]
     actors = [number for number, _, _ in plan_of("--actors", "0", "2", "8", "--seeds", "3")]
     assert actors == [0, 2, 8, 8, 2, 0, 0, 2, 8]
 
 
-def test_equal_batch_keeps_the_samplers_that_are_given() -> None:
+def test_equal_batch_keeps_the_given_number_of_samplers() -> None:
     assert plan_of("--actors", "0", "4", "--seeds", "1", num_samplers="16", seed="7") == [
         (0, 16, 7),
         (4, 16, 7),
     ]
 
 
-def test_equal_segment_lets_the_samplers_grow() -> None:
+def test_equal_segment_has_one_sampler_per_actor() -> None:
     words = ["--actors", "0", "1", "8", "--seeds", "1", "--equal", "segment"]
     assert plan_of(*words, num_samplers=4) == [(0, 1, 1), (1, 1, 1), (8, 8, 1)]
 
@@ -89,7 +89,7 @@ def test_each_run_has_a_folder_of_its_own() -> None:
         ),
     ],
 )
-def test_the_caption_says_what_is_equal(equal: str, words: str) -> None:
+def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) -> None:
     options, _ = parse(["E-v0", "--equal", equal])
     assert caption(options, make_plan(options, {"env_id": "E-v0"}, Path("out"))) == words
 
@@ -97,14 +97,14 @@ def test_the_caption_says_what_is_equal(equal: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--actors", "8", "--seeds", "1"], "actors=8: one run with one seed leaves nothing to compare"),
-        (["--actors", "1", "1"], "actors=1 1: a number is given twice"),
-        (["--actors", "1", "-8"], "actors=1 -8: one is below zero"),
+        (["--actors", "8", "--seeds", "1"], "actors=8: a single run leaves nothing to compare"),
+        (["--actors", "1", "1"], "actors=1 1: contains a number twice"),
+        (["--actors", "1", "-8"], "actors=1 -8: must not be negative"),
         (["--actors", "one"], "invalid int value: 'one'"),
         (["--seeds", "0"], "seeds=0: must be at least 1"),
         (["--equal", "seeds"], "invalid choice: 'seeds'"),
-        (["--num-actors", "8"], "--num-actors has no effect here: --actors says how many"),
-        (["--run_dir=x"], "--run-dir has no effect here: --out says where"),
+        (["--num-actors", "8"], "--num-actors has no effect here: use --actors"),
+        (["--run_dir=x"], "--run-dir has no effect here: use --out"),
         (["--resume", "x"], "--resume has no effect here"),
         (["--equal", "segment", "--num-samplers", "8"], "--num-samplers has no effect with --equal segment"),
         (["--actor", "1", "8"], "--actor is not a known flag"),
@@ -113,7 +113,7 @@ def test_the_caption_says_what_is_equal(equal: str, words: str) -> None:
         (["--out", "."], "out=.: is not an empty folder"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_options_are_refused_before_anything_starts(
     argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
@@ -125,8 +125,8 @@ def test_a_setting_that_only_one_number_of_actors_refuses_is_reported_before_the
         planned("--actors", "1", "8", num_samplers="4")
 
 
-@pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
-def test_an_efficiency_above_one_is_not_shown_as_a_result(iteration_s: float, shown: str) -> None:
+def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Group:
+    """Return a run of 1,024 steps in which environments and policy take 0.6 s of CPU, and the update 0.4 s."""
     row = {
         "iteration": 2,
         "perf/iteration_s": iteration_s,
@@ -135,14 +135,30 @@ def test_an_efficiency_above_one_is_not_shown_as_a_result(iteration_s: float, sh
         "perf/transfer_s": 0.0,
         "perf/update_s": 0.4,
         "perf/env_step_ms": 1.0,
+        "perf/env_s": 0.5,
+        "perf/act_s": 0.1,
     }
-    run = Run(Config(env_id="E-v0"), Path("r"), 2.0, 1.0, 1024, "sha", [row], {})
-    assert list(make_table([Group((run,))], None).columns[-1].cells) == [shown]
-    assert Group((run,)).as_json(Group((run,)), None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
+    config = Config(env_id="E-v0", num_actors=num_actors)
+    return Group((Run(config, Path("r"), training_s + 1, training_s, 1024, "sha", [row], {}),))
 
 
-def test_a_comparison_leaves_picture_and_figures_and_equal_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
+def test_an_efficiency_above_one_is_shown_as_noise(iteration_s: float, shown: str) -> None:
+    group = measured(0, 1.0, iteration_s)
+    assert list(make_table([group], None).columns[-1].cells) == [shown]
+    assert group.as_json(group, None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
+
+
+@pytest.mark.parametrize(("training_s", "shown"), [(0.8, "1.25 x"), (0.1, "noise")])
+def test_a_speed_up_above_that_of_perfect_parallelism_is_shown_as_noise(training_s: float, shown: str) -> None:
+    groups = [measured(1, 1.0), measured(8, training_s)]
+    table = make_table(groups, None)
+    column = next(column for column in table.columns if column.header == "speed-up")
+    assert list(column.cells) == ["1.00 x", shown]
+
+
+def test_a_comparison_writes_picture_and_figures_of_equal_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
@@ -175,7 +191,7 @@ def test_several_seeds_are_compared_without_ray(tmp_path: Path, capsys: pytest.C
     assert (out / "compare.png").is_file()
 
 
-def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None) -> None:
     flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
     assert main(["compare", "testbeds:drifting_cartpole", *flags]) == 1
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Code that only a run's folder names is not run unless the user trusts the folder, or names the code."""
+"""Code that is named only by a run's folder runs only if the user trusts the folder, or names the code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["flat", "in groups"])
 def evil(request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same run in a shared folder, in which somebody has changed the settings."""
+    """The same run with changed settings, as in a shared folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = f"mysim_{tmp_path.name}"
@@ -52,7 +52,7 @@ def evil(request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypat
 
 
 def traces() -> set[str]:
-    """What the code of the folder has done."""
+    """Return the traces that the code of the folder has left."""
     return {name for name in ("imported", "called") if Path(name).exists()}
 
 
@@ -68,7 +68,7 @@ def test_code_that_only_a_folder_names_is_refused_and_shown(
     assert not traces()
 
 
-def test_with_trust_it_is_run_and_said(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_trust_the_code_is_printed_and_run(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
     assert traces() == {"imported", "called"}
     said = capsys.readouterr().out
@@ -76,7 +76,9 @@ def test_with_trust_it_is_run_and_said(evil: Path, capsys: pytest.CaptureFixture
     assert "and calls make(command='rm')." in said.splitlines()[0]
 
 
-def test_an_environment_that_the_user_names_is_played_instead(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_that_the_user_names_replaces_that_of_the_folder(
+    evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2  # which is not there
     assert "env_id=nosim:other" in capsys.readouterr().err
     Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")
@@ -92,7 +94,7 @@ def test_a_plain_id_needs_no_trust(honest: Path, capsys: pytest.CaptureFixture[s
 
 def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "CartPole-v1", "--trust"]) == 2
-    assert "trust=True has no effect" in capsys.readouterr().err
+    assert "--trust has no effect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -105,10 +107,10 @@ def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         ({"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}}, "imports nets and calls Net(n=1)"),
     ],
 )
-def test_code_is_named_in_words(settings: dict[str, object], words: str | None) -> None:
+def test_code_is_described_in_words(settings: dict[str, object], words: str | None) -> None:
     assert list(code_named_by(settings).values()) == ([words] if words else [])
 
 
-def test_the_command_that_continues_a_run_works_as_printed() -> None:
+def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
     assert resume_command("CartPole-v1", Path("r")) == "dppo train --resume r"
     assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"

@@ -1,4 +1,4 @@
-"""Checkpoints survive faults at every step of writing, and no damage is ever loaded."""
+"""Checkpoints survive faults at every step of writing, and damaged ones are never loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD, NEW = "old", "new"
 
 @pytest.fixture(autouse=True)
 def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk; that we would have is what `FaultyDisk` below watches."""
+    """Do not wait for the disk; `FaultyDisk` below checks that `fsync` is called."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -51,7 +51,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint32", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
-def test_arrays_come_back_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).integers(0, 255, shape).astype(dtype)
     path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, {}), keep=1, score=None)
     back = load(path).arrays["model"]["x"]
@@ -79,7 +79,7 @@ def test_nan_payloads_and_negative_zero_survive(tmp_path: Path) -> None:
     assert load(path).arrays["model"]["x"].tobytes() == array.tobytes()
 
 
-def test_state_and_several_files_come_back(tmp_path: Path) -> None:
+def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
     state = {"iteration": 7, "config": {"env_id": "Tür", "x": [1, None, True]}, "lr": 0.1 + 0.2, "n": 2**70}
     arrays = {stem: {"a": np.full(2, i), "b.c": np.ones(1)} for i, stem in enumerate(["model", "optimizer"])}
     back = load(save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None))
@@ -103,10 +103,10 @@ def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path:
         metadata = file.metadata()
     assert json.loads(metadata["state"]) == {"text": NEW}
     assert metadata["format"] == str(checkpoints.FORMAT)
-    assert load(path).arrays["samplers"] == {}, "a part without arrays is a part"
+    assert load(path).arrays["samplers"] == {}, "a part without arrays is kept"
 
 
-def test_a_text_that_looks_like_a_seal_does_no_harm(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
     text = f'"header_sha256":"{sealed.UNSEALED}" "arrays_sha256":"{sealed.UNSEALED}"'
     arrays = {"model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}}
     back = load(save(tmp_path, 1, Checkpoint(arrays, {"text": text}), keep=1, score=None))
@@ -127,7 +127,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         "iter_000008.safetensors",
     ]
     best = json.loads((tmp_path / "best.json").read_text())
-    assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}, "a tie goes to the newer"
+    assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}, (
+        "the newer of two with the same score"
+    )
     assert find(tmp_path).path.name == "iter_000008.safetensors"
 
 
@@ -142,10 +144,10 @@ def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5, small(NEW), keep=3, score=2.0)
     assert names(tmp_path) == ["best.json", "iter_000005.safetensors"]
     assert text_of(find(tmp_path).path) == NEW
-    assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one that scored 8 is gone"
+    assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one with score 8 was replaced"
 
 
-def test_a_run_resumed_further_back_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
+def test_a_run_resumed_further_back_continues_from_its_own_checkpoints(tmp_path: Path) -> None:
     for iteration in (10, 20, 30):
         save(tmp_path, iteration, small("first try"), keep=3, score=None)
     save(tmp_path, 15, small("resumed at 10"), keep=3, score=None)
@@ -160,7 +162,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_deleted_by_rotation(tmp_path: P
     assert names(tmp_path) == ["iter_000001.safetensors", "iter_000002.safetensors"]
 
 
-def test_leftovers_of_dead_writers_are_cleared_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+def test_temporary_files_of_dead_processes_are_deleted_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     host = socket.gethostname()
     dead, mine, alive = (f".tmp-iter_000001-{host}-{pid}" for pid in (2**22 + 1, os.getpid(), os.getppid()))
     elsewhere, long_ago = ".tmp-iter_000001-another-host-7", ".tmp-iter_000001-another-host-8"
@@ -175,16 +177,16 @@ def test_leftovers_of_dead_writers_are_cleared_and_those_of_the_living_are_not(t
 
 
 class Killed(BaseException):
-    """SIGKILL or a power cut: nothing of ours runs any more."""
+    """SIGKILL or a power cut: no more of our code runs."""
 
 
 class FaultyDisk(Disk):
-    """The real disk, until operation `fail_at`; what is not flushed may be lost in a power cut."""
+    """The real disk until operation `fail_at`; data that is not flushed may be lost in a power cut."""
 
     def __init__(self, graveyard: Path, fail_at: int, fault: BaseException, *, lasting: bool) -> None:
         self.operations, self.fail_at, self.fault, self.lasting = 0, fail_at, fault, lasting
-        self.unflushed: set[Path] = set()  # files whose bytes may be lost
-        self.unlisted: set[Path] = set()  # new files that their folder may not know of
+        self.unflushed: set[Path] = set()  # files whose content may be lost
+        self.unlisted: set[Path] = set()  # new files whose names may be lost
         self.undo: list[tuple[Path, Callable[[], None]]] = []
         self.graveyard = graveyard
 
@@ -193,7 +195,7 @@ class FaultyDisk(Disk):
         return self.operations >= self.fail_at
 
     def _operation(self) -> bool:
-        """Whether this one fails."""
+        """Count an operation; return whether it fails."""
         self.operations += 1
         return self.operations == self.fail_at or (self.lasting and self.operations > self.fail_at)
 
@@ -264,7 +266,7 @@ def before_same(folder: Path) -> None:
 
 
 def before_later(folder: Path) -> None:
-    """The run is resumed further back."""
+    """The run is resumed from an older checkpoint."""
     save(folder, 9, small(OLD), keep=1, score=None)
 
 
@@ -302,7 +304,7 @@ def assert_old_or_new(folder: Path, had_old: bool) -> str | None:
 
 
 def assert_usable_again(folder: Path) -> None:
-    """The next save clears up and takes over."""
+    """The next save succeeds and deletes what the failed one has left."""
     save(folder, 3, small("next"), keep=1, score=3.0)
     assert names(folder) == ["best.json", "iter_000003.safetensors"]
     assert find(folder).path.name == "iter_000003.safetensors"
@@ -321,15 +323,15 @@ def test_a_kill_or_power_cut_at_any_moment_leaves_the_old_or_the_new_one(
         disk.power_cut(lose_names=lose_names)
         seen.append(assert_old_or_new(folder, had_old))
         if raised is None:
-            assert seen[-1] == NEW, "what save() has returned from survives a power cut"
+            assert seen[-1] == NEW, "a checkpoint survives a power cut once save() has returned"
         assert_usable_again(folder)
     assert seen[0] == (OLD if had_old else None)
-    assert seen == sorted(seen, key=lambda text: text == NEW), "once the new one is there it stays"
+    assert seen == sorted(seen, key=lambda text: text == NEW), "the new one stays once it exists"
 
 
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("prepare", [before_nothing, before_older, before_same, before_later])
-def test_a_full_disk_leaves_the_old_or_the_new_one_and_says_so(
+def test_a_full_disk_is_an_error_and_leaves_the_old_or_the_new_one(
     tmp_path: Path, prepare: Callable[[Path], None], lasting: bool
 ) -> None:
     had_old = prepare is not before_nothing
@@ -343,14 +345,14 @@ def test_a_full_disk_leaves_the_old_or_the_new_one_and_says_so(
         else:
             assert isinstance(raised, CheckpointNotWritten)
             assert "No space left on device." in str(raised)
-            assert "Free some space there." in str(raised)
+            assert "Free some disk space." in str(raised)
             if not lasting:
                 assert not list(folder.glob(".tmp-*")), "the temporary file is removed"
         assert_usable_again(folder)
-    assert written == sorted(written), "once it is written, no fault of tidying up is one of saving"
+    assert written == sorted(written), "an error while deleting old files is not an error of saving"
 
 
-def test_a_full_disk_does_not_change_the_last_good_one_by_one_byte(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_change_the_last_good_one(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(OLD), keep=1, score=None)
     before = path.read_bytes()
 
@@ -365,7 +367,7 @@ def test_a_full_disk_does_not_change_the_last_good_one_by_one_byte(tmp_path: Pat
 
 
 class Stubborn(Disk):
-    """Does not delete the files of these names: they belong to somebody else, say."""
+    """Refuses to delete files of these names, as if they belonged to another user."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -376,7 +378,7 @@ class Stubborn(Disk):
         super().remove(path)
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_checkpointing(
+def test_an_old_checkpoint_that_cannot_be_deleted_does_not_stop_checkpointing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Stubborn("iter_000001", ".tmp-")
@@ -391,14 +393,14 @@ def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_checkpointing(
         "iter_000004.safetensors",
         "iter_000005.safetensors",
     ]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "each once, not with each checkpoint"
-    assert "iter_000001.safetensors: could not be tidied up: Permission denied." in told[1]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 2, "once for each file, not with each checkpoint"
+    assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in logged[1]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_a_real_file_that_cannot_be_deleted_ends_no_checkpointing(tmp_path: Path) -> None:
-    """A folder in the place of a temporary file, with something in it that no unlink removes."""
+def test_a_folder_in_place_of_best_json_does_not_stop_checkpointing(tmp_path: Path) -> None:
+    """It is not empty, so that unlink cannot remove it."""
     (tmp_path / "best.json").mkdir()
     (tmp_path / "best.json" / "x").write_text("")
     for iteration in (1, 2, 3):
@@ -406,13 +408,13 @@ def test_a_real_file_that_cannot_be_deleted_ends_no_checkpointing(tmp_path: Path
     assert text_of(find(tmp_path).path) == "3"
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_for_the_user(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file is in the way")
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file in place of the folder")
     with pytest.raises(CheckpointError, match="could not be written"):
         save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
 
 
-def test_a_network_disk_that_cannot_flush_folders_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_disk_that_cannot_flush_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -424,7 +426,7 @@ def test_a_network_disk_that_cannot_flush_folders_will_do(tmp_path: Path, monkey
 # ---------------------------------------------------------------------- damage
 
 
-def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_detected(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
     rng = np.random.default_rng(1)
     good = path.read_bytes()
@@ -438,7 +440,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     assert text_of(path) == NEW
 
 
-def test_a_file_cut_off_anywhere_is_found(tmp_path: Path) -> None:
+def test_a_file_cut_off_anywhere_is_detected(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
     good = path.read_bytes()
     for length in range(len(good)):
@@ -450,7 +452,7 @@ def test_a_file_cut_off_anywhere_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncated", "longer", "empty", "zeros", "missing", "link", "folder", "pipe", "long header"]
 )
-def test_damage_is_named(tmp_path: Path, damage: str) -> None:
+def test_the_error_names_expected_and_found_content(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
     data = path.read_bytes()
     path.unlink()
@@ -460,7 +462,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
     elif damage == "folder":
         path.mkdir()
     elif damage == "pipe":
-        os.mkfifo(path)  # reading it would wait for ever
+        os.mkfifo(path)  # reading it would block for ever
     elif damage != "missing":
         path.write_bytes(
             {
@@ -478,7 +480,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
     assert "expected" in first
     assert "found" in first
     assert "newest good one" in second
-    if damage != "missing":  # nor does anything else of ours stumble over it
+    if damage != "missing":  # later saves and searches are not disturbed by it
         newer = save(tmp_path / "a", 2, small(NEW), keep=1, score=None)
         assert find(tmp_path / "a").path == newer
 
@@ -489,7 +491,9 @@ class Bomb:
 
 
 @pytest.mark.parametrize(("make", "kind"), [("pickle", "a pickle"), ("torch", "a zip archive")])
-def test_a_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, kind: str) -> None:
+def test_a_pickle_is_refused_and_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "iter_000001.safetensors"
     if make == "torch":
@@ -503,7 +507,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata: str) -> Path:
-    """Write a file sealed as ours."""
+    """Write a file with valid checksums."""
     whole = {"format": str(checkpoints.FORMAT), "iteration": "1", "serial": "0", "score": "null"}
     whole |= {"parts": '["model"]', "state": "{}"}
     path.write_bytes(b"".join(sealed.seal(arrays or {}, whole | metadata)))
@@ -522,7 +526,7 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
         {"format": "0"},
     ],
 )
-def test_a_file_made_up_by_someone_is_refused_however_well_sealed(tmp_path: Path, metadata: dict[str, str]) -> None:
+def test_a_file_with_invalid_metadata_and_valid_checksums_is_refused(tmp_path: Path, metadata: dict[str, str]) -> None:
     assert load(made_up(tmp_path / "good.safetensors")).state == {}
     path = made_up(tmp_path / "iter_000001.safetensors", None, **metadata)
     with pytest.raises(CheckpointError, match="expected"):
@@ -530,20 +534,20 @@ def test_a_file_made_up_by_someone_is_refused_however_well_sealed(tmp_path: Path
 
 
 @pytest.mark.parametrize("metadata", [{"iteration": "x"}, {"serial": ""}, {"score": '"high"'}, {"score": "{"}])
-def test_made_up_figures_do_not_disturb_those_of_others(tmp_path: Path, metadata: dict[str, str]) -> None:
+def test_invalid_figures_in_one_file_do_not_disturb_the_others(tmp_path: Path, metadata: dict[str, str]) -> None:
     made_up(tmp_path / "iter_000009.safetensors", None, **metadata)
     save(tmp_path, 2, small(NEW), keep=1, score=1.0)
     assert text_of(find(tmp_path).path) == NEW
     assert (tmp_path / "iter_000009.safetensors").exists()
 
 
-def test_an_array_of_no_part_is_refused(tmp_path: Path) -> None:
+def test_an_array_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
     path = made_up(tmp_path / "iter_000001.safetensors", {"../secret": np.zeros(1)})
     with pytest.raises(CheckpointError, match="another safetensors file"):
         load(path)
 
 
-def test_a_safetensors_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"model/weights": np.zeros(3)}, tmp_path / "iter_000001.safetensors")
@@ -557,7 +561,7 @@ def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path) -> None:
         load(path)
 
 
-def test_folders_of_a_former_format_are_named(tmp_path: Path) -> None:
+def test_folders_of_the_former_format_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "iter_000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="format 1"):
@@ -567,7 +571,9 @@ def test_folders_of_a_former_format_are_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- finding
 
 
-def test_run_folder_checkpoints_folder_and_checkpoint_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_found_by_run_folder_checkpoints_folder_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save(tmp_path / "checkpoints", 1, small(NEW), keep=1, score=None)
     for given in (tmp_path, tmp_path / "checkpoints", path, path.with_suffix("")):
         assert find(given).path == path
@@ -576,7 +582,7 @@ def test_run_folder_checkpoints_folder_and_checkpoint_all_do(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("place", [0, 20, -1])
-def test_a_damaged_newest_is_passed_over_and_reported(tmp_path: Path, place: int) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_and_reported(tmp_path: Path, place: int) -> None:
     for iteration in (1, 2, 3):
         save(tmp_path / "checkpoints", iteration, small(str(iteration)), keep=3, score=None)
     newest = tmp_path / "checkpoints" / "iter_000003.safetensors"
@@ -592,28 +598,28 @@ def test_a_damaged_newest_is_passed_over_and_reported(tmp_path: Path, place: int
         find(newest)
 
 
-def test_an_older_damaged_one_is_not_worth_a_word(tmp_path: Path) -> None:
+def test_a_damaged_older_checkpoint_is_not_reported(tmp_path: Path) -> None:
     for iteration in (1, 2):
         save(tmp_path, iteration, small(NEW), keep=2, score=None)
     (tmp_path / "iter_000001.safetensors").write_bytes(b"x")
     assert find(tmp_path).damaged == ()
 
 
-def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(tmp_path: Path) -> None:
     for iteration in (1, 2):
         save(tmp_path, iteration, small(NEW), keep=2, score=None)
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"none of its 2 checkpoints is good\. The newest: .*02"):
+    with pytest.raises(CheckpointError, match=r"contains only damaged checkpoints \(2\)\. The newest: .*02"):
         find(tmp_path)
 
 
-def test_an_older_one_of_several_is_known_as_such(tmp_path: Path) -> None:
+def test_only_the_newest_of_several_counts_as_newest(tmp_path: Path) -> None:
     older, newer = (save(tmp_path, iteration, small(NEW), keep=2, score=None) for iteration in (1, 2))
     assert (find(older).newest, find(newer).newest, find(tmp_path).newest) == (False, True, True)
 
 
-def test_each_mistake_has_its_own_words(tmp_path: Path) -> None:
+def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -621,8 +627,8 @@ def test_each_mistake_has_its_own_words(tmp_path: Path) -> None:
     for name, message in {
         "nowhere": "does not exist",
         "file": "is not a checkpoint",
-        "empty": "holds no checkpoint",
-        "run": "holds no checkpoint",
+        "empty": "contains no checkpoint",
+        "run": "contains no checkpoint",
         "iter_000001": "expected a checkpoint, found an empty file",
         "iter_000002.safetensors": "expected a file, found nothing",
     }.items():
@@ -631,7 +637,7 @@ def test_each_mistake_has_its_own_words(tmp_path: Path) -> None:
         assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_a_copied_checkpoint_needs_no_run(tmp_path: Path) -> None:
+def test_a_copied_checkpoint_can_be_used_without_its_run(tmp_path: Path) -> None:
     path = save(tmp_path / "a", 1, small(NEW), keep=1, score=None)
     shutil.copy(path, tmp_path / "my favourite.safetensors")
     assert text_of(find(tmp_path / "my favourite.safetensors").path) == NEW

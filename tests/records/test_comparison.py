@@ -1,4 +1,4 @@
-"""Cycles, bounds and speed-ups, by hand."""
+"""Cycles, bounds and speed-ups equal those worked out by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
 
 
 def row(iteration: int, **figures: Any) -> dict[str, Any]:
-    """0.7 s: 0.64 s for the slowest actor, 0.01 s beside it, 0.03 s of update, 0.02 s of other."""
+    """0.7 s: 0.64 s of the slowest actor and 0.01 s around it, 0.03 s of update, 0.02 s of other; 0.6 s per actor."""
     return {
         "iteration": iteration,
         "global_step": 512 * iteration,
@@ -21,16 +21,18 @@ def row(iteration: int, **figures: Any) -> dict[str, Any]:
         "perf/transfer_s": 0.004,
         "perf/update_s": 0.03,
         "perf/env_step_ms": 10.0,
+        "perf/env_s": 0.5,
+        "perf/act_s": 0.1,
     } | {key.replace("__", "/"): value for key, value in figures.items()}
 
 
-def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, **figures: Any) -> Run:
-    config = Config(env_id="E-v0", num_actors=actors, num_samplers=8, num_steps=64, seed=seed)
+def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, samplers: int = 8, **figures: Any) -> Run:
+    config = Config(env_id="E-v0", num_actors=actors, num_samplers=samplers, num_steps=64, seed=seed)
     rows = [row(number, **figures) for number in (1, 2, 3)]
     return Run(config, Path("r"), training_s + 9, training_s, 1536, sha, rows, {})
 
 
-def test_the_bound_is_broadcast_collection_transfer_and_update() -> None:
+def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     cycle = measure_cycle([row(1), row(2), row(3)], steps=512)
     assert cycle.bound_s == pytest.approx(0.004 + 0.64 + 0.03)
     assert cycle.bound_steps_per_s == pytest.approx(512 / 0.674)
@@ -38,13 +40,13 @@ def test_the_bound_is_broadcast_collection_transfer_and_update() -> None:
     assert cycle.overhead == pytest.approx(0.03 / 0.7)
 
 
-def test_the_first_iteration_is_left_out_unless_it_is_the_only_one() -> None:
+def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
     first = row(1, perf__iteration_s=9.0, perf__slowest_actor_s=8.0, perf__collect_s=8.0)
     assert measure_cycle([first, row(2)], 512) == measure_cycle([row(2)], 512)
     assert measure_cycle([first], 512).iteration_s == 9.0
 
 
-def test_transfer_counts_only_as_far_as_the_slowest_actor_does_not_hide_it() -> None:
+def test_transfer_counts_only_where_it_does_not_overlap_with_the_slowest_actor() -> None:
     assert measure_cycle([row(2, perf__transfer_s=0.5)], 512).exchange_s == pytest.approx(0.01)
     assert measure_cycle([row(2, perf__collect_s=0.64)], 512).exchange_s == 0.0
 
@@ -75,7 +77,7 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
     assert [len(group.runs) for group in groups] == [2, 2, 1]
 
 
-def test_speed_up_and_start_up_of_a_group() -> None:
+def test_a_group_has_the_means_of_its_runs() -> None:
     one, eight = (
         Group((run(1, training_s=16.0),)),
         Group((run(8, training_s=2.0), run(8, seed=2, training_s=3.0))),
@@ -86,6 +88,26 @@ def test_speed_up_and_start_up_of_a_group() -> None:
     assert said["startup_s"] == pytest.approx(9)
     assert said["training_s"] == 2.5
     assert said["time_to_target_s"] is None
+
+
+def test_a_speed_up_above_its_limit_is_noise() -> None:
+    one = Group((run(1),))  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    limits = {actors: Group((run(actors),)).speed_up_limit(one) for actors in (1, 2, 8)}
+    assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
+    real, noise = Group((run(2, training_s=2.1 / 2.1),)), Group((run(2, training_s=2.1 / 2.2),))
+    assert not real.speed_up_is_noise(one)
+    assert noise.speed_up_is_noise(one)
+    assert noise.as_json(one, None)["speed_up_is_noise"] is True
+    assert not one.speed_up_is_noise(one)
+
+
+def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:
+    two = Group((run(2),))  # 1.2 s of work
+    eight = Group((run(8),))
+    assert two.cycle.work_s == pytest.approx(1.2)
+    assert eight.speed_up_limit(two) == pytest.approx(0.7 / (1.2 / 8 + 0.03))
+    larger = Group((run(2, samplers=16),))
+    assert larger.speed_up_limit(two) == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

@@ -1,4 +1,4 @@
-"""Pictures show what is in the data; what cannot be seen from a file of pixels is asked of the numbers beneath."""
+"""Pictures show the data; numbers that pixels cannot show are checked before they are drawn."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def groups(*speeds: float) -> list[CurveGroup]:
 
 
 def pixels(path: Path) -> np.ndarray:
-    """[height, width, 3] in 0 .. 255"""
+    """Return an image as [height, width, 3] in 0 .. 255."""
     from matplotlib.image import imread
 
     return (imread(path)[:, :, :3] * 255).round()
 
 
 def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
-    """How many pixels are of `colour` on white."""
+    """Count the pixels of `colour` on white."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
     return int((np.abs(picture - (alpha * rgb + (1 - alpha) * 255)).max(axis=2) <= 3).sum())
 
@@ -62,24 +62,24 @@ def test_a_learning_curve_is_drawn_over_steps_and_over_time(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]])
-def test_a_run_without_a_finished_episode_gives_a_picture_that_says_so(
+def test_the_picture_of_a_run_without_a_finished_episode_has_a_sentence(
     tmp_path: Path, empty: list[dict[str, float]]
 ) -> None:
     learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0
     middle = picture[350:450, 250:700]
-    assert count(middle, plots.GREY) > 100, "a sentence is in the middle"
+    assert count(middle, plots.GREY) > 100, "the sentence in the middle"
 
 
 @pytest.mark.parametrize("length", [3, 4])
-def test_even_one_point_shows(tmp_path: Path, length: int) -> None:
+def test_a_single_point_is_visible(tmp_path: Path, length: int) -> None:
     learning_curve(rows(length), tmp_path / "a.png", "title")
     blue = pixels(tmp_path / "a.png")
     assert (blue[:, :, 2] > blue[:, :, 0] + 40).sum() > 50
 
 
-def test_a_very_long_run_is_drawn_too(tmp_path: Path) -> None:
+def test_a_very_long_run_is_drawn(tmp_path: Path) -> None:
     learning_curve(rows(50_000), tmp_path / "a.png", "title")
     assert count(pixels(tmp_path / "a.png"), COLOURS[1]) > 1000
 
@@ -90,12 +90,12 @@ def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_
     left, right = picture[180:620, :900], picture[180:620, 900:]
     for colour in COLOURS[:3]:
         assert count(left, colour) > 300
-    assert count(right, COLOURS[0]) == 0, "the first is wide and pale, for the others to show on it"
+    assert count(right, COLOURS[0]) == 0, "the first is wide and pale, so that the others are visible on it"
     for colour in COLOURS[1:3]:
-        assert count(right, colour) > 300, "dashes, each beside the other's"
+        assert count(right, colour) > 300, "dashes next to each other"
 
 
-def test_the_caption_is_beneath_and_may_be_long(tmp_path: Path) -> None:
+def test_the_caption_is_below_and_may_be_long(tmp_path: Path) -> None:
     for name, caption in {"none": "", "short": "Equal batch.", "long": "Equal batch of many words. " * 9}.items():
         compare_figure(groups(100, 200), tmp_path / f"{name}.png", caption, None)
     beneath = {name: count(pixels(tmp_path / f"{name}.png")[705:], plots.GREY) for name in ("none", "short", "long")}
@@ -103,18 +103,18 @@ def test_the_caption_is_beneath_and_may_be_long(tmp_path: Path) -> None:
     assert 0 < beneath["short"] * 5 < beneath["long"]
 
 
-def test_a_group_without_any_episode_leaves_room_for_the_others(tmp_path: Path) -> None:
+def test_a_group_without_episodes_does_not_disturb_the_others(tmp_path: Path) -> None:
     nothing = CurveGroup("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
     compare_figure([nothing, *groups(100)], tmp_path / "a.png", "caption", 50.0)
     assert count(pixels(tmp_path / "a.png"), COLOURS[1]) > 1000
 
 
-def test_nothing_global_and_no_display_is_touched(tmp_path: Path) -> None:
+def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_path: Path) -> None:
     code = f"""
         import sys
         from pathlib import Path
         from dppo.records.plots import learning_curve
-        assert "matplotlib" not in sys.modules, "it costs a second: only who draws shall pay"
+        assert "matplotlib" not in sys.modules, "the import takes a second"
         learning_curve([], Path({str(tmp_path / "a.png")!r}), "title")
         assert "matplotlib.pyplot" not in sys.modules
         assert "torch" not in sys.modules and "ray" not in sys.modules
@@ -122,10 +122,10 @@ def test_nothing_global_and_no_display_is_touched(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 
-# ---------------------------------------------------------------------- the numbers beneath
+# ---------------------------------------------------------------------- numbers
 
 
-def test_smoothing_is_the_mean_of_neighbours() -> None:
+def test_smoothing_is_a_moving_mean() -> None:
     values = np.random.default_rng(1).normal(size=200)
     slow = [values[max(0, i - 5) : i + 6].mean() for i in range(200)]
     np.testing.assert_allclose(smoothed(values), slow, atol=1e-12)
@@ -134,15 +134,15 @@ def test_smoothing_is_the_mean_of_neighbours() -> None:
 
 
 def test_times_of_a_resumed_run_are_joined() -> None:
-    np.testing.assert_allclose(plots._joined([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
-    assert len(plots._joined([])) == 0
+    np.testing.assert_allclose(plots.joined_times([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
+    assert len(plots.joined_times([])) == 0
 
 
-def test_seeds_are_averaged_step_by_step_where_all_are_known() -> None:
+def test_seeds_are_averaged_at_the_steps_that_all_of_them_have() -> None:
     a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([7.0, 4, 8]))
     b = Curve(np.array([1.5, 2, 4]), np.array([10, 20, 30]), np.array([np.nan, 2, 4]))
     c = Curve(np.array([2.0, 3.5]), np.array([20, 30]), np.array([3.0, 6]))
-    band = plots._over_seeds([a, b, c])
+    band = plots.over_seeds([a, b, c])
     np.testing.assert_array_equal(band.global_step, [20, 30])
     np.testing.assert_array_equal(band.wall_s, [2.0, 3.5])
     np.testing.assert_array_equal(band.mean, [3, 6])
@@ -150,20 +150,20 @@ def test_seeds_are_averaged_step_by_step_where_all_are_known() -> None:
     np.testing.assert_array_equal(band.high, [4, 8])
 
 
-def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -> None:
+def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> None:
     slow, fast = groups(100, 200)
     times = []
     for group in (slow, fast):
-        band = plots._over_seeds(group.curves)
+        band = plots.over_seeds(group.curves)
         expected = np.mean([c.wall_s[np.argmax(c.episodic_return >= 90)] for c in group.curves])
-        times.append(plots._time_to(group, band, 90.0))
+        times.append(plots.mean_time_to(group, band, 90.0))
         assert times[-1] == pytest.approx(expected)
-        assert plots._time_to(group, band, 101.0) is None
-        assert plots._time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
+        assert plots.mean_time_to(group, band, 101.0) is None
+        assert plots.mean_time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
     one_fails = CurveGroup("", (*slow.curves, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
-    assert plots._time_to(one_fails, plots._over_seeds(one_fails.curves), 90.0) is None
+    assert plots.mean_time_to(one_fails, plots.over_seeds(one_fails.curves), 90.0) is None
 
 
 @pytest.mark.parametrize(
@@ -177,21 +177,26 @@ def test_the_time_to_a_target_is_that_of_the_mean_seed_and_none_if_one_fails() -
         (None, None, None, ""),
     ],
 )
-def test_times_read_as_a_person_says_them(
+def test_times_are_written_in_minutes_and_seconds(
     seconds: float | None, first: float | None, target: float | None, words: str
 ) -> None:
-    assert plots._in_words(seconds, first, target) == words
+    assert plots.time_in_words(seconds, first, target) == words
 
 
-def test_only_equal_groups_are_called_equal() -> None:
-    one, other = (plots._over_seeds(group.curves) for group in groups(100, 200))
-    assert plots._equal([one, other])
-    moved = plots._Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
-    assert not plots._equal([one, moved])
+def test_a_speed_up_that_is_noise_is_not_shown_as_a_factor() -> None:
+    assert plots.time_in_words(58.4, 116.8, None, noise=True) == ": 58 s (noise)"
+    assert plots.time_in_words(58.4, 58.4, None, noise=True) == ": 58 s"
+
+
+def test_groups_are_equal_only_if_all_returns_are() -> None:
+    one, other = (plots.over_seeds(group.curves) for group in groups(100, 200))
+    assert plots.all_equal([one, other])
+    moved = plots.Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
+    assert not plots.all_equal([one, moved])
 
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
-        kept = plots._spread(length)
+        kept = plots.thinned(length)
         assert (kept[0], kept[-1]) == (0, length - 1)
         assert len(np.unique(kept)) == min(length, plots.MANY)

@@ -1,10 +1,11 @@
-"""What is shown is true, fits the terminal, leaves it clean, and never gets in the way of training."""
+"""Displays show true figures, fit the terminal, leave it clean, and never disturb training."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import logging
+import math
 import os
 import pty
 import select
@@ -23,11 +24,12 @@ import pytest
 from rich.console import Console
 
 from dppo.config import Config
+from dppo.ppo.segment import CollectionProgress
 from dppo.records import progress
 from dppo.records.display import make_display
 from dppo.records.observer import Observer, RunInfo
 from dppo.records.panel import History, LivePanel, View, cells_of, draw
-from dppo.records.progress import PlainLines, duration, number, plain_line
+from dppo.records.progress import Pace, PlainLines, duration, number, plain_line
 from dppo.records.result import Result
 
 logger = logging.getLogger("dppo")
@@ -86,7 +88,7 @@ class Terminal(io.StringIO):
 
 
 class Gone(Terminal):
-    """A terminal that was closed, a pipe that nobody reads."""
+    """A closed terminal, or a pipe without a reader."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError("gone")
@@ -102,7 +104,7 @@ def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-# ---------------------------------------------------------------------- which one
+# ---------------------------------------------------------------------- choosing a display
 
 
 def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +112,19 @@ def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.Monk
     assert isinstance(make_display("auto", io.StringIO()), PlainLines)
     monkeypatch.setenv("CI", "true")
     assert isinstance(make_display("auto", Terminal()), PlainLines)
-    assert isinstance(make_display("live", Terminal()), LivePanel), "asked for by name"
+    assert isinstance(make_display("live", Terminal()), LivePanel), "requested by name"
     monkeypatch.delenv("CI")
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_display("auto", Terminal()), PlainLines)
 
 
-def test_plain_and_off_are_what_they_say() -> None:
+def test_plain_prints_lines_and_off_prints_nothing() -> None:
     assert isinstance(make_display("plain", Terminal()), PlainLines)
     assert type(make_display("off", Terminal())) is Observer
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
-def test_a_terminal_without_unicode_gets_lines(encoding: str | None) -> None:
+def test_a_terminal_without_unicode_gets_plain_lines(encoding: str | None) -> None:
     class Old(Terminal):
         pass
 
@@ -142,7 +144,7 @@ def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> N
 # ---------------------------------------------------------------------- plain lines
 
 
-def test_a_plain_line_has_all_that_matters() -> None:
+def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
     assert plain_line(row(), 500_000) == (
         " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
@@ -173,7 +175,7 @@ def test_the_first_and_the_last_iteration_are_always_printed(monkeypatch: pytest
     ]
 
 
-def test_lines_between_come_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterations_in_between_are_printed_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(100.0, 0.5)
     now = 0.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
@@ -197,7 +199,7 @@ def test_the_last_iteration_is_printed_after_an_error_too(monkeypatch: pytest.Mo
     assert stream.getvalue().count("\n") == 2
 
 
-def test_lines_survive_a_terminal_without_their_letters() -> None:
+def test_letters_that_the_terminal_does_not_have_are_replaced() -> None:
     raw = io.BytesIO()
     plain = PlainLines(io.TextIOWrapper(raw, encoding="ascii"))
     plain.note("Umgebung fällt aus: 环境")
@@ -205,17 +207,76 @@ def test_lines_survive_a_terminal_without_their_letters() -> None:
     assert plain_line(row(), 10**6).isascii()
 
 
-# ---------------------------------------------------------------------- never in the way
+# ---------------------------------------------------------------------- long iterations
+
+
+def reports(iteration: int, steps: int, step_s: float, processes: int = 1) -> list[CollectionProgress]:
+    """Return the reports while `processes` make one env step every `step_s`, in batches of 64."""
+    before = 64 * (iteration - 1)
+    return [
+        CollectionProgress(iteration, n, before + n, processes, 0.25 + step_s * n / processes)
+        for n in range(processes, steps + 1, processes)
+    ]
+
+
+def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    plain = PlainLines(stream := io.StringIO())
+    plain.on_start(RunInfo(Config(env_id="E-v0", num_steps=64, num_samplers=1), Path("run"), "title", (), 640, None))
+    for one in (*reports(1, 63, 1.0), *reports(2, 63, 1.0)):
+        now = 64 * (one.iteration - 1) + one.elapsed_s
+        plain.on_progress(one)
+        plain.on_progress(one)  # nothing new: nothing is printed
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps   1,250 ms per env step   left about 13:18"
+    assert lines[1] == "    3 / 640   0%   iteration 1: 3 of 64 steps   1,000 ms per env step   left about 10:37"
+    assert [int(line.split("/")[0]) for line in lines] == [1, 3, 7, 15, 31, 63, 64 + 59]
+
+
+def test_the_step_time_is_that_of_one_process() -> None:
+    pace = Pace()
+    assert math.isnan(pace.steps_per_s)
+    assert math.isnan(pace.step_ms)
+    for one in reports(3, 32, 0.5, processes=4):
+        assert pace.add(one)
+        assert not pace.add(one)
+    assert pace.steps_per_s == pytest.approx(8)
+    assert pace.step_ms == pytest.approx(500)
+
+
+def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> None:
+    live = LivePanel(Terminal())
+    live.on_start(about(64 * 10))
+    for one in reports(1, 16, 0.5, processes=2):
+        live.on_progress(one)
+    live.on_end(None, None)
+    view = live.view
+    view.batch_size, view.finished = 64, False
+    text = "\n".join(shown_at(100, view, now=view.moved_at + 6.0))
+    for figure in ("16 / 640", "4.00 steps/s", "env step 500.0 ms", "iteration 1: 16 of 64 steps", "left 2:30"):
+        assert figure in text
+    view.row, view.row_at = row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0}, view.moved_at
+    assert "iteration 1 " in "\n".join(shown_at(100, view, now=view.moved_at)), "the iteration is over"
+    live.on_progress(reports(2, 2, 0.5, processes=2)[0])
+    text = "\n".join(shown_at(100, view, now=view.moved_at + 1.0))
+    assert "66 / 640" in text
+    assert "iteration 2: 2 of 64 steps" in text
+
+
+# ---------------------------------------------------------------------- training is not disturbed
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
-def test_a_terminal_that_is_gone_does_not_stop_training(mode: str) -> None:
+def test_a_closed_terminal_does_not_stop_training(mode: str) -> None:
     shown = make_display(mode, Gone())  # type: ignore[arg-type]
     whole_life(shown)
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
-def test_any_order_of_calls_will_do(mode: str) -> None:
+def test_calls_may_come_in_any_order(mode: str) -> None:
     shown = make_display(mode, Terminal())  # type: ignore[arg-type]
     shown.on_iteration({})
     shown.on_end(None, None)
@@ -228,6 +289,7 @@ def test_any_order_of_calls_will_do(mode: str) -> None:
 
 def whole_life(shown: Observer) -> None:
     shown.on_start(about(10_000, "line"))
+    shown.on_progress(CollectionProgress(1, 3, 3, 1, 2.0))
     shown.on_iteration({"iteration": 1, "global_step": 256})
     shown.on_iteration(row(2) | {"charts/episodic_return": float("nan"), "charts/SPS": float("inf")})
     logger.warning("a note")
@@ -238,7 +300,7 @@ def whole_life(shown: Observer) -> None:
 
 
 @pytest.mark.parametrize("mode", ["live", "plain"])
-def test_log_records_are_shown_while_the_run_lasts_and_once(mode: str) -> None:
+def test_log_records_are_shown_during_the_run_only_and_once(mode: str) -> None:
     stream = Terminal()
     before = (logger.level, list(logger.handlers))
     for turn in range(3):
@@ -254,13 +316,13 @@ def test_log_records_are_shown_while_the_run_lasts_and_once(mode: str) -> None:
     text = stream.getvalue()
     for turn in range(3):
         assert text.count(f"information {turn}") >= 1
-        assert text.count(f"during {turn}") == text.count("during 1"), "no run shows what another one logs"
+        assert text.count(f"during {turn}") == text.count("during 1"), "a run does not show the records of another one"
     if mode == "plain":
         assert text.count("during 1") == 1
     assert not any(word in text for word in ("before", "after", "too much"))
 
 
-def test_logging_that_a_user_has_set_up_sees_all_and_keeps_its_level(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_of_the_user_gets_all_records_and_keeps_its_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "dppo")
     shown = PlainLines(stream := io.StringIO())
     shown.on_start(about(1000))
@@ -272,26 +334,37 @@ def test_logging_that_a_user_has_set_up_sees_all_and_keeps_its_level(caplog: pyt
     assert logger.level == logging.ERROR
 
 
-def test_with_nothing_set_up_a_library_stays_silent() -> None:
+def test_without_a_run_nothing_is_printed_to_the_terminal() -> None:
     code = "import dppo, logging; logging.getLogger('dppo').warning('x')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 
-# ---------------------------------------------------------------------- never in the way, again
+# ---------------------------------------------------------------------- threads
 
 
-@pytest.mark.parametrize("mode", ["live", "plain"])
-def test_a_row_costs_training_next_to_nothing(mode: str) -> None:
-    shown = make_display(mode, Terminal())  # type: ignore[arg-type]
-    shown.on_start(about(10**6))
-    one, times = row(), []
-    for _ in range(500):
-        began = time.perf_counter()
-        shown.on_iteration(one)
-        times.append(time.perf_counter() - began)
-    shown.on_end(None, None)
-    assert np.median(times) < 2e-4
+class Watched(Terminal):
+    """Remembers which threads have written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writers: list[int] = []
+
+    def write(self, text: str) -> int:
+        self.writers.append(threading.get_ident())
+        return super().write(text)
+
+
+def test_the_panel_is_drawn_by_its_own_thread_while_training_runs() -> None:
+    stream = Watched()
+    live = LivePanel(stream)
+    live.on_start(about(10**6))
+    stream.writers.clear()
+    for iteration in range(500):
+        live.on_iteration(row(iteration))
+    written = list(stream.writers)
+    live.on_end(None, None)
+    assert threading.get_ident() not in written
 
 
 def test_notes_may_come_from_many_threads() -> None:
@@ -335,12 +408,12 @@ def view_of(one: dict[str, float]) -> View:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 @pytest.mark.parametrize("colours", [True, False])
-def test_the_panel_fits_and_tells_everything(width: int, colours: bool) -> None:
+def test_the_panel_fits_the_terminal_and_shows_every_figure(width: int, colours: bool) -> None:
     view = view_of(row() | {"incidents/actor_lost": 2, "charts/success_rate": 0.43})
     view.notes = (("12:03:11", "actor 3 was lost [SIGKILL]; a new one takes over " + "x" * 200),)
     lines = shown_at(width, view, colours=colours)
     assert {len(line) for line in lines} == {width}
-    assert sum(line.count("x") for line in lines) >= 200, "a note is never cut short"
+    assert sum(line.count("x") for line in lines) >= 200, "a note is shown in full"
     lines = [" ".join(line.split()) for line in lines]
     for figure in (
         "12,288 / 500,000 2%",
@@ -369,39 +442,39 @@ def test_the_panel_fits_and_tells_everything(width: int, colours: bool) -> None:
         "12:03:11",
         "[SIGKILL]",
     ):
-        assert any(figure in line for line in lines), f"{figure} is missing, or torn"
+        assert any(figure in line for line in lines), f"{figure} is missing or split"
     assert any("▁" in line and "█" in line for line in lines), "the history of the return"
 
 
-def test_no_figure_is_torn_at_any_width() -> None:
+def test_no_figure_is_split_over_two_lines_at_any_width() -> None:
     view = view_of(row())
-    for width in range(36, 120):
+    for width in (*range(36, 60), *range(60, 120, 4)):
         lines = shown_at(width, view)
         assert {len(line) for line in lines} == {width}
         for figure in ("left 0:38", "elapsed 0:10", "length 35.0", "now 11,000", "expl_var 0.830", "clipfrac 0.110"):
             assert any(figure in line for line in lines)
 
 
-def test_before_the_first_iteration_it_says_what_it_waits_for() -> None:
+def test_before_the_first_env_step_the_panel_shows_that_it_is_waiting() -> None:
     text = "\n".join(shown_at(80, View(title="t", began=0.0), now=75.0))
-    assert "waiting for the first segments" in text
+    assert "waiting for the first env steps" in text
     assert "elapsed 1:15" in text
 
 
-def test_a_long_silence_is_told() -> None:
-    assert "no new iteration" not in "\n".join(shown_at(100, view_of(row()), now=15.0))
-    assert "no new iteration for 1:40" in "\n".join(shown_at(100, view_of(row()), now=111.0))
+def test_an_unusually_long_silence_is_shown() -> None:
+    assert "nothing new" not in "\n".join(shown_at(100, view_of(row()), now=15.0))
+    assert "nothing new for 1:40" in "\n".join(shown_at(100, view_of(row()), now=111.0))
     slow = view_of(row() | {"perf/iteration_s": 60.0})
-    assert "no new iteration" not in "\n".join(shown_at(100, slow, now=111.0)), "usual for this simulator"
+    assert "nothing new" not in "\n".join(shown_at(100, slow, now=111.0)), "usual for this simulator"
 
 
 def test_an_almost_empty_row_can_be_shown() -> None:
     text = "\n".join(shown_at(80, View(title="t", total_steps=100, row={"iteration": 1, "global_step": 256})))
-    assert "no episode has ended yet" in text
+    assert "no episode has finished yet" in text
     assert "100%" in text
 
 
-def test_without_colours_the_bar_is_drawn_in_letters() -> None:
+def test_without_colours_the_bar_is_drawn_with_letters() -> None:
     lines = shown_at(100, view_of(row()), colours=False)
     (bar,) = (line for line in lines if "eeeeeeee" in line)
     room = 100 - 4 - 10
@@ -423,7 +496,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "eeee" not in shown[""]
 
 
-def test_a_bar_is_always_filled_and_in_proportion() -> None:
+def test_a_bar_is_always_full_and_in_proportion() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         shares, width = rng.dirichlet(np.ones(6)).tolist(), int(rng.integers(10, 100))
@@ -434,7 +507,7 @@ def test_a_bar_is_always_filled_and_in_proportion() -> None:
     assert cells_of([0.26, 0.74], 10) == [3, 7], "the larger remainder gets the cell"
 
 
-def test_a_history_of_any_length_keeps_its_shape() -> None:
+def test_a_history_of_any_length_keeps_its_shape_in_limited_memory() -> None:
     for length in (2, 7, 511, 512, 513, 5000, 100_000):
         history = History()
         for value in range(length):
@@ -443,7 +516,7 @@ def test_a_history_of_any_length_keeps_its_shape() -> None:
         assert len(line) == min(24, length)
         assert list(line) == sorted(line)
         assert (line[0], line[-1]) == ("▁", "█")
-        assert len(history._means) < 512
+        assert len(history.means) < 512
     assert History().sparkline(10) == ""
     flat = History()
     for _ in range(100):
@@ -454,12 +527,12 @@ def test_a_history_of_any_length_keeps_its_shape() -> None:
 # ---------------------------------------------------------------------- on a terminal
 
 
-def test_the_panel_is_live_and_no_note_is_lost() -> None:
+def test_the_panel_is_redrawn_and_no_note_is_lost() -> None:
     stream = Terminal()
     live = LivePanel(stream)
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
     live.on_iteration(row())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "12,288" not in stream.getvalue():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -473,7 +546,7 @@ def test_the_panel_is_live_and_no_note_is_lost() -> None:
     assert text.rindex(SHOW) > text.rindex(HIDE)
 
 
-def test_closing_after_an_error_leaves_the_terminal_clean() -> None:
+def test_the_terminal_is_restored_after_an_error() -> None:
     stream = Terminal()
     threads, stdout = threading.active_count(), sys.stdout
     live = LivePanel(stream)
@@ -483,13 +556,13 @@ def test_closing_after_an_error_leaves_the_terminal_clean() -> None:
     live.on_end(None, None)
     assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
     assert sys.stdout is stdout
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > threads:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_ctrl_c_leaves_the_cursor_visible(tmp_path: Path) -> None:
+def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
     code = """
         import time
         from pathlib import Path
@@ -516,7 +589,7 @@ def test_ctrl_c_leaves_the_cursor_visible(tmp_path: Path) -> None:
     )
     os.close(slave)
     text, interrupted = "", False
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if not select.select([master], [], [], 0.1)[0]:
             continue
@@ -554,7 +627,7 @@ def test_ctrl_c_leaves_the_cursor_visible(tmp_path: Path) -> None:
         (float("inf"), "inf"),
     ],
 )
-def test_figures_have_the_digits_that_a_person_reads(value: float | None, text: str) -> None:
+def test_figures_have_a_sensible_number_of_digits(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
@@ -570,5 +643,5 @@ def test_figures_have_the_digits_that_a_person_reads(value: float | None, text: 
         (float("inf"), "-"),
     ],
 )
-def test_durations_read_as_on_a_clock(seconds: float, text: str) -> None:
+def test_durations_are_shown_as_on_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text

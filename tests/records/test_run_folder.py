@@ -1,4 +1,4 @@
-"""A run's folder belongs to one run and one process, and nothing of a user's in it is touched."""
+"""A run folder belongs to one run and one process, and files of the user in it are left alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 # ---------------------------------------------------------------------- one process
 
 
-def test_a_folder_in_use_is_refused_and_says_by_whom(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     class Again(dppo.Observer):
@@ -69,7 +69,7 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
             RunLock(tmp_path)
         other.send_signal(signal.SIGKILL)
         other.wait()
-        assert (tmp_path / "run.lock").exists(), "it could not tidy up"
+        assert (tmp_path / "run.lock").exists(), "a killed process cannot remove its lock"
         RunLock(tmp_path).close()
 
 
@@ -89,8 +89,8 @@ def locked_elsewhere(folder: Path, then: str = "time.sleep(1000)") -> subprocess
     return other
 
 
-def test_a_child_of_a_killed_run_does_not_keep_the_folder(tmp_path: Path) -> None:
-    """It was forked, and so holds the lock of its parent: an environment with processes of its own."""
+def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A forked child, such as a process of the environment, holds the lock of its parent."""
     then = "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     with locked_elsewhere(tmp_path, then) as other:
         assert other.stdout is not None
@@ -108,7 +108,7 @@ def test_a_child_of_a_killed_run_does_not_keep_the_folder(tmp_path: Path) -> Non
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_child_of_a_finished_run_does_not_keep_the_folder(tmp_path: Path) -> None:
+def test_a_child_of_a_finished_run_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
@@ -126,8 +126,8 @@ def test_a_lock_file_that_nobody_holds_is_stale(content: str, tmp_path: Path) ->
     RunLock(tmp_path).close()
 
 
-def test_without_locks_of_the_system_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems."""
+def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no locks."""
     import fcntl
 
     def unsupported(handle: int, operation: int) -> None:
@@ -148,10 +148,10 @@ def test_without_locks_of_the_system_the_owner_decides(tmp_path: Path, monkeypat
             RunLock(tmp_path).close()
 
 
-# ---------------------------------------------------------------------- a user's own files
+# ---------------------------------------------------------------------- files of the user
 
 
-def test_a_users_own_config_is_neither_overwritten_nor_deleted(
+def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -159,7 +159,7 @@ def test_a_users_own_config_is_neither_overwritten_nor_deleted(
     mine.parent.mkdir()
     mine.write_text("# my own words\nenv_id: CartPole-v1\n")
     assert main(["train", "--config", "exp/config.yaml", "--run-dir", "exp"]) == 2
-    assert "holds a config.yaml, which the run would overwrite" in capsys.readouterr().err
+    assert "contains a config.yaml, which the run would overwrite" in capsys.readouterr().err
     assert mine.read_text().startswith("# my own words")
     assert os.listdir(tmp_path / "exp") == ["config.yaml"]
 
@@ -168,7 +168,7 @@ def raises() -> gym.Env[Any, Any]:
     raise RuntimeError("licence")
 
 
-def test_a_run_that_never_began_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_training_leaves_the_folder_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -178,11 +178,11 @@ def test_a_run_that_never_began_leaves_a_folder_as_it_was(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "todo.txt"]
 
 
-# ---------------------------------------------------------------------- started and killed at any time
+# ---------------------------------------------------------------------- killed at any time
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path, whole: str) -> None:
-    """A killed run leaves its folder as it is then."""
+    """So that a run that is killed then can be resumed."""
     seen: list[str] = []
 
     def first_reset() -> gym.Env[Any, Any]:
@@ -197,7 +197,7 @@ def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path, whole: s
     assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(seen)
 
 
-def test_killed_before_its_settings_were_written_a_run_goes_on(tmp_path: Path, whole: str) -> None:
+def test_a_run_killed_before_its_settings_were_written_can_be_resumed(tmp_path: Path, whole: str) -> None:
     run = tmp_path / "run"
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     (run / "config.yaml").unlink()
@@ -206,7 +206,7 @@ def test_killed_before_its_settings_were_written_a_run_goes_on(tmp_path: Path, w
     assert dppo.train(settings(run), resume=run).weights_sha256 == whole
 
 
-def test_resume_auto_starts_or_goes_on(tmp_path: Path, whole: str) -> None:
+def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run), resume="auto", observers=[Recorder(interrupt_at=1)])
     assert (stopped.resumed_at, stopped.iterations) == (0, 1)
@@ -214,12 +214,12 @@ def test_resume_auto_starts_or_goes_on(tmp_path: Path, whole: str) -> None:
     assert (ended.resumed_at, ended.iterations, ended.weights_sha256) == (1, ITERATIONS, whole)
     again = dppo.train(settings(run), resume="auto")
     assert (again.resumed_at, again.metrics) == (ITERATIONS, [])
-    with pytest.raises(ConfigError, match="resume=auto: needs a folder"):
+    with pytest.raises(ConfigError, match="resume=auto: needs a fixed folder"):
         dppo.train(settings(None), resume="auto")
 
 
 class Fatal(gym.Wrapper[Any, Any, Any, Any]):
-    """Ends its process at the step that it is set to, as SIGKILL does."""
+    """Kills its process at a step while the marker exists."""
 
     def __init__(self, marker: str) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -231,8 +231,8 @@ class Fatal(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def test_killed_after_going_back_a_run_loses_no_row(tmp_path: Path) -> None:
-    """Resumed further back, rows are cut off; killed then, it must not go on from a checkpoint that is past them."""
+def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_path: Path) -> None:
+    """Rows after the checkpoint are cut off, so later checkpoints must not be used any more."""
     run, marker = tmp_path / "run", tmp_path / "marker"
     config = settings(run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0)
     whole = dppo.train(config)
@@ -249,7 +249,7 @@ def test_killed_after_going_back_a_run_loses_no_row(tmp_path: Path) -> None:
     assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
 
 
-# ---------------------------------------------------------------------- where it is
+# ---------------------------------------------------------------------- current directory
 
 
 class Wandering(gym.Wrapper[Any, Any, Any, Any]):
@@ -281,7 +281,7 @@ def test_an_environment_may_change_the_current_directory(
     assert list(away.iterdir()) == []
 
 
-# ---------------------------------------------------------------------- what an environment is given
+# ---------------------------------------------------------------------- Python objects as settings
 
 
 class Scenario:
@@ -296,7 +296,7 @@ class Staged(gym.Wrapper[Any, Any, Any, Any]):
         assert isinstance(weights, np.ndarray)
 
 
-def test_an_environment_may_be_given_python_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
 
     def config() -> dppo.Config:
@@ -325,7 +325,7 @@ def test_an_environment_may_be_given_python_objects(tmp_path: Path, capsys: pyte
         (np.arange(2), {"!python": "array([0, 1])"}),
     ],
 )
-def test_values_are_recorded_for_people(value: Any, recorded: Any) -> None:
+def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None:
     assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
 
 
@@ -333,7 +333,7 @@ def test_values_are_recorded_for_people(value: Any, recorded: Any) -> None:
 
 
 class Full:
-    """Lets nothing be written to a folder, once it is told so."""
+    """A disk that is full while `full` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from dppo.records.disk import Disk
@@ -348,7 +348,7 @@ class Full:
         monkeypatch.setattr(Disk, "write", write)
 
 
-def test_resuming_on_a_full_disk_says_so(
+def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -356,11 +356,11 @@ def test_resuming_on_a_full_disk_says_so(
     Full(monkeypatch).full = True
     assert main(["train", "--resume", str(run)]) == 1
     said = capsys.readouterr().err
-    assert "config.yaml: could not be written: No space left on device. Free some space there." in said
+    assert "config.yaml: could not be written: No space left on device. Free some disk space." in said
     assert "Traceback" not in said
 
 
-def test_a_last_checkpoint_that_cannot_be_written_does_not_lose_the_summary(
+def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = Full(monkeypatch)
@@ -377,13 +377,13 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_lose_the_summary(
     assert recorder.result.iterations == ITERATIONS
     assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in said
     assert "iter_000000.safetensors" in said
-    assert "Go on with: dppo train --resume " in said
+    assert "Resume with: dppo train --resume " in said
 
 
 # ---------------------------------------------------------------------- the best
 
 
-def test_the_best_is_not_one_lucky_episode(tmp_path: Path) -> None:
+def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = dppo.train(settings(run, checkpoint_interval_s=0))
     assert 0 < few.episodes < 20
@@ -399,7 +399,7 @@ def test_the_best_is_not_one_lucky_episode(tmp_path: Path) -> None:
 
 
 class Spiking(gym.Wrapper[Any, Any, Any, Any]):
-    """Gives a reward in the third iteration that no float32 can square, as long as the marker is there."""
+    """Gives a reward in the third iteration whose square overflows float32, while the marker exists."""
 
     def __init__(self, marker: str) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -421,7 +421,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
     marker.touch()
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
         dppo.train(settings(tmp_path / "run", **one | {"checkpoint_interval_s": 1000}))
-    assert "step 0" not in str(diverged.value), "some steps of the update were made, and are taken back"
+    assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
     left = checkpoints.find(tmp_path / "run").path
     same = [checkpoints.load(path) for path in (left, tmp_path / "whole" / "checkpoints" / left.name)]
     assert left.stem == "iter_000002"

@@ -1,1 +1,1 @@
-"""The processes of a run. The only room that imports Ray, and only where Ray is used."""
+"""The processes of a run. Only this package imports Ray, and only when a run uses Ray."""

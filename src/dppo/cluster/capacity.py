@@ -1,4 +1,4 @@
-"""Check that a cluster, or this machine, has room for a run's processes."""
+"""Check that a cluster or this machine has room for the processes of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from dppo.errors import ConfigError, counted
 
-# Without an autoscaler, Ray reports each node as a type of its own: "node_" and the node's id.
+# Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
 NOT_AUTOSCALED = re.compile(r"node_[0-9a-f]{56}")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Processes of a run, and the resources of each."""
+    """Number of processes of a run, and the resources of each."""
 
     num_actors: int
     actor: dict[str, float]
@@ -26,19 +26,19 @@ class Demand:
     learner: dict[str, float]
 
     def total(self) -> dict[str, float]:
-        """Return the resources of all processes together."""
+        """Return the sum of the resources of all processes."""
         return total_needs((self.num_actors, self.actor), (self.num_learners, self.learner))
 
 
 def usable_cores() -> int:
-    """Return the cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
+    """Return the number of cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
-    """Return the resources of all processes of some groups together."""
+    """Return the sum of the resources of all processes in these groups."""
     total: dict[str, float] = {}
     for count, needs in groups:
         for name, amount in needs.items():
@@ -48,7 +48,7 @@ def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
 
 
 def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
-    """Return the number of actors with these `needs` that the resources of one node hold."""
+    """Return the number of actors with these `needs` that fit the resources of one node."""
     return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
 
 
@@ -61,8 +61,8 @@ def in_words(resources: dict[str, float]) -> str:
 
 
 def gpus_here() -> int:
-    """Count the GPUs that a Ray started here would offer; CUDA_VISIBLE_DEVICES hides some."""
-    from ray._private import accelerators  # the count that ray.init makes, and refuses to exceed
+    """Count the GPUs that Ray would find on this machine; CUDA_VISIBLE_DEVICES may hide some."""
+    from ray._private import accelerators  # ray.init counts in the same way, and refuses to exceed it
 
     manager = accelerators.get_accelerator_manager_for_resource("GPU")
     if manager is None:
@@ -73,7 +73,7 @@ def gpus_here() -> int:
 
 
 def check_gpus(demand: Demand, gpus: int) -> None:
-    """Refuse a run that needs more than this machine's `gpus`, for which Ray would wait in silence."""
+    """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
     slots = [_gpu_slots(count, needs.get("GPU", 0.0)) for count, needs in _groups(demand)]
     if sum(slots) <= gpus:
         return
@@ -88,8 +88,8 @@ def check_gpus(demand: Demand, gpus: int) -> None:
     needs = demand.actor if slots[0] else demand.learner
     raise ConfigError(
         f"{setting}={needs['GPU']:g}: {asked} need {counted(math.ceil(sum(slots)), 'GPU')}, this machine has "
-        f"{gpus}{seen}. Use fewer processes, a fraction such as --actor-gpus 0.25 to share a GPU, or a cluster that "
-        f"has enough (--address)."
+        f"{gpus}{seen}. Use fewer processes, a fraction such as actor_gpus=0.25 to share a GPU, or a larger cluster "
+        f"(address)."
     )
 
 
@@ -98,7 +98,7 @@ def _groups(demand: Demand) -> tuple[tuple[int, dict[str, float]], ...]:
 
 
 def _gpu_slots(count: int, each: float) -> float:
-    """Return the GPUs that `count` processes occupy: a fraction of a GPU must lie on one GPU."""
+    """Return the GPUs that `count` processes occupy: a process with a fraction of a GPU stays on one GPU."""
     if not count or not each:
         return 0.0
     if each >= 1:
@@ -112,7 +112,7 @@ def _gpu_slots(count: int, each: float) -> float:
 
 
 def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
-    """Refuse at once what Ray would wait for in silence; warn where an autoscaler may add the missing nodes."""
+    """Raise `ConfigError` if the cluster is too small: Ray would wait silently. Warn if it can grow or is busy."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     shortage = _shortage(nodes, demand)
     if shortage is not None:
@@ -124,13 +124,13 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     free = actors_that_fit(ray.available_resources(), demand.actor)
     if free < demand.num_actors:
         notify(
-            f"the cluster has room for {free} of {demand.num_actors} actors at present ({in_words(demand.actor)} "
-            f"each); the others start when someone else's job ends."
+            f"the cluster has room for {free} of {demand.num_actors} actors now ({in_words(demand.actor)} each); the "
+            f"others start when other jobs end."
         )
 
 
 def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] | None:
-    """Return (fact, remedy) if the nodes cannot hold the run even while they are idle."""
+    """Return (fact, remedy) if the run does not fit the nodes even when they are idle."""
 
     def have(names: Iterable[str]) -> str:
         return in_words({name: sum(node.get(name, 0.0) for node in nodes) for name in names})
@@ -142,7 +142,7 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
         return (
             f"num_learners={demand.num_learners}: {demand.num_actors} actors and {demand.num_learners} learners need "
             f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {have(wanted)}",
-            "Use fewer, or lower --learner-cpus or --cpus-per-actor.",
+            "Use fewer, or lower learner_cpus or cpus_per_actor.",
         )
     holds = sum(actors_that_fit(node, demand.actor) for node in nodes)
     if holds >= demand.num_actors:
@@ -150,12 +150,12 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
     return (
         f"num_actors={demand.num_actors} actors of {in_words(demand.actor)} each do not fit the cluster: its "
         f"{len(nodes)} nodes have {have(demand.actor)} and hold {holds}",
-        f"Use at most {holds}, lower --cpus-per-actor (0.5 lets two share a CPU), or add nodes.",
+        f"Use at most {holds}, lower cpus_per_actor (0.5 lets two share a CPU), or add nodes.",
     )
 
 
 def has_autoscaler(ray: Any) -> bool:
-    """Return whether an autoscaler manages the cluster's nodes: then node types have names that somebody chose."""
+    """Return whether an autoscaler manages the cluster: then the types of its nodes have configured names."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     try:
@@ -168,6 +168,6 @@ def has_autoscaler(ray: Any) -> bool:
             status = get_cluster_status(ray.get_runtime_context().gcs_address)
             if status.stats.autoscaler_version not in (None, "", "0"):
                 types = [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
-    except Exception:  # Ray's report has no promised form: without one there is no autoscaler to wait for
+    except Exception:  # the form of Ray's report is not documented; without one, expect no autoscaler
         return False
     return any(name and not NOT_AUTOSCALED.fullmatch(name) for name in types)

@@ -1,4 +1,4 @@
-"""What Ray finds in its surroundings while it starts: environment variables, and the handlers of signals."""
+"""The environment variables and signal handlers that Ray starts with."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 
 from dppo.cluster.token import use_private_token
 
-# Ray ends this process so long after the GCS has gone: time for the update under way, and for a checkpoint.
+# Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
 RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def set_environment(*, start_here: bool, dashboard: bool = False) -> None:
-    """Set what Ray reads from the environment when it is imported, unless the user has set it."""
+    """Set the variables that Ray reads when it is imported; variables set by the user keep their values."""
     for name, value in {
-        "RAY_USAGE_STATS_ENABLED": "0",  # send nothing anywhere
+        "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
         "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or each worker would build its own environment under `uv run`
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else each worker builds its own environment under `uv run`
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Ray prints a paragraph for each actor that dies, even without log_to_driver; we say it in a line.
-        "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # nor a traceback for each call to it that nobody waits for any more
+        # Ray prints a paragraph for each dead actor, even without log_to_driver, and a traceback for each abandoned
+        # call to it; dppo logs one line instead.
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
-        # How long to try to connect to a cluster that runs; where Ray starts here its head may need longer.
+        # Attempts to connect to a running cluster; a head that is started here may need more.
         **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
-        # Only the dashboard shows what Ray records of each call, in a thread of every process; and where the GCS has
-        # gone, Ray waits at the end for 5 s to send it.
+        # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at
+        # the end to send the records.
         **({"RAY_task_events_report_interval_ms": "0"} if start_here and not dashboard else {}),
     }.items():
         os.environ.setdefault(name, value)
@@ -41,7 +42,7 @@ def set_environment(*, start_here: bool, dashboard: bool = False) -> None:
 
 @contextmanager
 def signal_handlers_kept() -> Iterator[None]:
-    """Keep the handlers of signals while Ray starts: its own handler of SIGTERM ends the process on the spot."""
+    """Keep the signal handlers while Ray starts: its own handler of SIGTERM ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,14 +58,14 @@ def signal_handlers_kept() -> Iterator[None]:
     finally:
         signal.signal = set_handler
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray's C++ has set others, below Python's
+            signal.signal(number, handler)  # Ray's C++ code has set others, below Python's
 
 
 @contextmanager
 def long_reconnect() -> Iterator[None]:
-    """Let this process outlive Ray's GCS by more than Ray's minute; the processes of Ray keep to that minute.
+    """Let this process outlive Ray's GCS by `RECONNECT_S` instead of a minute; Ray's own processes keep the minute.
 
-    They are given `os.environ`, while Ray's C++ reads the environment below it, once, when it connects.
+    They inherit `os.environ`, while Ray's C++ code reads the process environment itself, once, when it connects.
     """
     name = "RAY_gcs_rpc_server_reconnect_timeout_s"
     if name in os.environ:
@@ -79,7 +80,7 @@ def long_reconnect() -> Iterator[None]:
 
 @contextmanager
 def one_hash_seed() -> Iterator[None]:
-    """Give all actors the same hashes of strings, on which the order of a set depends, unless the user did."""
+    """Give all actors the same string hashes, which decide the order of sets; a value set by the user is kept."""
     name = "PYTHONHASHSEED"
     if name in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, or start Ray here: the one place that knows Ray's settings."""
+"""Connect to a Ray cluster, or start Ray here: the only module with settings of Ray."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from dppo.errors import ClusterError, ConfigError, counted
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
-STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: room for images, twice over
-COPIES = 8  # of the weights in the object store at a time: sent out, and with the optimiser's state twice over
+STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: enough for two batches of images
+COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimiser's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
-FULL_DISK = 0.95  # Ray makes no objects once the disk that it spills to is this full
-GCS_RESTART_S = 15.0  # a cluster may be set up to restart its GCS; a Ray that is started here is not
+FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
+GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray started here is not
 
 
 class RaySession:
-    """A connection to Ray, which closes what it opened and leaves alone what it found."""
+    """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
 
     def __init__(self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None]) -> None:
-        """Connect, or start Ray, and see that there is room.
+        """Connect to Ray or start it, and check that there is room.
 
         Args:
-            store_bytes: what weights and segments in flight may come to, for a Ray that is started here.
+            store_bytes: size of the object store for weights and segments, if Ray is started here.
 
         Raises:
-            ClusterError: no connection, or Ray cannot start.
-            ConfigError: the cluster, or this machine, cannot hold the actors; or another Ray is in use already.
+            ClusterError: Ray cannot be reached or started.
+            ConfigError: the cluster or this machine has no room for the processes, or another Ray is in use already.
         """
         demand, address, dashboard = demand_of(actors, learners), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        source, cluster = _wanted_cluster(address) if self._ours else ("address", address)
+        source, cluster = wanted_cluster(address) if self._ours else ("address", address)
         started_here = self._ours and cluster is None
         if self._ours:
             set_environment(start_here=started_here, dashboard=dashboard)
         import ray
 
         if not self._ours:
-            _check_connected(ray, address, dashboard)
+            check_connected(ray, address, dashboard)
         elif cluster is None:
             _start(ray, demand, store_bytes, dashboard, notify)
         else:
@@ -65,14 +65,14 @@ class RaySession:
                 raise
 
     def check(self) -> None:
-        """Raise `ClusterError` if the Ray that this is a connection to has died; cheap enough for each tick of a wait.
+        """Raise `ClusterError` if the connected Ray has died; cheap enough for each tick of a wait.
 
-        It is noticed within seconds. Ray itself would end the process without a word, later.
+        A death is detected within seconds. Ray itself would end this process later, without an error.
         """
         self._watch.check()
 
     def close(self) -> None:
-        """Disconnect; stop a Ray that was started here."""
+        """Disconnect; stop Ray if it was started here."""
         self._watch.close()
         if self._ours:
             import ray
@@ -82,7 +82,7 @@ class RaySession:
 
 
 def demand_of(actors: Actors, learners: Learners) -> Demand:
-    """Return the processes that these settings ask for, with what each takes from Ray."""
+    """Return the processes of these settings, and the resources that each takes from Ray."""
     of_actor = {"CPU": actors.cpus_per_actor, **actors.actor_resources}
     if actors.actor_gpus:
         of_actor["GPU"] = actors.actor_gpus
@@ -91,13 +91,13 @@ def demand_of(actors: Actors, learners: Learners) -> Demand:
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:
-    """Return the bytes that weights and segments in flight come to in the object store."""
+    """Return the bytes that weights and segments in flight take in the object store."""
     low, high = STORE_LIMITS
     return min(high, max(low, batch_size * STORE_PER_STEP) + COPIES * 4 * num_parameters)
 
 
 def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
-    """Return the processes that Ray cannot do without: the head's GCS, and the raylet of this node."""
+    """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
     context = ray.get_runtime_context()
     gcs = endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)
     here = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
@@ -107,11 +107,11 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
 # ------------------------------------------------------------------ which cluster
 
 
-def _wanted_cluster(address: str | None) -> tuple[str, str | None]:
-    """Return which setting names the cluster to connect to, and its address; None to start Ray here.
+def wanted_cluster(address: str | None) -> tuple[str, str | None]:
+    """Return the setting that names the cluster, and its address; None to start Ray here.
 
     Raises:
-        ConfigError: it is an address of another kind than Ray connects to.
+        ConfigError: it is the address of another kind of service.
     """
     source = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -127,32 +127,32 @@ def _wanted_cluster(address: str | None) -> tuple[str, str | None]:
     }.get(scheme, "not an address of a Ray cluster")
     unset = "" if source == "address" else ", or unset RAY_ADDRESS to start Ray here"
     raise ConfigError(
-        f"{source}={address}: this is {kind}. Give the head's host:port (6379 by default) with --address, or --address "
-        f"auto on a node of the cluster{unset}."
+        f"{source}={address}: this is {kind}. Set address to the head's host:port (6379 by default), or to auto on a "
+        f"node of the cluster{unset}."
     )
 
 
-def _check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
-    """Refuse settings that would change nothing, because this process is connected to Ray already.
+def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
+    """Reject settings that would have no effect, because this process is connected to Ray already.
 
     Raises:
-        ConfigError: `address` is another cluster's, or a dashboard is asked for.
+        ConfigError: `address` names another cluster, or a dashboard is requested.
     """
     connected = ray.get_runtime_context().gcs_address
     if address not in (None, "auto") and not _same_place(str(address), connected):
         raise ConfigError(
-            f"address={address}: this process is connected to the Ray cluster at {connected} already. Leave address "
-            f"out to use that one, or call ray.shutdown() before."
+            f"address={address}: this process is connected to the Ray cluster at {connected} already. Omit address "
+            f"to use that one, or call ray.shutdown() first."
         )
     if dashboard:
         raise ConfigError(
             f"dashboard=True has no effect: this process is connected to the Ray cluster at {connected} already. Start "
-            f"that one with a dashboard, or leave it out."
+            f"that one with a dashboard, or omit the setting."
         )
 
 
 def _same_place(address: str, connected: str) -> bool:
-    """Return whether two host:port lead to one place; host names are looked up."""
+    """Return whether two host:port name the same place; host names are resolved."""
     (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
     if port != other_port:
         return False
@@ -162,7 +162,7 @@ def _same_place(address: str, connected: str) -> bool:
         found = {info[4][0] for info in socket.getaddrinfo(host, None)}
         known = {info[4][0] for info in socket.getaddrinfo(other, None)}
         here = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
-    except OSError:  # a name that nobody knows
+    except OSError:  # an unknown name
         return False
     loopback = all(str(ip).startswith("127.") or ip == "::1" for ip in found)
     return bool(found & known) or (loopback and bool(known & here))
@@ -174,7 +174,7 @@ def _same_place(address: str, connected: str) -> bool:
 def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
     if dashboard:
         raise ConfigError(
-            f"dashboard=True has no effect: {source}={address} is a cluster that runs, and has its own. Leave it out."
+            f"dashboard=True has no effect: {source}={address} is a running cluster with its own settings. Omit it."
         )
     _knock(source, address)
     try:
@@ -183,20 +183,20 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"{source}={address}: Ray could not connect ({_in_a_line(error)}). Check it with `ray status --address "
-            f"{address}`. A cluster that wants a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
-            f"RAY_AUTH_TOKEN) here as on its head; without --address Ray starts here."
+            f"{address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
+            f"RAY_AUTH_TOKEN) here as on its head. Without address, Ray starts here."
         ) from None
 
 
 def _knock(source: str, address: str) -> None:
-    """See in seconds whether anything listens at host:port, for which Ray takes minutes."""
+    """Raise `ClusterError` within seconds if nothing listens at host:port; Ray takes minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return  # "auto", say: Ray knows where to look
+        return  # such as "auto", which Ray resolves
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        remedy = "leave --address out" if source == "address" else "unset RAY_ADDRESS"
+        remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
         raise ClusterError(
             f"{source}={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray status "
             f"--address {address}`, or {remedy} to start Ray here."
@@ -212,34 +212,34 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
         learners = f" and {counted(demand.num_learners, 'learner')}" if demand.num_learners else ""
         notify(
             f"{counted(demand.num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
-            f"simulators that wait gain from it, simulators that compute share the cores."
+            f"simulators that wait gain from this, simulators that compute share the cores."
         )
     try:
         with signal_handlers_kept(), long_reconnect(), one_hash_seed():
             ray.init(
-                address="local",  # never join a stranger's cluster
+                address="local",  # never join a cluster of others
                 num_cpus=cpus,
                 num_gpus=gpus,
                 resources=wanted or None,
-                object_store_memory=_store_size(store_bytes, notify),
+                object_store_memory=store_size(store_bytes, notify),
                 include_dashboard=dashboard,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {_session_logs()}. "
-            f"`--num-actors 0` trains without Ray."
+            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {session_logs()}. "
+            f"num_actors=0 trains without Ray."
         ) from None
 
 
-def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
-    """Bytes for Ray's object store: what the job needs, as far as shared memory goes."""
+def store_size(wanted: int, notify: Callable[[str], None]) -> int:
+    """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
     spill = shutil.disk_usage(_ray_folder())
     if spill.used / (spill.used + spill.free) > FULL_DISK:
         notify(
-            f"the disk of {_ray_folder()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops making "
-            f"objects at {FULL_DISK:.0%}. Free some, or set RAY_TMPDIR."
+            f"the disk of {_ray_folder()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops creating "
+            f"objects at {FULL_DISK:.0%}. Free disk space, or set RAY_TMPDIR."
         )
     wanted = max(wanted, SMALLEST_STORE)
     if not os.path.isdir("/dev/shm"):
@@ -250,12 +250,12 @@ def _store_size(wanted: int, notify: Callable[[str], None]) -> int:
     if 0.9 * free < SMALLEST_STORE:
         notify(
             f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store "
-            f"({SMALLEST_STORE / MIB:.0f} MiB): it goes to disk and is slower. In Docker give --shm-size=1g."
+            f"({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
     notify(
         f"/dev/shm has {free / MIB:.0f} MiB free; Ray's object store gets {0.9 * free / MIB:.0f} MiB instead of "
-        f"{wanted / MIB:.0f}. In Docker give a larger --shm-size."
+        f"{wanted / MIB:.0f}. In Docker, use a larger --shm-size."
     )
     return int(0.9 * free)
 
@@ -265,7 +265,8 @@ def _in_a_line(error: BaseException) -> str:
     return text[:300] or type(error).__name__
 
 
-def _session_logs() -> str:
+def session_logs() -> str:
+    """Return the folder of the logs of the newest Ray that was started here."""
     return str(Path(_ray_folder()) / "ray" / "session_latest" / "logs")
 
 

@@ -1,4 +1,4 @@
-"""The user's modules in other processes: where they are imported from, and a network's class on its way there."""
+"""The user's modules in other processes: import paths, and the class of a network."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ PackedModel = str | bytes | None
 
 
 def import_paths() -> tuple[str, ...]:
-    """Return the folders that this process imports from."""
+    """Return the folders from which this process imports."""
     return tuple(path for path in sys.path if path)
 
 
 def import_also_from(paths: tuple[str, ...]) -> None:
-    """Import from these folders, too, after this process's own."""
+    """Append these folders to the import path of this process."""
     sys.path += [path for path in paths if path not in sys.path]
 
 
 def packed_model(model: Model) -> PackedModel:
-    """Return a user's network ready to send: its import path, or its class, packed.
+    """Return a user's network ready to send: its import path or its pickled class.
 
     Raises:
-        ConfigError: the class cannot be packed.
+        ConfigError: the class cannot be pickled.
     """
     if model is None or isinstance(model, str):
         return model
     try:
         return wire.pack_code(model)
-    except Exception as error:  # whatever a user's class raises when it is pickled
+    except Exception as error:  # pickling a user's class may raise anything
         raise ConfigError(
-            f"model={model!r}: cannot be sent to other processes: {error}. Put it into a module of its own, and give "
-            f"it as module:Class."
+            f"model={model!r}: cannot be sent to other processes: {error}. Move it to a module, and pass it as "
+            f"module:Class."
         ) from None
 
 
 def unpacked_model(packed: PackedModel) -> Model:
-    """Return what `packed_model` was given; `import_also_from` comes before it.
+    """Reverse `packed_model`; call `import_also_from` first.
 
     Raises:
         ConfigError: its module cannot be imported here.
@@ -51,7 +51,7 @@ def unpacked_model(packed: PackedModel) -> Model:
         return packed
     try:
         model: Model = wire.unpack(packed)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(
             f"model: the network cannot be loaded in another process: {last_words(error)}. Its module must be "
             f"importable on every node."

@@ -1,4 +1,4 @@
-"""ClusterWatch: notice within seconds that the Ray behind a run has died."""
+"""ClusterWatch: detect within seconds that the Ray behind a run has died."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 
 from dppo.errors import ClusterError
 
-PERIOD_S = 0.5  # between two looks
+PERIOD_S = 0.5  # between two checks
 CONNECT_S = 2.0  # longest wait for one connection
-SILENT_S = 15.0  # a machine that cannot be reached for so long is lost
+SILENT_S = 15.0  # a machine that is unreachable for longer is lost
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """A process of Ray that a run cannot go on without."""
+    """A process of Ray that a run depends on."""
 
     name: str
     host: str
     port: int
     patience_s: float
-    """How long its port may refuse connections before the process counts as dead."""
+    """Seconds for which its port may refuse connections before the process counts as dead."""
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
-        """Connect once; return why the process counts as lost, None while it does not."""
+        """Connect once; return the reason if the process counts as lost, else None."""
         try:
             socket.create_connection((self.host, self.port), timeout=CONNECT_S).close()
         except TimeoutError:
             patience, reason = max(SILENT_S, self.patience_s), "it does not answer"
         except OSError as error:
             if error.errno not in NOBODY_LISTENS + UNREACHABLE:
-                return None  # this process has no file descriptor left, say: that proves nothing
+                return None  # a problem of this process, such as no free file descriptor
             patience = self.patience_s if error.errno in NOBODY_LISTENS else max(SILENT_S, self.patience_s)
             reason = error.strerror or str(error)
         else:
@@ -49,11 +49,11 @@ class Endpoint:
 
 
 class ClusterWatch:
-    """Looks twice a second, in a thread of its own, whether Ray's processes accept connections.
+    """Checks twice a second, in its own thread, that Ray's processes accept connections.
 
-    Ray itself reports nothing: it ends the process a minute after its GCS has gone, and waits without limit after
-    the local raylet has; or at once, when this process next touches the raylet's object store. So look before that. A
-    process that is stopped but not dead is not noticed.
+    Ray itself raises nothing: it ends this process a minute after the GCS died. After the local raylet died it waits
+    without limit, or ends this process at the next access to the object store. A process that is stopped (SIGSTOP) but
+    not dead is not detected: the kernel still accepts connections for it.
     """
 
     def __init__(self, endpoints: list[Endpoint]) -> None:
@@ -64,12 +64,12 @@ class ClusterWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise `ClusterError` if a process of Ray is lost. Costs next to nothing; call it at each tick of a wait."""
+        """Raise `ClusterError` if a process of Ray is lost. Cheap enough for each tick of a wait."""
         if self._lost is not None:
             raise ClusterError(self._lost)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         self._stop.set()
 
     def _look(self) -> None:
@@ -78,13 +78,13 @@ class ClusterWatch:
                 reason = endpoint.look()
                 if reason is not None and not self._stop.is_set():
                     self._lost = (
-                        f"{endpoint.name} at {endpoint.host}:{endpoint.port} is lost ({reason}), and the run cannot go "
-                        f"on without it. Go on from the last checkpoint with --resume."
+                        f"{endpoint.name} at {endpoint.host}:{endpoint.port} is lost ({reason}), and the run cannot "
+                        f"continue without it. Resume from the last checkpoint (--resume)."
                     )
                     return
 
 
 def endpoint(name: str, address: str, patience_s: float) -> Endpoint:
-    """Make the endpoint at `host:port`."""
+    """Return the endpoint at `host:port`."""
     host, _, port = address.rpartition(":")
     return Endpoint(name, host.strip("[]"), int(port), patience_s)

@@ -1,7 +1,7 @@
-"""Messages between the learner and its actors, in the fewest pieces: Ray takes longer over many small arrays
-than pickle does over all of them.
+"""Encoding of the messages between the learner and its actors.
 
-Only processes of one run talk to each other here; nothing that was read from a file is unpickled.
+Small arrays are pickled in one piece, which is faster than Ray's handling of each array. Messages are exchanged only
+between processes of one run; nothing read from a file is unpickled.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from typing import Any
 from dppo.cluster.faults import Fault
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
 
-SMALL = 128 * 1024  # bytes of weights, or of observations, that travel faster inside a message than by reference
+SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that an actor is asked for in one round."""
+    """All segments requested from an actor at once."""
 
     requests: tuple[SegmentRequest, ...]
     hosted: tuple[int, ...]
-    """All samplers that are the actor's at present."""
+    """All samplers that the actor hosts now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that an actor made in one round."""
+    """All segments that an actor collected for one question."""
 
     made: tuple[tuple[SegmentReport, Any], ...]
-    """A report and a `Segment` for each request, in the order of the question; or in place of the segment a reference
-    to it, where the arrays stay with Ray."""
+    """A report and a `Segment` for each request, in the order of the question; a reference in place of the segment if
+    the arrays stay with Ray."""
     timings: Timings
-    """Of the whole answer."""
+    """Timings of the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message with large arrays beside it, which Ray shares between the processes of a node without copying."""
+    """A message with separate large arrays, which Ray shares between the processes of a node without copying."""
 
     head: bytes
     segments: tuple[Segment, ...]
 
 
 def pack(value: Any) -> bytes:
-    """Return `value` in one piece."""
+    """Pickle `value`."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def pack_code(value: Any) -> bytes:
-    """Return `value` in one piece; classes and functions of the main program travel whole, not by their names."""
-    from ray import cloudpickle  # not in a process without Ray
+    """Pickle `value`; classes and functions of the main program are pickled by value, not by name."""
+    from ray import cloudpickle  # here, because processes without Ray import this module too
 
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` made `data` from."""
+    """Reverse `pack` or `pack_code`."""
     return pickle.loads(data)
 
 
 def encode_policy(policy: PolicySnapshot) -> bytes | PolicySnapshot:
-    """Return what to send to every actor: small weights in one piece, large ones for Ray's object store."""
+    """Return the message for all actors: pickled if the weights are small, else the policy for the object store."""
     return pack(policy) if policy.weights.nbytes <= SMALL else policy
 
 
@@ -78,7 +78,7 @@ def decode_policy(message: bytes | PolicySnapshot) -> PolicySnapshot:
 
 
 def encode_question(question: Question) -> bytes:
-    """Return a question in one piece."""
+    """Pickle a question."""
     return pack(question)
 
 
@@ -90,20 +90,20 @@ def decode_question(message: bytes) -> Question:
 
 
 def encode_answer(answer: Answer | Fault) -> bytes | Parcel:
-    """Return an answer ready to send; reports are always packed, so that keeping one pins no segment."""
+    """Return an answer ready to send; reports are always pickled, so that a kept report does not pin a segment."""
     if isinstance(answer, Fault) or all(segment.obs.nbytes <= SMALL for _, segment in answer.made):
         return pack(answer)
     return Parcel(*take_apart(answer))
 
 
 def take_apart(answer: Answer) -> tuple[bytes, tuple[Any, ...]]:
-    """Return the packed reports, and the segments, which may go another way."""
+    """Return the pickled reports, and the segments to send separately."""
     reports = tuple((report, None) for report, _ in answer.made)
     return pack(replace(answer, made=reports)), tuple(segment for _, segment in answer.made)
 
 
 def put_together(head: bytes, segments: Sequence[Any]) -> Answer | Fault:
-    """Return the answer whose parts these are; segments may be references to them."""
+    """Reverse `take_apart`; segments may be references."""
     answer = unpack(head)
     if isinstance(answer, Fault):
         return answer

@@ -1,1 +1,1 @@
-"""What a person types, one file per command."""
+"""The commands of `dppo`, one module per command."""

@@ -1,4 +1,4 @@
-"""The settings that a command line asks for: defaults, then the preset, then --config, then flags."""
+"""Collect the settings of a command line: from the preset, then from --config, then from flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
-from dppo.commands.settings_flags import EXTRA, add_settings, as_settings
+from dppo.commands.settings_flags import EXTRA, add_settings, as_settings, flag
 from dppo.config import presets, read_settings
 from dppo.config.files import preset
 from dppo.config.parts import about
@@ -15,19 +15,22 @@ from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, DppoError
 from dppo.records.run_folder import config_of, settings_to_resume
 
+USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
+DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The settings and options of one command line."""
 
     settings: dict[str, Any]
-    """For `Config`; not yet checked."""
+    """Settings for `Config`, not yet checked."""
     preset: str | None = None
-    """The preset whose settings are among them."""
+    """The preset that some of them come from."""
     tuned: frozenset[str] = frozenset()
-    """The settings that come from it."""
+    """Names of the settings that come from the preset."""
     resume: Path | str | None = None
-    """A run to continue, or "auto"."""
+    """The run to continue, or "auto"."""
     branch: bool = False
     """True to start a new run from `resume` instead."""
 
@@ -36,9 +39,9 @@ def parse(argv: list[str], prog: str) -> Arguments:
     """Return the settings that `ENV_ID --flag value ...` asks for.
 
     Raises:
-        ConfigError: a file that holds no settings, a preset that does not exist.
-        UsageError: an unknown flag, a word too many.
-        SystemExit: help was asked for, and printed.
+        ConfigError: a file does not contain settings, or a preset does not exist.
+        UsageError: a flag is unknown, or there is a stray word.
+        SystemExit: help was asked for, and has been printed.
     """
     if asks_for_help(argv):
         _print_help(argv, prog)
@@ -46,39 +49,51 @@ def parse(argv: list[str], prog: str) -> Arguments:
     return arguments_of(given, one_word(words, "ENV_ID", prog), prog)
 
 
-def _parser(prog: str, defaults: dict[str, Any], of: str = "") -> Parser:
-    parser = Parser(prog, "ENV_ID [--flag value ...]", f"Train one policy.{of}")
+def _parser(prog: str, defaults: dict[str, Any], of_defaults: str = "") -> Parser:
+    parser = Parser(prog, USAGE, f"{DESCRIPTION}{of_defaults}")
     parser.add_argument_group("ENV_ID", about("env_id").help)
     add_settings(parser, defaults)
     return parser
 
 
 def _print_help(argv: list[str], prog: str) -> NoReturn:
-    """Print the help with the defaults that would be in force for the words beside --help, and end."""
+    """Print the help with the defaults that apply to the words beside --help, and exit."""
     try:
         parsed = parse([word for word in argv if not asks_for_help([word])], prog)
     except DppoError:
         parsed = Arguments({})
-    of = f" Defaults are those tuned for {parsed.preset}; --preset none leaves them out." if parsed.preset else ""
-    _parser(prog, parsed.settings, of).print_help()
+    _parser(prog, parsed.settings, defaults_in_words(parsed)).print_help()
     raise SystemExit(0)
 
 
+def defaults_in_words(parsed: Arguments) -> str:
+    """Return the sentence of a help text that names the source of the defaults; "" for the general ones."""
+    if isinstance(parsed.resume, Path):
+        return f" Defaults are the settings of {parsed.resume}."
+    if parsed.preset is not None:
+        return f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
+    return ""
+
+
 def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
-    """Return what the flags `given` ask for.
+    """Return the settings and options that flags ask for.
+
+    Args:
+        given: the flags, as the parser returned them.
+        env_id: the word beside them.
 
     Raises:
-        ConfigError: a file that holds no settings, a preset that does not exist.
-        UsageError: there is no environment.
+        ConfigError: a file does not contain settings, or a preset does not exist.
+        UsageError: the environment is missing.
     """
     config, preset_name, resume, branch = (given.get(name) for name in EXTRA)
     flags = as_settings({name: text for name, text in given.items() if name not in (*EXTRA, "trust")})
     if env_id is not None:
         flags["env_id"] = env_id
     if resume == "auto" and "run_dir" not in flags:
-        raise ConfigError("resume=auto: needs the same folder each time. Add --run-dir.")
+        raise ConfigError("resume=auto: needs a folder that is the same each time. Add --run-dir.")
     if branch is not None and resume in (None, "auto"):
-        raise ConfigError(f"branch={branch}: needs a run to begin with. Name it with --resume RUN.")
+        raise ConfigError(f"branch={branch}: needs a run to start from. Name it with --resume RUN.")
     if resume not in (None, "auto"):
         _check_resumed(flags, config, preset_name, branch)
         if "trust" not in given:
@@ -87,11 +102,11 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
             flags["run_dir"] = branch
         return Arguments(settings_to_resume(Path(resume), flags), resume=Path(resume), branch=branch is not None)
     if "trust" in given:
-        raise ConfigError("trust=True has no effect: only a run to resume needs it, not what you name. Leave it out.")
+        raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
     settings = read_settings(Path(config)) if config else {}
     env_id = flags.get("env_id", settings.get("env_id"))
     if env_id is None:
-        raise UsageError(f"which environment? For example: {prog} CartPole-v1")
+        raise UsageError(f"the environment is missing. For example: {prog} CartPole-v1")
     name = _preset_name(preset_name or "auto", str(env_id))
     tuned = preset(name) if name else {}
     return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
@@ -104,10 +119,10 @@ def _preset_name(wanted: str, env_id: str) -> str | None:
 
 
 def _check_resumed(flags: dict[str, Any], config: str | None, preset_name: str | None, branch: str | None) -> None:
-    """Refuse what has no effect beside --resume."""
-    own = "continues in the run's own folder" if branch is None else "is given its folder by --branch"
+    """Refuse flags that have no effect beside --resume."""
+    fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
     for name, value in (("config", config), ("preset", preset_name), ("run_dir", flags.get("run_dir"))):
         if value is not None:
             raise ConfigError(
-                f"{name}={value} has no effect with --resume, which {own} with the run's settings. Leave it out."
+                f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
             )

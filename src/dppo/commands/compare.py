@@ -1,4 +1,4 @@
-"""`dppo compare`: one training with one number of actors and with another; what do more actors gain?"""
+"""`dppo compare`: repeat one training with several numbers of actors and several seeds, and compare the runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ from dppo.records.run_folder import versions
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
-    "Efficiency above 100 % is noise: the bound is measured in the same run, and no run can be faster than its bound. "
-    "Use more iterations, or slower environments."
+    "An efficiency above 100 % is measurement noise: no run can be faster than its bound, which is measured in the "
+    "same run. Use more iterations, or slower environments."
+)
+
+EXPLAIN_SPEED_UP = (
+    "A speed-up above that of perfect parallelism is measurement noise: the load of the machine differed between the "
+    "runs. Repeat the comparison on a quiet machine, with more iterations or seeds."
 )
 
 
@@ -32,10 +37,10 @@ def main(argv: list[str]) -> int:
     """Train with each number of actors, and write compare.json and compare.png.
 
     Returns:
-        0; 1 where equal batches did not end in equal weights; 128 + n where signal n stopped a run.
+        0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run.
 
     Raises:
-        ConfigError: an invalid setting, detected before the first run starts.
+        ConfigError: a setting is invalid; raised before the first run starts.
     """
     options, settings = parse(argv)
     folder = folder_for(options, settings)
@@ -44,24 +49,29 @@ def main(argv: list[str]) -> int:
     console.print(caption(options, plan), soft_wrap=True)
     runs, stopped_by = _train_all(options, plan, folder, console)
     if stopped_by is not None:
-        print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs, see {folder}.", file=sys.stderr)
+        print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
-    curves = [CurveGroup(group.label, tuple(_curve(run) for run in group.runs)) for group in groups]
+    curves = [
+        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise(groups[0]))
+        for group in groups
+    ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
     if any(group.cycle.noise for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
+    if any(group.speed_up_is_noise(groups[0]) for group in groups):
+        console.print(EXPLAIN_SPEED_UP, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
 def _train_all(
     options: Options, plan: Sequence[Config], folder: Path, console: Console
 ) -> tuple[list[Run], str | None]:
-    """The runs that came to their end, and the name of the signal that stopped the next one, if one did."""
-    from dppo.runner import train  # brings torch along: options are checked before
+    """Return the finished runs, and the name of the signal that stopped the next one; None if all finished."""
+    from dppo.runner import train  # imports torch, so only after the options have been checked
 
     runs: list[Run] = []
     for config in plan:
@@ -83,7 +93,7 @@ def _train_all(
         console.print(
             f"{len(runs)} of {len(plan)}: {Group((run,)).label}, seed {config.seed}: return "
             f"{result.episodic_return:.1f} after {run.global_step:,} steps in {run.training_s:.1f} s "
-            f"(start-up {run.startup_s:.1f} s), weights {run.weights_sha256[:12]}{_what_is_left(plan, runs)}",
+            f"(start-up {run.startup_s:.1f} s), weights {run.weights_sha256[:12]}{_time_left(plan, runs)}",
             soft_wrap=True,
         )
     return runs, None
@@ -93,7 +103,7 @@ def _curve(run: Run) -> Curve:
     return Curve(**{name: np.array(values) for name, values in run.curve().items()})
 
 
-def _what_is_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
+def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
     walls = {run.config.num_actors: run.wall_s for run in runs}
     left = plan[len(runs) :]
     if not left:
@@ -105,7 +115,7 @@ def _what_is_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
 
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
-    """Everything measured so far: after each run, so that a comparison that is interrupted is not lost."""
+    """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
     groups = group_by_actors(runs)
     differs_between_runs = ("num_actors", "num_samplers", "seed")
     everything = {
@@ -127,7 +137,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
 
 
 def make_table(groups: Sequence[Group], target: float | None) -> Table:
-    """One row for each number of actors: times are means over the seeds, speed-ups against the first."""
+    """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     to_target = [] if target is None else [f"to {target:g}"]
@@ -140,7 +150,7 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.training_s:.1f} s",
             *([] if target is None else [_time_to(group, target)]),
             f"{group.steps_per_s:,.0f}",
-            f"{group.steps_per_s / groups[0].steps_per_s:.2f} x",
+            NOISE if group.speed_up_is_noise(groups[0]) else f"{group.speed_up(groups[0]):.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
             NOISE if group.cycle.noise else f"{100 * group.cycle.efficiency:.1f} %",
         )
@@ -148,7 +158,7 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
 
 
 def _time_to(group: Group, target: float) -> str:
-    """The mean over the seeds that reached it, and how many did where not all."""
+    """Return the mean over the seeds that reached the target, and their number if some did not."""
     times, seeds = group.times_to(target), len(group.runs)
     if not times:
         return "never"
@@ -156,13 +166,13 @@ def _time_to(group: Group, target: float) -> str:
 
 
 def explain_bound(group: Group) -> str:
-    """The bound in one line, with its numbers."""
+    """Return one line that explains the bound, with its measured parts."""
     cycle = group.cycle
     return (
         f"Bound: an iteration of {cycle.steps:,} env steps takes at least C = w + M + x + u. Measured with "
-        f"{group.label}: w + x = {1000 * cycle.exchange_s:.1f} ms to send weights out and take segments in, "
+        f"{group.label}: w + x = {1000 * cycle.exchange_s:.1f} ms to send weights and receive segments, "
         f"M = {cycle.collect_s:.3f} s for the slowest actor, u = {cycle.update_s:.3f} s to update, so "
-        f"C = {cycle.bound_s:.3f} s; it took {cycle.iteration_s:.3f} s (first iteration left out)."
+        f"C = {cycle.bound_s:.3f} s. It took {cycle.iteration_s:.3f} s (without the first iteration)."
     )
 
 
@@ -176,7 +186,7 @@ def _report_equality(runs: Sequence[Run], console: Console) -> int:
         each = ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
         print(f"  seed {seed}: {each}", file=sys.stderr)
     print(
-        "Is the environment deterministic for a given seed? Then this is a fault of dppo: please report it.",
+        "If the environment is deterministic for a given seed, this is a bug in dppo: please report it.",
         file=sys.stderr,
     )
     return 1

@@ -1,4 +1,4 @@
-"""The runs that `dppo compare` is asked for."""
+"""Options of `dppo compare`, and the plan of its runs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dppo.commands.arguments import arguments_of
+from dppo.commands.arguments import Arguments, arguments_of, defaults_in_words
 from dppo.commands.parser import Parser, asks_for_help, one_word
 from dppo.commands.settings_flags import add_settings
-from dppo.config import Config, presets
-from dppo.config.files import preset
+from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
-from dppo.errors import ConfigError, counted
+from dppo.errors import ConfigError, DppoError, counted
 
 PROG = "dppo compare"
-SAID_OTHERWISE = {
-    "num_actors": "--actors says how many, e.g. --actors 1 8",
-    "run_dir": "--out says where the runs are kept",
-    "resume": "a comparison begins at the beginning",
-    "branch": "a comparison begins at the beginning",
-    "trust": "what you name yourself is trusted",
+SET_BY_COMPARE = {
+    "num_actors": "use --actors, e.g. --actors 1 8",
+    "run_dir": "use --out, which is the folder of all runs",
+    "resume": "a comparison always starts new runs",
+    "branch": "a comparison always starts new runs",
+    "trust": "the environment that you name is trusted",
 }
+USAGE = "ENV_ID [--actors M M ...] [--seeds S] [--flag value ...]"
 DESCRIPTION = (
-    "Train with each number of actors in turn, and compare: mean episode return over wall time and over env steps, "
-    "time to the end and to a target, speed-up, and efficiency against the bound of a synchronous cycle. With one "
-    "number of actors, train several seeds. Writes compare.png and compare.json."
+    "Train with several numbers of actors, and compare the mean episode return over wall time and over env steps, the "
+    "time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle. With a single "
+    "number of actors, train several seeds. Runs take turns, so that a drift of the machine affects all numbers of "
+    "actors alike. Writes compare.png and compare.json."
 )
 HELP = {
-    "actors": "Numbers of actors to compare; 0 is in process, without Ray. (default: 1 8)",
-    "seeds": "Runs with each number of actors, with seeds that follow one another from --seed. (default: 3)",
-    "target": "Report the time until the mean episode return reaches this, e.g. 475.",
-    "equal": "batch: the same --num-samplers samplers are hosted by few or many actors; the learning problem is the "
-    "same, and so must be the weights. segment: each actor has one sampler, so the batch grows with the actors, as in "
-    "PPO's own description. (default: batch)",
-    "out": "Folder to write to. Default: runs/compare__ENV__TIME.",
+    "actors": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
+    "seeds": "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)",
+    "target": "Report the time until the mean episode return reaches this value, e.g. 475.",
+    "equal": "batch: all numbers of actors host the same --num-samplers samplers, so the learning problem and the "
+    "final weights are the same. segment: each actor has one sampler, so the batch grows with the number of actors, "
+    "as in the PPO paper. (default: batch)",
+    "out": "Folder of the comparison. Default: runs/compare__ENV__TIME.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to compare; everything else are settings of the training."""
+    """The flags of the comparison itself; all others are settings of the training."""
 
     actors: tuple[int, ...]
     seeds: int
@@ -53,9 +54,14 @@ class Options:
     out: Path | None
 
 
-def make_parser(defaults: dict[str, Any]) -> Parser:
-    """Return the parser of this command's flags and of those of the training."""
-    parser = Parser(PROG, "ENV_ID [--actors M M ...] [--flag value ...]", DESCRIPTION)
+def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
+    """Return the parser of the flags of the comparison and of the training.
+
+    Args:
+        defaults: values that apply in place of the settings' own defaults, for --help.
+        of_defaults: a sentence that names their source.
+    """
+    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
     parser.add_argument_group("ENV_ID", about("env_id").help)
     group = parser.add_argument_group("comparison")
     group.add_argument("--actors", nargs="+", type=int, metavar="M", help=HELP["actors"])
@@ -63,21 +69,34 @@ def make_parser(defaults: dict[str, Any]) -> Parser:
     group.add_argument("--target", type=float, metavar="RETURN", help=HELP["target"])
     group.add_argument("--equal", choices=["batch", "segment"], help=HELP["equal"])
     group.add_argument("--out", type=Path, metavar="DIR", help=HELP["out"])
-    add_settings(parser, {"progress": "off"} | defaults, leave_out=SAID_OTHERWISE)
+    add_settings(parser, {"progress": "off"} | defaults, leave_out=SET_BY_COMPARE)
     return parser
 
 
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
-    """Return what to compare, and the settings of the training, not yet checked.
+    """Return the options of the comparison, and the settings of the training, not yet checked.
 
     Raises:
-        ConfigError, UsageError: an invalid option.
-        SystemExit: help was asked for, and printed.
+        ConfigError, UsageError: an option is invalid.
+        SystemExit: help was asked for, and has been printed.
     """
     if asks_for_help(argv):
-        env_id = next((word for word in argv if word in presets()), None)
-        make_parser(preset(env_id) if env_id else {}).print_help()
-        raise SystemExit(0)
+        _print_help(argv)
+    options, training = _parse(argv)
+    return options, training.settings
+
+
+def _print_help(argv: list[str]) -> NoReturn:
+    """Print the help with the defaults that apply to the words beside --help, and exit."""
+    try:
+        _, parsed = _parse([word for word in argv if not asks_for_help([word])])
+    except DppoError:
+        parsed = Arguments({})
+    make_parser(parsed.settings, defaults_in_words(parsed)).print_help()
+    raise SystemExit(0)
+
+
+def _parse(argv: list[str]) -> tuple[Options, Arguments]:
     given, words = make_parser({}).split(argv)
     options = Options(
         tuple(given.pop("actors", (1, 8))),
@@ -88,30 +107,30 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     )
     _check(options)
     _check_rest(options, given)
-    return options, arguments_of(given, one_word(words, "ENV_ID", PROG), PROG).settings
+    return options, arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
 
 
 def _check(options: Options) -> None:
     numbers = " ".join(map(str, options.actors))
     if len(set(options.actors)) < len(options.actors):
-        raise ConfigError(f"actors={numbers}: a number is given twice. Use different numbers.")
+        raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
     if min(options.actors) < 0:
-        raise ConfigError(f"actors={numbers}: one is below zero. Use 0 for a run in process, without Ray.")
+        raise ConfigError(f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray.")
     if options.seeds < 1:
         raise ConfigError(f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread.")
     if len(options.actors) == options.seeds == 1:
         raise ConfigError(
-            f"actors={numbers}: one run with one seed leaves nothing to compare. Add numbers of actors, or seeds; "
-            f"`dppo train` makes one run."
+            f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds; "
+            f"`dppo train` makes a single run."
         )
     out = options.out
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"out={out}: is not an empty folder. Use a new one.")
+        raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
 
 
 def _check_rest(options: Options, given: Collection[str]) -> None:
-    """Refuse flags of the training that a comparison sets by itself."""
-    for name, reason in SAID_OTHERWISE.items():
+    """Refuse flags of the training that a comparison sets itself."""
+    for name, reason in SET_BY_COMPARE.items():
         if name in given:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect here: {reason}. Leave it out.")
     if options.equal == "segment" and "num_samplers" in given:
@@ -121,18 +140,18 @@ def _check_rest(options: Options, given: Collection[str]) -> None:
 
 
 def folder_for(options: Options, settings: dict[str, Any]) -> Path:
-    """Return the folder that the comparison is written to."""
+    """Return the folder of the comparison."""
     env = re.sub(r"[^A-Za-z0-9._-]+", "-", str(settings["env_id"])).strip("-")
     return options.out or Path("runs") / f"compare__{env}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[Config]:
-    """Return the runs in their order: each number of actors for the first seed, back again for the second, and so on.
+    """Return the runs in order: for each seed all numbers of actors, forwards for one seed and backwards for the next.
 
-    A drift of the machine then hits all numbers of actors alike. Settings of actors apply to the runs that have some.
+    A drift of the machine then affects all numbers of actors alike. Settings of actors apply to the runs with actors.
 
     Raises:
-        ConfigError: a setting that is invalid with one of the numbers of actors.
+        ConfigError: a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
 
@@ -153,7 +172,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
 
 
 def caption(options: Options, plan: Sequence[Config]) -> str:
-    """Return what is held equal, in one line."""
+    """Return one line that describes the comparison and what its runs have in common."""
     first, numbers = plan[0], in_words(options.actors)
     seeds = counted(options.seeds, "seed")
     envs = f" of {first.envs_per_sampler} envs" if first.envs_per_sampler > 1 else ""

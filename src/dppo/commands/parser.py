@@ -1,4 +1,4 @@
-"""The parser of all commands: argparse, with absent flags absent, and errors that suggest what was meant."""
+"""The parser of all commands: argparse without defaults, and with errors that suggest the flag that was meant."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ from dppo.errors import DppoError, unknown_name
 
 WIDTH = 80
 
-# How other libraries call it, and what it is here.
+# Our flags, and the names of the same thing in other libraries. Where two flags share a name, the first one that the
+# command has is suggested.
 ALIASES = {
+    "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--seeds": "n-seeds num-seeds repeats n-runs num-runs",
+    "--out": "out-dir output output-dir outdir save-path",
+    "--episodes": "n-eval-episodes eval-episodes num-episodes n-episodes num-eval-episodes",
+    "--stochastic": "sample",
+    "--env-id": "env env-name environment gym-id task",
     "--learning-rate": "lr step-size alpha",
     "--num-samplers": "n-envs num-envs num-env nenvs n-env",
-    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
     "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",
     "--num-steps": "n-steps rollout-length rollout-fragment-length rollout-steps horizon unroll-length nsteps",
     "--total-timesteps": "timesteps n-timesteps num-timesteps total-steps max-steps steps num-env-steps",
     "--update-epochs": "n-epochs num-epochs epochs num-sgd-iter k-epochs ppo-epoch ppo-epochs noptepochs",
-    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches",
+    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches "
+    "train-batch-size",
     "--clip-coef": "clip clip-range clip-param clip-ratio eps-clip cliprange clip-eps",
+    "--clip-vloss": "clip-range-vf vf-clip-param",
     "--ent-coef": "entropy-coeff entropy-coef entropy-cost entropy entropy-bonus",
     "--vf-coef": "vf-loss-coeff value-loss-coef value-coef value-coeff",
     "--gae-lambda": "lambda lam gae lambda-",
@@ -32,31 +41,32 @@ ALIASES = {
     "--norm-obs": "normalize-obs normalize-observations norm-observations obs-norm",
     "--norm-reward": "normalize-reward normalize-rewards norm-rewards reward-norm",
     "--hidden-sizes": "net-arch hidden-dims hidden-dim hidden-layers fcnet-hiddens hidden-size layers",
+    "--model": "policy network",
     "--device": "cuda gpu num-gpus",
     "--name": "exp-name experiment-name run-name",
-    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder",
+    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder out",
     "--checkpoint-interval-s": "checkpoint-freq save-freq save-interval checkpoint-interval",
     "--segment-timeout-s": "timeout",
-    "--episodes": "n-eval-episodes eval-episodes num-episodes",
+    "--progress": "verbose quiet progress-bar",
+    "--resume": "load restore load-checkpoint checkpoint trained-agent",
 }
-MEANT = {f"--{name}": flag for flag, names in ALIASES.items() for name in names.split()}
 
 
 class UsageError(DppoError):
-    """A command line that cannot be understood."""
+    """An invalid command line."""
 
     exit_code = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Returns the flags that were given, by name: a flag that is absent has no value, not even its default."""
+    """Returns only the flags that were given, by name: an absent flag has no value, not even its default."""
 
-    def __init__(self, prog: str, usage: str, description: str, epilog: str | None = None) -> None:
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        """Build a parser without flags; each line of `usage` shows one way to use the command."""
         super().__init__(
             prog=prog,
-            usage=f"{prog} {usage}",
+            usage=f"\n{' ' * len('usage: ')}".join(f"{prog} {line}" for line in usage.splitlines()),
             description=description,
-            epilog=epilog,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
@@ -64,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print.
+        """Raise the message that argparse would print.
 
         Raises:
             UsageError: always.
@@ -75,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         """Return the flags that were given, and the words beside them.
 
         Raises:
-            UsageError: an unknown flag, or one without its value.
+            UsageError: a flag is unknown, or lacks its value.
         """
         found, rest = self.parse_known_args([_dashed(word) for word in argv])
         for word in rest:
@@ -85,16 +95,21 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        meant = MEANT.get(flag)
-        if meant in known:
+        meant = next((ours for ours in known_as(flag) if ours in known), None)
+        if meant is not None:
             return f"{flag} is not a known flag. Did you mean {meant}?"
-        if flag in ("--env", "--env-id", "--env-name", "--environment"):
-            return f"{flag} is not a known flag: the environment is a word of its own, as in {self.prog} CartPole-v1."
+        if "--env-id" in (flag, *known_as(flag)):
+            return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
         return unknown_name("flag", flag, known)
 
 
+def known_as(flag: str) -> list[str]:
+    """Return our flags for what another library calls `flag`."""
+    return [ours for ours, names in ALIASES.items() if flag.removeprefix("--") in names.split()]
+
+
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Return whether help is asked for: then the other words need not be right."""
+    """Return whether help is asked for; the other words need not be valid then."""
     return any(word in ("-h", "--help") for word in argv)
 
 
@@ -106,15 +121,15 @@ def _dashed(word: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def one_word(words: Sequence[str], what: str, prog: str) -> str | None:
-    """Return the word beside the flags, None if there is none.
+def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
+    """Return the word beside the flags, or None if there is none.
 
     Raises:
         UsageError: there are more.
     """
     if len(words) > 1:
         raise UsageError(
-            f"unexpected argument {words[1]!r}: {prog} takes one {what}, here {words[0]!r}. Switches such as "
+            f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches such as "
             f"--anneal-lr take no value."
         )
     return words[0] if words else None

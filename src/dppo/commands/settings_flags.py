@@ -1,4 +1,4 @@
-"""Every setting of `Config` as a flag: adding them to a parser, and reading them back as settings."""
+"""Every setting of `Config` as a flag: add flags to a parser, read them back as settings, put them into messages."""
 
 from __future__ import annotations
 
@@ -15,28 +15,39 @@ from dppo.commands.parser import Parser
 from dppo.config.parts import PARTS, about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError
 
-FIRST = ("total_timesteps", "num_actors", "num_samplers", "num_steps", "learning_rate", "seed", "env_kwargs", "run_dir")
-EXTRA = {  # flags that say where settings come from
-    "config": ("FILE", "YAML or TOML file of settings; flags win over it."),
+FIRST = (  # the settings that people use first
+    "total_timesteps",
+    "num_actors",
+    "num_samplers",
+    "envs_per_sampler",
+    "num_steps",
+    "learning_rate",
+    "gamma",
+    "seed",
+    "env_kwargs",
+    "run_dir",
+)
+EXTRA = {  # flags that name a source of settings
+    "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
     "preset": (
         "NAME",
-        "Tuned settings: the name of an environment that has some; none; or auto, this environment's own. --config and "
-        "flags win over them. (default: auto)",
+        "Tuned settings of an environment, by its id; none; or auto, those of ENV_ID if there are any. --config and "
+        "flags take precedence over them. (default: auto)",
     ),
     "resume": (
         "RUN",
-        "Folder of a run (or one of its checkpoints) to continue exactly; auto: continue the run in --run-dir if there "
-        "is one, else start it.",
+        "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run in --run-dir "
+        "if there is one, else start it.",
     ),
     "branch": (
         "NEW_DIR",
-        "Do not continue the RUN of --resume: start a new run in NEW_DIR with its weights, optimiser and normalisers, "
-        "and with other settings if you like. Counters begin at zero.",
+        "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimiser and "
+        "normalisers. Counters begin at zero, and other settings are allowed.",
     ),
 }
 TRUST = (
-    "Run the code that the settings of RUN name: the module of an env_id such as module:factory is imported, and "
-    "called. Needed for a run whose environment is not a plain Gymnasium id, unless you name it yourself."
+    "Import and call the code that the settings of RUN name, such as an environment module:factory. Not needed for a "
+    "plain Gymnasium id, nor for what you name yourself."
 )
 
 
@@ -46,18 +57,19 @@ def flag(name: str) -> str:
 
 
 def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
-    """Add a flag for each setting, those that are used most in a group of their own.
+    """Add a flag for each setting, in groups: the most used ones, sources of settings, then the parts of `Config`.
 
     Args:
-        defaults: values in force in place of the settings' own defaults, to be shown by --help.
-        leave_out: flags not to show in the help.
+        defaults: values that apply in place of the settings' own defaults, for --help.
+        leave_out: names of flags that --help does not list.
     """
     first = parser.add_argument_group("most used")
     for name in FIRST:
         _add(first, name, defaults, name in leave_out)
+    sources = parser.add_argument_group("files, presets and earlier runs")
     for name, (metavar, text) in EXTRA.items():
-        first.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
-    first.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
+        sources.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
+    sources.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
     rest = [name for name in settings_by_name() if name not in (*FIRST, "env_id")]
     for part, record in PARTS.items():
         own = [name for name in rest if name in {field.name for field in fields(record)}]
@@ -82,7 +94,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
 
 
 def _shown(value: Any) -> str:
-    """Return a default as it would be typed."""
+    """Return a default as a user would type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -103,10 +115,10 @@ def _metavar(hint: Any) -> str:
 
 
 def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags that were given as settings, not yet checked.
+    """Return the flags that were given as settings, not yet checked.
 
     Raises:
-        ConfigError: text that should be JSON and is not.
+        ConfigError: text that should be JSON is not.
     """
     return {name: _value(name, text) for name, text in given.items()}
 
@@ -115,33 +127,50 @@ def _value(name: str, text: Any) -> Any:
     hint = types_by_name()[name]
     if text == "none" and NoneType in get_args(hint):
         return None
-    if get_origin(hint) is dict:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
-    return text
+    return parsed_json(name, text) if get_origin(hint) is dict else text
+
+
+def parsed_json(name: str, text: str) -> Any:
+    """Return the value of a flag that is written as JSON.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
+
+
+CALL = r"\w\([^()]*\)"  # Python code: train(config, resume=...)
+SUGGESTION = r"Did you mean [^?]*\?"  # a name in a file
+ASSIGNED = r"\b([a-z_]+)=([\w.+/~:-]*\w)"
+BARE = r"(?<![\w.=/-])([a-z]+(?:_[a-z]+)+)\b(?![=(/.]\w|=)"
 
 
 def in_flags(text: str) -> str:
     """Return an error's text with the settings of its remedies written as flags: `norm_adv=False` as `--no-norm-adv`.
 
-    The first sentence of each line names the setting and the fact, and stays.
+    The first sentence of each line, which names the setting and the fact, stays unchanged.
     """
     return "\n".join(_remedy_in_flags(line) for line in text.split("\n"))
 
 
 def _remedy_in_flags(line: str) -> str:
     fact, end, remedy = line.partition(". ")
+    return fact + end + re.sub(f"{CALL}|{SUGGESTION}|{ASSIGNED}|{BARE}", _as_flag, remedy)
 
-    def as_flag(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        if name == "branch":
-            return "--branch NEW_DIR"
-        if name not in settings_by_name():
-            return found[0]
-        if types_by_name()[name] is bool:
-            return flag(name) if value == "True" else flag(f"no_{name}")
-        return f"{flag(name)} {value}"
 
-    return fact + end + re.sub(r"\b([a-z_]+)=([\w.+-]*\w)", as_flag, remedy)
+def _as_flag(found: re.Match[str]) -> str:
+    name, value, bare = found.groups()
+    if bare in settings_by_name():
+        return flag(bare)
+    if name == "branch":
+        return "--branch NEW_DIR"
+    if name in ("trust", "render") and value == "True":
+        return flag(name)
+    if name not in (*settings_by_name(), *EXTRA):
+        return found[0]
+    if types_by_name().get(name) is bool:
+        return flag(name) if value == "True" else flag(f"no_{name}")
+    return f"{flag(name)} {value}"

@@ -1,4 +1,4 @@
-"""Checks across settings: sizes that fit together, shares of several learners, settings without effect."""
+"""Checks across settings: sizes, the shares of several learners, and settings without effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check(config: Settings) -> None:
     """Refuse settings that contradict each other.
 
     Raises:
-        ConfigError: the first contradiction, with its numbers and the remedy.
+        ConfigError: describes the first contradiction, with its numbers and a remedy.
     """
     _check_sizes(config)
     _check_minibatches(config)
@@ -28,7 +28,7 @@ def check(config: Settings) -> None:
 
 
 def without_effect(config: Settings) -> Iterator[tuple[str, str]]:
-    """Yield each setting that differs from its default and has no effect, with the reason."""
+    """Yield the name of each setting that differs from its default but has no effect, and the reason."""
     for name in settings_by_name():
         if getattr(config, name) != default_of(name):
             for when in about(name).when:
@@ -49,8 +49,8 @@ def _check_sizes(config: Settings) -> None:
     factors = batch_in_words(config)
     if config.batch_size < 2:
         raise ConfigError(
-            f"num_steps={config.num_steps} makes a batch of {config.batch_size} step ({factors}): too few to learn "
-            f"from. Raise num_steps; 128 is usual."
+            f"num_steps={config.num_steps} makes a batch of {config.batch_size} step ({factors}), which is too small. "
+            f"Raise num_steps; 128 is usual."
         )
     if config.total_timesteps < config.batch_size:
         raise ConfigError(
@@ -68,9 +68,9 @@ def _check_minibatches(config: Settings) -> None:
     if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
-            f"{name}={getattr(config, name)} makes {config.minibatches_per_epoch} minibatches of the batch of "
-            f"{config.batch_size} rows, some of one row, whose advantage cannot be standardised. Use a minibatch_size "
-            f"of at least {min(3, config.batch_size)} (64 is usual), or norm_adv=False."
+            f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into "
+            f"{config.minibatches_per_epoch} minibatches, some of one row, whose advantage cannot be standardised. "
+            f"Use a minibatch_size of at least {min(3, config.batch_size)} (64 is usual), or norm_adv=False."
         )
 
 
@@ -79,8 +79,8 @@ def _check_actors(config: Settings) -> None:
     if idle > 0:
         raise ConfigError(
             f"num_actors={config.num_actors} is more than num_samplers={config.num_samplers}: {idle} would have no "
-            f"sampler to host. Use num_actors={config.num_samplers} or fewer, or num_samplers={config.num_actors} (a "
-            f"larger batch, so another learning problem)."
+            f"sampler to host. Use num_actors={config.num_samplers} or fewer, or num_samplers={config.num_actors}, "
+            f"which makes the batch larger and so changes the learning problem."
         )
     problem = address_problem(config.address or "")
     if problem:
@@ -94,26 +94,26 @@ def _check_actors(config: Settings) -> None:
 
 
 def address_problem(address: str) -> str | None:
-    """Return why no Ray cluster can be reached at this address, and what to do; None where it may be right."""
+    """Return the reason why `address` cannot be that of a Ray cluster, and a remedy; None if it may be one."""
     scheme, separator, _ = address.partition("://")
     if not separator:
         return None
-    what = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard and its jobs"}
+    known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
     return (
-        f"{what.get(scheme.removesuffix('s'), f'{scheme}:// is not an address of Ray')}. Run dppo on a node of the "
+        f"{known.get(scheme.removesuffix('s'), f'{scheme}:// is not an address of Ray')}. Run dppo on a node of the "
         f"cluster with address=auto, or use the head's host:port (6379 by default)."
     )
 
 
 def _check_model_kwargs(config: Settings) -> None:
-    """Refuse what a checkpoint cannot hold: whoever loads the policy makes the network anew."""
+    """Refuse arguments that a checkpoint cannot store: loading a policy builds its network from them."""
     for name, value in config.model_kwargs.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"model_kwargs: {name}={value!r} cannot be written as JSON, and each checkpoint holds it. Use numbers, "
-                f"strings, lists and dicts."
+                f"model_kwargs: {name}={value!r} cannot be written as JSON, and every checkpoint stores it. Use "
+                f"numbers, strings, lists and dicts."
             ) from None
 
 
@@ -121,23 +121,23 @@ def _check_learners(config: Settings) -> None:
     learners = config.num_learners
     if learners and config.device != "cpu" and not config.learner_gpus:
         raise ConfigError(
-            f"device={config.device}: learners on Ray see only the GPUs that they ask for, and ask for none. Use "
-            f"learner_gpus=1, or device=cpu."
+            f"device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests "
+            f"none. Use learner_gpus=1, or device=cpu."
         )
     if config.learner_gpus > 1 or (learners > 1 and 0 < config.learner_gpus < 1):
         raise ConfigError(
-            f"learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and several cannot share one. Use "
-            f"learner_gpus=1."
+            f"learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and learners cannot share one. "
+            f"Use learner_gpus=1."
         )
     if learners and config.learner_threads > max(1.0, config.learner_cpus):
         raise ConfigError(
-            f"learner_threads={config.learner_threads} is more than the learner_cpus={config.learner_cpus:g} that a "
-            f"learner takes from Ray. Use learner_cpus={config.learner_threads}."
+            f"learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the "
+            f"CPUs that a learner reserves. Use learner_cpus={config.learner_threads}."
         )
 
 
 def _check_shares(config: Settings) -> None:
-    """Refuse numbers of which each learner cannot get as many samplers, and as many rows, as the others."""
+    """Refuse sizes that give learners unequal numbers of samplers or rows."""
     learners = config.num_learners
     if learners <= 1:
         return
@@ -146,7 +146,7 @@ def _check_shares(config: Settings) -> None:
         near = [str(n) for n in (low, low + learners) if n >= max(1, config.num_actors)]
         raise ConfigError(
             f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. Use num_samplers="
-            f"{' or '.join(near)}, or another number of learners."
+            f"{' or '.join(near)}, or a different number of learners."
         )
     rows, per_epoch = config.batch_size // learners, config.minibatches_per_epoch
     if rows % per_epoch:
@@ -154,6 +154,6 @@ def _check_shares(config: Settings) -> None:
         best = sorted(divisors, key=lambda n: abs(n - per_epoch))[:2]
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
-            f"the {rows} rows of each of {learners} learners. Use minibatch_size="
+            f"the {rows} rows of each learner evenly. Use minibatch_size="
             f"{' or '.join(str(config.batch_size // n) for n in sorted(best, reverse=True))}."
         )

@@ -16,15 +16,15 @@ from dppo.config.settings import Settings
 class Config(Settings):
     """Settings of one training run, checked before any process starts.
 
-    Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. The parts are
-    keywords and attributes too, as a record or a dict: `Config(env_id="CartPole-v1", sampling={"num_steps": 64})`,
-    `config.sampling`. `dataclasses.replace(config, seed=2)` returns a changed copy, checked again.
+    Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. A whole part
+    can be given as a record or a dict, and read as an attribute: `Config(env_id="CartPole-v1",
+    sampling={"num_steps": 64}).sampling`. `dataclasses.replace(config, seed=2)` returns a changed copy, checked again.
 
     Raises:
-        ConfigError: one line for each invalid setting, with the value, the reason and the remedy.
+        ConfigError: has one line for each invalid setting, with its value, the reason and a remedy.
     """
 
-    if TYPE_CHECKING:  # type checkers use the signature that dataclass generates, here with the parts
+    if TYPE_CHECKING:  # type checkers see the signature that dataclass generates, with the parts as keywords
         env: Env = ...  # type: ignore[assignment]
         sampling: Sampling = ...  # type: ignore[assignment]
         ppo: PPO = ...  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class Config(Settings):
 
     @classmethod
     def preset(cls, env_id: str, **settings: Any) -> Config:
-        """Return the settings tuned for `env_id`, with `settings` in place of some of them.
+        """Return the settings tuned for `env_id`; `settings` replace some of them.
 
         Raises:
             ConfigError: there is no preset for `env_id`, or a setting is invalid.
@@ -56,18 +56,18 @@ class Config(Settings):
 
 
 def draft(settings: Mapping[str, Any]) -> Settings:
-    """Return settings whose values are each valid, but not checked against each other.
+    """Return settings whose values are valid one by one, but not checked against each other.
 
     Raises:
         ConfigError: a setting is unknown, or its value is invalid.
     """
-    from dppo.config.values import validated  # brings pydantic along, which an actor must not load
+    from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
     return Settings(**validated(flattened(settings)))
 
 
 def resolved(config: Config) -> dict[str, Any]:
-    """Return all settings as JSON values, flat, with those filled in that default to something derived."""
+    """Return all settings as flat JSON values, with derived values in place of None where there is one."""
     settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
     return settings | {
         "env_id": config.env_name,
@@ -77,5 +77,5 @@ def resolved(config: Config) -> dict[str, Any]:
 
 
 def make_config(settings: Mapping[str, Any]) -> Config:
-    """Return the configuration with these settings."""
+    """Return a `Config` of settings that are flat or in groups."""
     return Config(**settings)

@@ -1,4 +1,4 @@
-"""Settings as plain data: flat or in groups, from files, from presets, and for the files of a run."""
+"""Settings as plain data, flat or in groups: from files, from presets, and for the files of a run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dppo.config.parts import PARTS, settings_by_name
 from dppo.errors import ConfigError, unknown_name
 
 PRESETS = Path(__file__).parent.parent / "presets"
-OBJECT = "!python"  # key of what stands for a Python object in a file
+OBJECT = "!python"  # key of the text that stands in for a Python object in a file
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without groups: those of `{"sampling": {"num_steps": 64}}` are `{"num_steps": 64}`.
 
     Raises:
-        ConfigError: a group that is none, a setting in another's group, or one that is given twice.
+        ConfigError: a group is not a mapping, or a setting is in the wrong group or given twice.
     """
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         inner = _group(name, value) if name in PARTS else {name: value}
         for key in inner.keys() & flat.keys():
-            raise ConfigError(f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one of them out.")
+            raise ConfigError(f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out.")
         flat |= inner
     return flat
 
@@ -38,7 +38,7 @@ def _group(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, PARTS[name]):
         return {key: getattr(value, key) for key in own}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value!r}: {name} is a group of settings: {', '.join(sorted(own))}. Use these.")
+        raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use one of {', '.join(sorted(own))}.")
     inner = {str(key).replace("-", "_"): one for key, one in value.items()}
     for key in inner.keys() & settings_by_name().keys() - own:
         home = next(part for part, record in PARTS.items() if key in {one.name for one in dataclasses.fields(record)})
@@ -55,7 +55,7 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it; what JSON cannot hold is shown, under the key OBJECT."""
+    """Return `value` as JSON data; objects that JSON cannot represent become their repr, under the key OBJECT."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _as_json(one) for key, one in value.items()}
     return _as_json(value)
@@ -64,9 +64,9 @@ def plain(value: Any) -> Any:
 def _as_json(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, default=_plain))
-    except (TypeError, ValueError) as error:  # keys that are not strings, a list that holds itself
+    except (TypeError, ValueError) as error:  # keys that are not strings, or a list that contains itself
         if isinstance(value, dict) and isinstance(error, TypeError) and all(isinstance(key, str) for key in value):
-            return {key: plain(one) for key, one in value.items()}  # only what is inside cannot be held
+            return {key: plain(one) for key, one in value.items()}  # only the values inside are at fault
         return _plain(value)
 
 
@@ -82,7 +82,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a YAML or TOML file, flat, not yet checked.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no settings.
+        ConfigError: the file cannot be read, or does not contain settings.
     """
     import yaml
 
@@ -92,7 +92,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"config={path}: holds {type(data).__name__}, not settings. Write `name: value` lines.")
+        raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
     return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
 
 
@@ -118,7 +118,7 @@ def preset(name: str) -> dict[str, Any]:
     """Return the settings tuned for an environment.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there is no preset of this name.
     """
     known = presets()
     if name not in known:

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed or branched off: the metadata of each setting decides."""
+"""Check changed settings when a run is resumed or branched; the metadata of each setting says what may change."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dppo.errors import ConfigError
 
 
 def leave_out_ineffective(settings: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings | keep, without those of `settings` that lose their effect by `keep` and change no result.
+    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change no result.
 
-    With `num_actors=0` in `keep`, for example, `cpus_per_actor` of a run that had actors is left out.
+    With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
     """
     both = dict(settings) | dict(keep)
     idle = {name for name, _ in without_effect(draft(both)) if about(name).resume == "free" and name not in keep}
@@ -25,14 +25,14 @@ def leave_out_ineffective(settings: Mapping[str, Any], keep: Mapping[str, Any]) 
 
 
 def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int) -> tuple[str, ...]:
-    """Return what changes in the results of a resumed run, in words.
+    """Return a sentence for each changed setting that affects the results of a resumed run.
 
     Args:
         before: the settings that `checkpoint` was made with, flat or in groups.
-        iteration: how many iterations the checkpoint has behind it.
+        iteration: the number of iterations that were finished when it was written.
 
     Raises:
-        ConfigError: a setting differs that may not change.
+        ConfigError: a setting differs that must not change.
     """
     old, notes = flattened(before), []
     for name, value in resolved(config).items():
@@ -40,43 +40,45 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
         if was == value or policy == "free" or (policy == "raised" and not config.anneal_lr):
             continue
         if policy == "close":
-            notes.append(f"{name}={value} instead of {was}: from here on, results differ in rounding or in their order")
+            notes.append(
+                f"{name}={value} instead of {was}: from here on, results differ by rounding or by the order of rows"
+            )
         elif policy == "raised" and value > was:
             notes.append(_longer(config, was, iteration))
         else:
             branch = " from that checkpoint: branch=True" if about(name).branch else ""
             raise ConfigError(
-                f"{name}={value}: {checkpoint} was made with {was}, and resuming with another value would not "
-                f"continue that run. Leave it out, or start a new run{branch}."
+                f"{name}={value}: {checkpoint} was made with {was}, and a run cannot be resumed with another value. "
+                f"Leave it out, or start a new run{branch}."
             )
     return tuple(notes)
 
 
 def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
-    """Refuse settings with which a new run cannot begin with what `checkpoint` has learnt.
+    """Refuse settings that do not fit the weights and normalisers of `checkpoint`.
 
     Args:
         before: the settings that it was made with, flat or in groups.
 
     Raises:
-        ConfigError: a setting differs that may not change.
+        ConfigError: a setting differs that must not change.
     """
     old = flattened(before)
     for name, value in resolved(config).items():
         was = old.get(name, plain(default_of(name)))
         if was != value and not about(name).branch:
             raise ConfigError(
-                f"{name}={value}: {checkpoint} was made with {was}, and what it has learnt does not fit another value. "
-                f"Leave it out, or start a new run from nothing."
+                f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. "
+                f"Leave it out, or start a new run from scratch."
             )
 
 
 def _longer(config: Config, was: int, iteration: int) -> str:
-    """Return what a longer run does to an annealed learning rate."""
+    """Describe the effect of a longer run on an annealed learning rate."""
     planned = replace(config, total_timesteps=was)
     before = planned.learning_rate_at(min(iteration, planned.iterations))
     now = config.learning_rate_at(iteration)
     return (
-        f"total_timesteps={config.total_timesteps} instead of {was}: the learning rate goes from {before:.3g} up to "
-        f"{now:.3g}, and falls to zero at {config.total_timesteps:,} steps instead of {was:,}"
+        f"total_timesteps={config.total_timesteps} instead of {was}: the learning rate rises from {before:.3g} to "
+        f"{now:.3g}, and reaches zero at {config.total_timesteps:,} steps instead of {was:,}"
     )

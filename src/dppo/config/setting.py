@@ -1,4 +1,4 @@
-"""One setting: its default, its help, its limits, and what else the program has to know about it."""
+"""Define one setting: its default, its help, its limits, and its metadata."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class When:
     """A condition under which a setting has an effect."""
 
     holds: Callable[[Any], bool]
-    """Return whether it holds for all settings together, a `Settings`."""
+    """Return whether the condition holds, given all settings as a `Settings`."""
     otherwise: str
-    """Why the setting has no effect, and what to do; `{config.name}` stands for a value."""
+    """The reason why the setting has no effect otherwise, and a remedy; `{config.name}` stands for a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class About:
 
     help: str
     limits: dict[str, Any]
-    """pydantic's names: gt, ge, lt, le, min_length. For a tuple, the limits of each item."""
+    """By pydantic's names: gt, ge, lt, le, min_length. For a tuple, the limits of each item."""
     resume: Resume
-    """Whether the setting may change on resume. free: results do not depend on it; close: results change in rounding or
-    in the order of rows; raised: it may grow; fixed: another value would be another run."""
+    """Permission to change on resume. free: results do not depend on it; close: results differ by rounding or by the
+    order of rows; raised: it may grow; fixed: it must not change."""
     branch: bool
-    """Whether a run that starts from another run's checkpoint may have another value."""
+    """True if a run that branches off another run's checkpoint may have another value."""
     when: tuple[When, ...]
-    """Conditions of its effect: a value other than the default is refused where one of them does not hold."""
+    """Conditions of its effect: where one does not hold, only the default is accepted."""
 
 
 def metadata(
@@ -45,7 +45,7 @@ def metadata(
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """Return a dataclass field with this default; `more` as for `metadata`."""
+    """Return a dataclass field with this default; `more` is passed to `metadata`."""
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata(help, **more))
     return field(default=default, metadata=metadata(help, **more))

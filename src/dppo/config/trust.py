@@ -1,4 +1,4 @@
-"""The code that settings name: what is imported and called for them."""
+"""Find the code that settings name, and refuse to run it unless the user trusts its source."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from dppo.errors import ConfigError
 
-NAMING = {"env_id": "environment", "model": "model"}  # settings whose value may be an import path, and of what
+NAMING = {"env_id": "environment", "model": "model"}  # settings whose value may be an import path: of a ...
 
 
 def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is imported and called for flat settings, in words, by the setting that names it.
+    """Describe the code that flat settings import and call; the keys are the settings that name it.
 
-    A plain Gymnasium id, without `module:`, names an environment that an installed package registered.
+    A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
     """
     return {
         name: _in_words(str(settings[name]), settings.get(f"{name.removesuffix('_id')}_kwargs"))
@@ -33,7 +33,7 @@ def _in_words(path: str, kwargs: Any) -> str:
 
 
 def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object) -> None:
-    """Refuse to run code that only a file names.
+    """Refuse to run code that is named only by a file.
 
     Args:
         stored: flat settings from a file.
@@ -41,20 +41,30 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         origin: the run that the file belongs to.
 
     Raises:
-        ConfigError: a stored setting would import code, with what it would do; or names none that can be imported.
+        ConfigError: a stored setting would import code; the message says which.
     """
+    require_import_paths(stored, named, origin)
     for name, action in code_named_by(stored).items():
-        if name in named:
-            continue
-        if "<" in str(stored[name]):  # <locals>, <lambda>
+        if name not in named:
             raise ConfigError(
-                f"{name}={stored[name]}: is an object that only a Python program has, so {origin} cannot name it. "
-                f"Continue it in Python, with dppo.train(config, resume=...)."
+                f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add trust=True if you trust "
+                f"that folder, or name the {NAMING[name]} yourself."
             )
-        raise ConfigError(
-            f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add --trust if you trust that "
-            f"folder, or name the {NAMING[name]} yourself."
-        )
+
+
+def require_import_paths(stored: Mapping[str, Any], named: Collection[str], origin: object) -> None:
+    """Refuse stored settings that stand for a local function or a lambda, unless they are among `named`.
+
+    Raises:
+        ConfigError: there is one; no file can name such an object.
+    """
+    for name in code_named_by(stored):
+        if name not in named and "<" in str(stored[name]):  # <locals>, <lambda>
+            argument = name.removesuffix("_id")
+            raise ConfigError(
+                f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
+                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
+            )
 
 
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None) -> str:

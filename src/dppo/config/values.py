@@ -1,4 +1,4 @@
-"""The values of settings, judged by pydantic, and its errors in words."""
+"""Check the values of settings with pydantic, and rewrite its errors for users."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from dppo.errors import ConfigError, unknown_name
 
 
 def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting with its value, in its own type.
+    """Return every setting, with its value converted to its own type.
 
     Raises:
-        ConfigError: one line for each setting that is unknown, missing or invalid.
+        ConfigError: has one line for each setting that is unknown, missing or invalid.
     """
     try:
         model = _model()(**settings)
     except ValidationError as error:
         lines: dict[Any, str] = {}
         for one in error.errors(include_url=False):
-            lines.setdefault(one["loc"][:1], _in_words(one))  # of a union's errors the first says enough
+            lines.setdefault(one["loc"][:1], _in_words(one))  # a union gives several: the first is enough
         raise ConfigError("\n".join(lines.values())) from None
     return {name: getattr(model, name) for name in settings_by_name()}
 
 
 @cache
 def _model() -> type[BaseModel]:
-    """Return a pydantic model of all settings, made from the parts."""
+    """Return a pydantic model of all settings, built from the parts."""
     fields: dict[str, Any] = {}
     for name in settings_by_name():
         default = default_of(name)
         fields[name] = (
-            _judged(types_by_name()[name], about(name).limits),
+            _checked_type(types_by_name()[name], about(name).limits),
             ... if default is dataclasses.MISSING else default,
         )
     config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -45,8 +45,8 @@ def _model() -> type[BaseModel]:
     return model
 
 
-def _judged(hint: Any, limits: dict[str, Any]) -> Any:
-    """Return a type for pydantic: with limits, whole numbers written in many ways, and finite floats."""
+def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
+    """Return the type that pydantic checks: limits, integers in several notations, finite floats."""
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is tuple:
         return tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
@@ -58,7 +58,7 @@ def _judged(hint: Any, limits: dict[str, Any]) -> Any:
 
 
 def _whole_number(value: Any) -> Any:
-    """Accept `1e6` and `1_000_000` for a whole number."""
+    """Convert `1e6`, `1_000_000` and the like to an integer; return other values unchanged."""
     if isinstance(value, str):
         for number in (int, float):
             try:
@@ -72,8 +72,8 @@ def _whole_number(value: Any) -> Any:
 
 
 REMEDIES = {  # by the beginning of pydantic's error type
-    "greater_than": "Use a larger one.",
-    "less_than": "Use a smaller one.",
+    "greater_than": "Use a larger value.",
+    "less_than": "Use a smaller value.",
     "finite_number": "Use a finite number.",
     "int_": "Use a whole number, 1000 or 1e3.",
     "float_": "Use a number.",
@@ -85,16 +85,16 @@ REMEDIES = {  # by the beginning of pydantic's error type
 
 
 def _in_words(error: Any) -> str:
-    """Return one error of pydantic as `setting=value: fact. Remedy.`"""
+    """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":
         return unknown_name("setting", path, settings_by_name())
     if error["type"] == "missing":
-        return f"{path} is missing. Add {path}=..."
+        return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
     return f"{path}={error['input']!r}: {_lower(error['msg'])}. {remedy}".rstrip()
 
 
 def _lower(text: str) -> str:
-    text = text.removeprefix("Input ")
+    text = text.removeprefix("Input ").replace("should be", "must be", 1)
     return text[:1].lower() + text[1:]

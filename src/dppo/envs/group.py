@@ -100,6 +100,7 @@ class EnvGroup:
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self._for_envs(actions)):
             seen, rewards[env], ended, cut, info = self._step(env, action)
+            self._progress.stepped()
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:

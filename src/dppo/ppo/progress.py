@@ -36,6 +36,8 @@ class Progress:
     """Steps replayed so far for the current question."""
     to_replay: int
     """Steps to replay in total."""
+    steps: int = 0
+    """Env steps made for the present question, without replays."""
 
     def __str__(self) -> str:
         if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
@@ -48,9 +50,9 @@ class Progress:
         return f"{'making' if self.phase is Phase.MAKE else 'resetting'} env {self.env} of {place}"
 
 
-CELLS = 5  # int64 each
+CELLS = 6  # int64 each
 BYTES = 8 * CELLS
-_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY = range(CELLS)
+_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS = range(CELLS)
 
 
 class ProgressRecord:
@@ -67,6 +69,8 @@ class ProgressRecord:
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
+        self.on_step: Callable[[int], None] | None = None
+        """Called after each env step with the number of steps made for the present question."""
         self.replay_s = 0.0
         """Seconds spent on replay for the current question."""
 
@@ -74,6 +78,7 @@ class ProgressRecord:
         """Begin a new question, with `to_replay` steps to replay."""
         cells = self._cells
         cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY] = cells[_MOVES], 0, to_replay
+        cells[_STEPS] = 0
         self.replay_s = 0.0
 
     def enter(self, place: int) -> None:
@@ -89,6 +94,13 @@ class ProgressRecord:
         cells[_REPLAYED] += 1
         self._on_replay(cells[_REPLAYED], cells[_TO_REPLAY])
 
+    def stepped(self) -> None:
+        """Count an env step."""
+        cells = self._cells
+        cells[_STEPS] += 1
+        if self.on_step is not None:
+            self.on_step(cells[_STEPS])
+
     def look(self) -> Progress:
         """Return a copy of the record."""
         return look_at(self._cells)
@@ -100,9 +112,10 @@ def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
 
 
 def look_at(cells: memoryview) -> Progress:
-    """Return a copy of the record in `cells` [CELLS]."""
-    moves, began, place, replayed, to_replay = cells.tolist()
-    return Progress(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, replayed, to_replay)
+    """Return what is recorded in `cells` [CELLS]."""
+    moves, began, place, replayed, to_replay, steps = cells.tolist()
+    env = place >> 3 & 0x1FFFFFFF
+    return Progress(moves, began, Phase(place & 7), place >> 32, env, replayed, to_replay, steps)
 
 
 def replaying(replayed: int, to_replay: int) -> str:

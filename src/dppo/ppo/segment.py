@@ -103,6 +103,22 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectionProgress:
+    """Progress within an iteration, while its segments are being collected."""
+
+    iteration: int
+    """1, 2, ..."""
+    steps: int
+    """Env steps made for this iteration so far, over all samplers."""
+    global_step: int
+    """Env steps of the run so far, including these."""
+    processes: int
+    """Processes that are making env steps: actors, or 1 for this process."""
+    elapsed_s: float
+    """Seconds since the segments were requested."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerCarry(ReadOnly):
     """State of a sampler between two segments; with its actions, enough to rebuild it in any process."""
 

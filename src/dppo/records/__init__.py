@@ -1,1 +1,1 @@
-"""What a run leaves behind: checkpoints, metrics, lines on the terminal, pictures. No Ray, no torch."""
+"""The records of a run: checkpoints, metrics, terminal output, pictures. No Ray, no torch."""

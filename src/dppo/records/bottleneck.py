@@ -1,23 +1,25 @@
-"""Say at the end of a run whether the learner or the actors held it up, and what another setting would give."""
+"""Report at the end of a run whether learner or actors were the bottleneck, and which setting would help."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-WORTH_SAYING = 1.1  # a smaller gain is within the noise
+from dppo.records.opening import as_setting_and_flag
+
+WORTH_REPORTING = 1.1  # a smaller gain is within the noise
 
 
 @dataclass(slots=True)
 class TimeSplit:
-    """Seconds of all iterations of a call but the first, in which environments are made."""
+    """Seconds spent in all iterations of this call except the first, which makes the environments."""
 
     rows: int = 0
     iteration_s: float = 0.0
     collect_s: float = 0.0
-    """From requests to last segments."""
+    """From the request to the last segment."""
     actors_s: float = 0.0
-    """Of the slowest actor of each iteration."""
+    """Busy time of the slowest actor of each iteration."""
     update_s: float = 0.0
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -31,30 +33,34 @@ class TimeSplit:
 
 
 def bottleneck_in_words(split: TimeSplit, *, num_actors: int, num_samplers: int, overlap: bool) -> str:
-    """Return a line about who waited for whom; empty where no other setting would gain anything worth saying.
+    """Return one line about the bottleneck and the setting that would relieve it; "" if no setting gains enough.
 
-    In turns an iteration takes C + u + x: collecting, update, the rest. With overlap it takes max(C, u) + x, so that
-    min(C, u) is gained. Where it is overlapped already, the shorter of the two is hidden behind the longer.
+    Without overlap an iteration takes C + u + x: collecting, update, rest. With overlap it takes max(C, u) + x, which
+    saves min(C, u).
     """
     if num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
         return ""
     if not overlap:
         gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
-        if gain < WORTH_SAYING:
+        if gain < WORTH_REPORTING:
             return ""
         waited = 1 - split.collect_s / split.iteration_s
-        return f"Actors waited {waited:.0%} of the time for the learner; --overlap would give about {gain:.1f} x."
+        return (
+            f"Bottleneck: the actors waited {waited:.0%} of the time for the learner. "
+            f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
+        )
     iterations = split.rows - 1
     whole, update, actors = (
         f"{1e3 * s / iterations:,.0f} ms" for s in (split.iteration_s, split.update_s, split.actors_s)
     )
-    if _ratio(split.iteration_s, split.update_s) < WORTH_SAYING:
-        return f"The learner was the bottleneck (update {update} of {whole} an iteration); more actors gain nothing."
+    if _ratio(split.iteration_s, split.update_s) < WORTH_REPORTING:
+        return f"Bottleneck: the learner (updating took {update} of {whole} per iteration). More actors gain nothing."
     gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * num_actors / num_samplers))
-    if _ratio(split.iteration_s, split.actors_s) < WORTH_SAYING <= gain:
+    if _ratio(split.iteration_s, split.actors_s) < WORTH_REPORTING <= gain:
         return (
-            f"The actors were the bottleneck ({actors} of {whole} an iteration; the update took {update}); "
-            f"--num-actors {num_samplers} would give up to {gain:.1f} x where there are CPUs for them."
+            f"Bottleneck: the actors (collecting took {actors} of {whole} per iteration, updating {update}). "
+            f"{as_setting_and_flag('num_actors', num_samplers)} would be up to {gain:.1f} x as fast if there are CPUs "
+            f"for them, with the same result."
         )
     return ""
 

@@ -1,4 +1,4 @@
-"""Save and find checkpoints: whatever moment the power goes, the last good one is there; a bad one is never used.
+"""Save and find checkpoints. The last good one survives a crash at any moment; a damaged one is never used.
 
 A checkpoint is one safetensors file, `iter_000123.safetensors`. Its arrays are named `model/policy.0.weight`; its
 metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
@@ -32,12 +32,12 @@ logger = logging.getLogger("dppo")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on."""
+    """Everything a run needs to continue."""
 
     arrays: dict[str, dict[str, np.ndarray]]
-    """Part ("model", "optimizer", "samplers") -> named arrays, whose order is not kept."""
+    """Part ("model", "optimizer", "samplers") -> arrays by name, in no particular order."""
     state: dict[str, Any]
-    """JSON values: iteration, global_step, config, versions ... Floats come back exactly, NaN included."""
+    """JSON values: iteration, global_step, config, versions ... Floats are restored exactly, NaN included."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class Found:
     damaged: tuple[str, ...] = ()
     """One line for each newer checkpoint that cannot be used: file, expected, found."""
     newest: bool = True
-    """Whether the run has written no other good one after it."""
+    """True if the run has not written a good one after it."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A checkpoint in its folder, as far as its header says."""
+    """A checkpoint in its folder, as described by its header."""
 
     path: Path
     iteration: int
     serial: int = -1
-    """Order of writing, which decides which is the newest: a run that is resumed further back writes newer checkpoints
-    of lower iterations. -1: the header cannot be read."""
+    """Order of writing, which decides which one is the newest: a run that is resumed from an older checkpoint writes
+    newer checkpoints of lower iterations. -1: the header cannot be read."""
     score: float | None = None
     problem: str = ""
 
@@ -67,13 +67,13 @@ class _Entry:
 def save(
     folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, disk: Disk = DISK
 ) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep` and the best by `score`.
+    """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
 
-    Waits for the disk: the file is flushed before it gets its name. A checkpoint of the same iteration, left by a run
-    that is resumed further back, is replaced. Old files that cannot be deleted are reported and left.
+    Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
+    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them.
 
     Raises:
-        CheckpointNotWritten: the disk is full, for example. The earlier checkpoints are as good as they were.
+        CheckpointNotWritten: for example because the disk is full. Earlier checkpoints are untouched.
     """
     path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
@@ -85,17 +85,17 @@ def save(
     except OSError as error:
         raise CheckpointNotWritten(
             f"{path}: the checkpoint could not be written: {cause(error)}\n"
-            f"The earlier ones are untouched. {remedy(error)}"
+            f"Earlier checkpoints are untouched. {remedy(error)}"
         ) from error
     _rotate(folder, keep, disk)
     return path
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in the file `path`, every byte checked before use.
+    """Return the checkpoint in the file `path`, after checking every byte.
 
     Raises:
-        CheckpointError: file, expected, found; what to do.
+        CheckpointError: the file is not an intact checkpoint.
     """
     named, metadata = sealed.read_all(path)
     _check_format(path, metadata)
@@ -106,15 +106,15 @@ def load(path: Path) -> Checkpoint:
             arrays[part][rest] = array
         state = sealed.parse_json(path, metadata["state"])
     except (KeyError, TypeError, ValueError):
-        raise sealed.damaged(path, "a checkpoint of dppo", "another safetensors file") from None
+        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
     return Checkpoint(arrays, state)
 
 
 def find(path: Path) -> Found:
-    """Return the newest good checkpoint of a run's folder or its checkpoints folder; or `path`, if it is one itself.
+    """Return the newest good checkpoint in a run folder or its checkpoints folder, or `path` itself if it is one.
 
     Raises:
-        CheckpointError: nothing there, nothing good there, or `path` is itself a damaged checkpoint.
+        CheckpointError: there is no checkpoint, or no good one, or `path` is a damaged one.
     """
     if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
         path = path.with_name(path.name + sealed.SUFFIX)
@@ -123,11 +123,13 @@ def find(path: Path) -> Found:
         return Found(path, newest=_is_newest(path))
     if not path.is_dir():
         what = "is not a checkpoint" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path}: {what}. Give the folder of a run, or one of its checkpoints.")
+        raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
-        raise CheckpointError(f"{path}: holds no checkpoint{_of_old(folder)}. Give the folder of a run that has one.")
+        raise CheckpointError(
+            f"{path}: contains no checkpoint{_of_old(folder)}. Pass the folder of a run that has one."
+        )
     problems = []
     for entry in entries:
         try:
@@ -138,13 +140,13 @@ def find(path: Path) -> Found:
             later = [other.problem for other in entries if other.iteration > entry.iteration]
             return Found(entry.path, (*problems, *filter(None, later)))
     raise CheckpointError(
-        f"{path}: none of its {len(entries)} checkpoints is good. The newest: {problems[0]}\n"
-        f"Restore the folder from a backup, or start the run afresh."
+        f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
+        f"Restore the folder from a backup, or start the run again."
     )
 
 
 def has_any(run_dir: Path) -> bool:
-    """Return whether a run's folder holds a checkpoint, good or not."""
+    """Return whether a run folder contains a checkpoint, good or damaged."""
     return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
 
 
@@ -154,12 +156,12 @@ def _is_newest(path: Path) -> bool:
 
 
 def _of_old(folder: Path) -> str:
-    """Explain folders that a former dppo wrote."""
+    """Return an explanation for checkpoints in the former format, a folder of files; "" for any other content."""
     old = any((path / "manifest.json").exists() for path in (folder, *folder.glob("iter_*")))
-    return " that this dppo can read (format 1, a folder of files)" if old else ""
+    return " in a format that this dppo reads, only older ones (format 1, a folder of files)" if old else ""
 
 
-# ---------------------------------------------------------------------- what is in a folder
+# ---------------------------------------------------------------------- reading a folder
 
 
 def _scan(folder: Path) -> list[_Entry]:
@@ -182,23 +184,23 @@ def _entry(path: Path, iteration: int) -> _Entry:
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
     except (KeyError, TypeError, ValueError):
-        return _Entry(
-            path, iteration, problem=f"{path}: expected a checkpoint of dppo, found another safetensors file."
-        )
+        return _Entry(path, iteration, problem=f"{path}: expected a dppo checkpoint, found another safetensors file.")
 
 
 def _check_format(path: Path, metadata: dict[str, str]) -> None:
     written_as = metadata.get("format", "")
     if written_as.isdecimal() and int(written_as) > FORMAT:
-        raise CheckpointError(f"{path}: is of format {written_as}, this dppo reads format {FORMAT}.\nUse a newer dppo.")
+        raise CheckpointError(
+            f"{path}: has format {written_as}, but this dppo reads format {FORMAT}.\nUse a newer dppo."
+        )
     if written_as != str(FORMAT):
-        raise sealed.damaged(path, "a checkpoint of dppo", "another safetensors file")
+        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file")
 
 
 def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
     arrays = {f"{part}/{name}": array for part, named in checkpoint.arrays.items() for name, array in named.items()}
     for name, array in arrays.items():
-        assert array.dtype.name in DTYPES, f"{name} is of dtype {array.dtype}, which cannot be stored"
+        assert array.dtype.name in DTYPES, f"{name} has dtype {array.dtype}, which cannot be stored"
     metadata = {
         "format": str(FORMAT),
         "iteration": str(iteration),
@@ -210,11 +212,11 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
-# ---------------------------------------------------------------------- tidying up
+# ---------------------------------------------------------------------- deleting old files
 
 
 def _rotate(folder: Path, keep: int, disk: Disk) -> None:
-    """Keep the newest and the best, as far as the disk allows. A file that cannot be read is left for a person."""
+    """Delete all but the newest and the best; leave what cannot be read or deleted."""
     try:
         entries = _scan(folder)
     except OSError as error:
@@ -232,7 +234,7 @@ def _rotate(folder: Path, keep: int, disk: Disk) -> None:
 
 
 def _remove(paths: list[Path], disk: Disk) -> None:
-    """Delete files that are not needed any more, as far as the disk allows."""
+    """Delete files; log those that cannot be deleted."""
     for path in paths:
         try:
             disk.remove(path)
@@ -244,14 +246,16 @@ _warned: set[Path] = set()
 
 
 def _warn_once(path: Path, error: OSError) -> None:
-    """Report a file that cannot be tidied up, but not again with each checkpoint."""
+    """Log a problem with a file, once and not with each checkpoint."""
     if path not in _warned:
         _warned.add(path)
-        logger.warning("%s: could not be tidied up: %s It is left as it is; saving goes on.", path, cause(error))
+        logger.warning(
+            "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
+        )
 
 
 def _name_best(path: Path, best: _Entry, disk: Disk) -> None:
-    """Say for people which is best; the scores themselves are in the checkpoints."""
+    """Write the name of the best checkpoint, for the user; the scores themselves are in the checkpoints."""
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
     data = json.dumps(content).encode() + b"\n"
     with suppress(FileNotFoundError):

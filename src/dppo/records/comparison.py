@@ -1,4 +1,4 @@
-"""What runs with different numbers of actors come to: times, speed-ups, and the bound they are held to."""
+"""Compare runs with different numbers of actors: times, speed-ups, and the bounds of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dppo.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Where the mean iteration of a synchronous run goes, in seconds, and what it cannot be shorter than.
+    """The parts of the mean iteration of a synchronous run, in seconds, and their sum, which is its lower bound.
 
         bound_s = exchange_s + collect_s + update_s                         (C = w + M + x + u)
 
@@ -21,47 +21,53 @@ class Cycle:
     """
 
     steps: int
-    """Env steps of an iteration."""
+    """Env steps of one iteration."""
     env_step_ms: float
-    """Mean time of an env step in the simulator."""
+    """Mean duration of an env step in the simulator."""
     exchange_s: float
-    """w + x: sending weights out and taking segments in, as far as the slowest actor does not hide it."""
+    """w + x: sending weights and receiving segments, as far as this does not overlap with the slowest actor."""
     collect_s: float
-    """M: the slowest actor's own time in its environments and policy."""
+    """M: time of the slowest actor in its environments and policy."""
+    work_s: float
+    """The same, summed over all actors."""
     update_s: float
-    """u"""
+    """u: the update."""
     iteration_s: float
-    """What an iteration took, everything included."""
+    """Duration of the whole iteration."""
 
     @property
     def bound_s(self) -> float:
+        """The shortest possible iteration."""
         return self.exchange_s + self.collect_s + self.update_s
 
     @property
     def bound_steps_per_s(self) -> float:
+        """The highest possible number of env steps per second."""
         return self.steps / self.bound_s
 
     @property
     def efficiency(self) -> float:
-        """Share of the iteration that the bound explains."""
+        """Bound as a share of the iteration."""
         return self.bound_s / self.iteration_s
 
     @property
     def noise(self) -> bool:
-        """Whether the efficiency is only noise: no iteration is shorter than its bound."""
+        """True if the efficiency is noise: no iteration can be shorter than its bound."""
         return self.efficiency > 1
 
     @property
     def overhead(self) -> float:
-        """Share of the iteration that is neither the slowest actor's work nor the update: w + x is in it."""
+        """Share of the iteration that is neither the work of the slowest actor nor the update; includes w + x."""
         return 1 - (self.collect_s + self.update_s) / self.iteration_s
 
     def as_json(self) -> dict[str, float | bool]:
+        """Return the cycle as it is written to compare.json."""
         return {
             "steps": self.steps,
             "env_step_ms": self.env_step_ms,
             "exchange_s": self.exchange_s,
             "collect_s": self.collect_s,
+            "work_s": self.work_s,
             "update_s": self.update_s,
             "bound_s": self.bound_s,
             "iteration_s": self.iteration_s,
@@ -72,8 +78,14 @@ class Cycle:
         }
 
 
-def measure_cycle(rows: Sequence[dict[str, Any]], steps: int) -> Cycle:
-    """The mean iteration of `steps` env steps, from the metrics rows of one run or of several alike."""
+def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
+    """Return the mean iteration of one run, or of several with the same settings.
+
+    Args:
+        rows: their metrics.
+        steps: env steps per iteration.
+        hosts: processes that collect.
+    """
     settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
     def not_hidden(row: dict[str, Any]) -> float:
@@ -85,6 +97,7 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int) -> Cycle:
         env_step_ms=fmean(row["perf/env_step_ms"] for row in settled),
         exchange_s=fmean(map(not_hidden, settled)),
         collect_s=fmean(row["perf/slowest_actor_s"] for row in settled),
+        work_s=hosts * fmean(row["perf/env_s"] + row["perf/act_s"] for row in settled),
         update_s=fmean(row["perf/update_s"] for row in settled),
         iteration_s=fmean(row["perf/iteration_s"] for row in settled),
     )
@@ -97,21 +110,22 @@ class Run:
     config: Config
     run_dir: Path
     wall_s: float
-    """From the call to the end."""
+    """Seconds from the call of `train` to its end."""
     training_s: float
-    """From the first request for segments to the last update."""
+    """Seconds from the first request for segments to the end of the last update."""
     global_step: int
     weights_sha256: str
     rows: list[dict[str, Any]]
-    """Its metrics.jsonl."""
+    """The rows of metrics.jsonl."""
     incidents: dict[str, int]
 
     @property
     def startup_s(self) -> float:
+        """Seconds before and after training: Ray, environments, files."""
         return self.wall_s - self.training_s
 
     def curve(self) -> dict[str, list[float]]:
-        """The mean episode return (of the last 100 episodes) over training time and env steps."""
+        """Return the mean return of the last 100 episodes over training time and over env steps."""
         known = [row for row in self.rows if row.get("charts/episodic_return") is not None]
         return {
             "wall_s": [row["time/training_s"] for row in known],
@@ -120,12 +134,13 @@ class Run:
         }
 
     def time_to(self, target: float | None) -> float | None:
-        """Seconds of training until the mean episode return reached `target`, None where it never did."""
+        """Return the seconds of training until the mean return reached `target`; None if it never did."""
         curve = self.curve()
         pairs = zip(curve["wall_s"], curve["episodic_return"], strict=True)
         return next((when for when, value in pairs if target is not None and value >= target), None)
 
     def as_json(self, target: float | None) -> dict[str, Any]:
+        """Return the run as it is written to compare.json."""
         return {
             "num_actors": self.config.num_actors,
             "seed": self.config.seed,
@@ -137,48 +152,78 @@ class Run:
             "global_step": self.global_step,
             "weights_sha256": self.weights_sha256,
             "incidents": self.incidents,
-            "cycle": measure_cycle(self.rows, self.config.batch_size).as_json(),
+            "cycle": Group((self,)).cycle.as_json(),
             "curve": self.curve(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The runs with one number of actors, one for each seed."""
+    """The runs with the same number of actors, one for each seed."""
 
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> Config:
+        """The settings of the first run; the others differ in their seeds."""
         return self.runs[0].config
 
     @property
     def label(self) -> str:
+        """The name of the group in tables and pictures."""
         actors = self.config.num_actors
         return "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors"
 
     @property
     def cycle(self) -> Cycle:
+        """The mean iteration over all runs."""
         rows = [row for run in self.runs for row in run.rows]
-        return measure_cycle(rows, self.config.batch_size)
+        return measure_cycle(rows, self.config.batch_size, self.hosts)
+
+    @property
+    def hosts(self) -> int:
+        """Number of processes that collect."""
+        return max(1, self.config.num_actors)
 
     @property
     def training_s(self) -> float:
+        """Mean seconds of training."""
         return fmean(run.training_s for run in self.runs)
 
     @property
     def startup_s(self) -> float:
+        """Mean seconds before and after training."""
         return fmean(run.startup_s for run in self.runs)
 
     @property
     def steps_per_s(self) -> float:
+        """Env steps per second of training, over all runs."""
         return sum(run.global_step for run in self.runs) / sum(run.training_s for run in self.runs)
 
     def times_to(self, target: float | None) -> list[float]:
-        """Of the seeds that reached `target`."""
+        """Return the seconds to `target` of the seeds that reached it."""
         return [when for run in self.runs if (when := run.time_to(target)) is not None]
 
+    def speed_up(self, first: Group) -> float:
+        """Return how many times as many env steps per second the group makes as `first`."""
+        return self.steps_per_s / first.steps_per_s
+
+    def speed_up_limit(self, first: Group) -> float:
+        """Return the largest possible speed-up over `first`: its work divided by the actors, without overhead."""
+        cycle, steps = first.cycle, self.config.batch_size
+        shortest_s = (cycle.work_s / self.hosts + cycle.update_s) * steps / cycle.steps
+        return steps / shortest_s / first.steps_per_s
+
+    def speed_up_is_noise(self, first: Group) -> bool:
+        """Return whether the speed-up exceeds its limit: then the load of the machine differed between the runs."""
+        return self is not first and self.speed_up(first) > self.speed_up_limit(first)
+
     def as_json(self, first: Group, target: float | None) -> dict[str, Any]:
+        """Return the group as it is written to compare.json.
+
+        Args:
+            first: the group that speed-ups refer to.
+        """
         times = self.times_to(target)
         return {
             "num_actors": self.config.num_actors,
@@ -192,19 +237,21 @@ class Group:
             "time_to_target_s": fmean(times) if times else None,
             "seeds_that_reached_target": len(times),
             "steps_per_s": self.steps_per_s,
-            "speed_up": self.steps_per_s / first.steps_per_s,
+            "speed_up": self.speed_up(first),
+            "speed_up_limit": self.speed_up_limit(first),
+            "speed_up_is_noise": self.speed_up_is_noise(first),
             "cycle": self.cycle.as_json(),
         }
 
 
 def group_by_actors(runs: Sequence[Run]) -> list[Group]:
-    """In the order in which the numbers of actors first appear."""
+    """Group runs by their number of actors, in the order in which the numbers first appear."""
     numbers = dict.fromkeys(run.config.num_actors for run in runs)
     return [Group(tuple(run for run in runs if run.config.num_actors == number)) for number in numbers]
 
 
 def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
-    """Where the promise is broken: for a seed, the weights' hash by number of actors."""
+    """Return the seeds whose weights differ between numbers of actors, with the hashes by number of actors."""
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
         hashes.setdefault(run.config.seed, {})[run.config.num_actors] = run.weights_sha256

@@ -1,4 +1,4 @@
-"""Write files so that each is there whole or not at all, whatever moment the power goes."""
+"""Write files atomically: after a crash at any moment, each is complete or absent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-ABANDONED_S = 86_400.0  # a temporary file of another machine that is this old has no writer any more
+ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
 
 
 class Disk:
-    """The operations that change a disk. Tests pass one that fails at the n-th of them."""
+    """The operations that change a disk. Tests pass one whose n-th operation fails."""
 
     def write(self, path: Path, *parts: bytes | memoryview) -> None:
         """Write a new file."""
@@ -23,19 +23,19 @@ class Disk:
                 file.write(part)
 
     def sync(self, path: Path) -> None:
-        """Wait until a file's bytes, or a folder's names, would survive a power cut."""
+        """Wait until the content of a file, or the names in a folder, would survive a power cut."""
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         except OSError as error:
-            # Some network file systems cannot flush a folder; there is nothing better to do there.
+            # Some network file systems cannot flush a folder; that has to do there.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
                 raise
         finally:
             os.close(handle)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name; a file that has this name already is replaced."""
+        """Rename a file; replace a file that has the new name already."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
@@ -50,10 +50,10 @@ DISK = Disk()
 
 
 def write_file(path: Path, *parts: bytes | memoryview, disk: Disk = DISK) -> None:
-    """Replace a file by `parts`, or leave it as it was. Waits for the disk.
+    """Replace the content of a file by `parts`, or leave it untouched. Waits for the disk.
 
     Raises:
-        OSError: the disk is full, for example.
+        OSError: for example because the disk is full.
     """
     temporary = path.with_name(f".tmp-{path.name}-{socket.gethostname()}-{os.getpid()}")
     try:
@@ -68,7 +68,7 @@ def write_file(path: Path, *parts: bytes | memoryview, disk: Disk = DISK) -> Non
 
 
 def make_folder(path: Path, disk: Disk = DISK) -> None:
-    """Make `path` and its parents, so that it survives a power cut."""
+    """Create `path` and its parents so that they survive a power cut."""
     if not path.is_dir():
         make_folder(path.parent, disk)
         path.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def make_folder(path: Path, disk: Disk = DISK) -> None:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """Return the temporary files in `folder` that killed writers left behind."""
+    """Return the temporary files in `folder` that killed processes left behind."""
     return [path for path in folder.glob(".tmp-*") if _is_abandoned(path)]
 
 
@@ -84,13 +84,13 @@ def _is_abandoned(path: Path) -> bool:
     host, _, pid = path.name.split("-", 2)[-1].rpartition("-")
     if host == socket.gethostname() and pid.isdigit():
         return int(pid) == os.getpid() or not is_alive(int(pid))
-    with suppress(OSError):  # it is gone, for example
+    with suppress(OSError):  # for example because it is gone
         return time.time() - path.lstat().st_mtime > ABANDONED_S
     return False
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process with this id runs on this machine."""
+    """Return whether a process with this id is running on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -101,14 +101,14 @@ def is_alive(pid: int) -> bool:
 
 
 def cause(error: OSError) -> str:
-    """Return what the system says, as a sentence."""
+    """Return the system's message as a sentence."""
     return f"{error.strerror or error}."
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about it, as a sentence."""
+    """Return the remedy as a sentence."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space there."
+        return "Free some disk space."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Make the folder readable and writable for you."
+        return "Give yourself read and write permission for the folder."
     return "Check the disk."

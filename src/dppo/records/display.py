@@ -1,4 +1,4 @@
-"""Choose how a run is shown: a live panel on a terminal, plain lines elsewhere, or nothing."""
+"""Choose the display of a run: a live panel on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
         return LivePanel(stream)
     lines = PlainLines(stream)
     if mode == "live":
-        lines.note("progress=live needs a terminal that shows Unicode, which this is not: lines are printed.")
+        lines.note("progress=live needs a terminal that shows Unicode; printing plain lines instead.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The figures of one iteration, as they go into metrics.jsonl, TensorBoard and the panel."""
+"""The metrics of one iteration, for metrics.jsonl, TensorBoard and the panel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dppo.ppo.segment import Episode, SegmentReport, Timings
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A run after an iteration."""
+    """The state of a run after an iteration."""
 
     iteration: int
     """1, 2, ..."""
     global_step: int
     episodes: int
     recent: Collection[Episode]
-    """The last (at most 100) episodes."""
+    """The last 100 episodes at most."""
     incidents: Mapping[str, int]
     """Counts by kind."""
 
@@ -35,10 +35,10 @@ class Seconds:
     iteration_s: float
     collect_s: float
     transfer_s: float
-    """Of the collection, spent on sending the policy out and taking segments in."""
+    """Part of `collect_s` spent on sending the policy and receiving segments."""
     update_s: float
     replay_s: float
-    """Spent on rebuilding samplers by replay, over all actors."""
+    """Time spent on replaying episodes to rebuild samplers, summed over actors."""
 
 
 def iteration_row(
@@ -53,12 +53,12 @@ def iteration_row(
     actors_alive: int,
     replayed_steps: int,
 ) -> dict[str, float]:
-    """Return one flat row; times in seconds, keys as in docs/METRICS.md.
+    """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
 
     Args:
         timings: one for each actor that took part.
-        steps_since_start: env steps of this call.
-        replayed_steps: env steps that were made again to rebuild samplers; they count nowhere else.
+        steps_since_start: env steps made in this call of `train`.
+        replayed_steps: env steps repeated to rebuild samplers; no other metric includes them.
     """
     steps = sum(report.steps for report in reports)
     row: dict[str, float] = {
@@ -92,11 +92,11 @@ def mean_return(recent: Collection[Episode]) -> float:
 
 
 def _time_split(seconds: Seconds, steps: int, timings: Sequence[Timings]) -> dict[str, float]:
-    """Return where the time of an iteration of `steps` env steps went.
+    """Return the shares of an iteration of `steps` env steps that its phases took.
 
-    `env` and `act` are those of the mean actor. `wait` is the rest of the collection: for actors slower than the mean,
-    for samplers that share an actor unevenly, and for Ray. `other` is neither collection nor update. Where actors
-    collect while the learner updates, the part of `env` and `act` that lies before this iteration is left out.
+    `env` and `act` are means over actors. `wait` is the rest of the collection: waiting for actors slower than the
+    mean, for actors that host more samplers, and for Ray. `other` is neither collection nor update. With overlap, the
+    part of `env` and `act` that lies before this iteration is left out.
     """
     busy = [timing.total_s for timing in timings]
     env_s = sum(timing.env_s for timing in timings)

@@ -1,4 +1,4 @@
-"""The figures of a run: metrics.jsonl, one row an iteration."""
+"""Read metrics.jsonl: one row per iteration."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ FILE = "metrics.jsonl"
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl (or of the run in the folder `path`), with null as NaN.
+    """Return the rows of a metrics.jsonl, or of the run in the folder `path`; null becomes NaN.
 
-    A last line that a kill has torn is left out.
+    Skips an incomplete last line, as a killed process leaves it.
 
     Raises:
-        DppoError: no such file, or a line that is no row.
+        DppoError: the file cannot be read, or another line is not a row of metrics.
     """
     path = path / FILE if path.is_dir() else path
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DppoError(f"{path}: {cause(error)} Give the folder of a run.") from error
+        raise DppoError(f"{path}: {cause(error)} Pass the folder of a run.") from error
     rows = []
     for number, (line, row) in enumerate(parsed(data), 1):
         if row is not None:
             rows.append(row)
         elif line.endswith(b"\n"):
-            raise DppoError(f"{path}:{number}: is not a row of metrics. Delete this line.")
+            raise DppoError(f"{path}:{number}: not a row of metrics. Delete this line.")
     return rows
 
 
 def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
-    """Yield each line, and its row if it is whole and one."""
+    """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
     for line in data.splitlines(keepends=True):
         row = None
         with suppress(ValueError):
@@ -49,6 +49,6 @@ def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return a row without NumPy's types; NaN and infinity become None, for JSON knows neither."""
+    """Return a row as Python numbers; NaN and infinity, which JSON does not have, become None."""
     values = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
     return {key: value if math.isfinite(value) else None for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Write metrics.jsonl: complete after kills, full disks and resuming."""
+"""Write metrics.jsonl so that it stays complete through kills, full disks and resuming."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ logger = logging.getLogger("dppo")
 
 
 class MetricsWriter(Observer):
-    """Write one row an iteration to metrics.jsonl, at once.
+    """Writes one row per iteration to metrics.jsonl, immediately.
 
-    A row costs its caller some 0.1 ms. A fault of the disk does not stop training: it is logged once, and the rows that
-    could not be written are kept and written when there is room again.
+    A row takes about 0.1 ms. A disk error does not stop training: it is logged once, and the rows are kept in memory
+    until they can be written.
     """
 
     def __init__(self, run_dir: Path, resume_iteration: int | None, *, disk: Disk = DISK) -> None:
-        """Open the file, for a new run or to go on after `resume_iteration`; later rows are cut off.
+        """Open the file for a new run, or cut off the rows after `resume_iteration` and append.
 
         Raises:
-            DppoError: the file cannot be written, or holds a run that is not to be resumed.
+            DppoError: the file cannot be written, or holds the rows of another run.
         """
         self.path = run_dir / FILE
         self._pending = b""
@@ -39,10 +39,10 @@ class MetricsWriter(Observer):
         except OSError as error:
             raise DppoError(f"{self.path}: {cause(error)} {remedy(error)}") from error
         self.last_step = max((int(row["global_step"]) for row in kept), default=0)
-        """Env steps up to the last row that was kept."""
+        """Env steps up to the last row that is kept."""
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Append one row; NaN and infinity become null, so that any JSON reader will do."""
+        """Append one row; NaN and infinity become null, as in strict JSON."""
         self._append(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
 
     def flush(self) -> None:
@@ -52,12 +52,12 @@ class MetricsWriter(Observer):
             os.fsync(self._file)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining rows and close the file."""
         if self._file < 0:
             return
         self.flush()
         if self._pending:
-            logger.warning("%s: %d rows were never written", self.path, self._pending.count(10))
+            logger.warning("%s: %d rows could not be written", self.path, self._pending.count(10))
         os.close(self._file)
         self._file = -1
 
@@ -68,15 +68,15 @@ class MetricsWriter(Observer):
                 self._pending = self._pending[os.write(self._file, self._pending) :]
         except OSError as error:
             if not self._warned:
-                logger.warning("%s: %s %s Training goes on.", self.path, cause(error), remedy(error))
+                logger.warning("%s: %s %s Training continues.", self.path, cause(error), remedy(error))
             self._warned = True
 
     def _cut(self, resume_iteration: int | None, disk: Disk) -> list[dict[str, float]]:
-        """Leave the rows up to `resume_iteration`, whole lines only."""
+        """Keep the complete lines up to `resume_iteration`; return their rows."""
         data = self.path.read_bytes() if self.path.exists() else b""
         if resume_iteration is None:
             if data:
-                raise DppoError(f"{self.path}: holds a run already. Resume it, or choose another folder.")
+                raise DppoError(f"{self.path}: contains a run already. Resume it, or choose another folder.")
             return []
         lines = list(parsed(data))
         kept = [(line, row) for line, row in lines if row is not None and row["iteration"] <= resume_iteration]

@@ -1,4 +1,4 @@
-"""The hooks of a run: panel, lines, files, trackers, early stopping and pruning are observers."""
+"""The hooks of a run: displays, files, experiment trackers, early stopping and pruning are observers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config import Config
-from dppo.ppo.segment import Episode, Incident
+from dppo.ppo.segment import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
 
 logger = logging.getLogger("dppo")
@@ -21,93 +21,109 @@ class RunInfo:
     config: Config
     run_dir: Path
     title: str
-    """Its environment and seed, in a line."""
+    """The environment and the seed, in one line."""
     lines: tuple[str, ...]
-    """Its sizes and its folder, in words."""
+    """The sizes and the folder of the run, in words."""
     total_steps: int
-    """Env steps, from the beginning to the end of the run."""
+    """Env steps of the whole run, from its start to its end."""
     resumed_at: int | None
-    """Iterations that were finished before; None for a new run."""
+    """Iterations finished before this call; None for a new run."""
 
 
 class Observer:
-    """Watch a run, and stop it if need be. Derive from it, and override what you need: each method does nothing.
+    """Watches a run, and may stop it. Subclass it and override the methods you need; by default they do nothing.
 
-    All calls come from the thread that called `train`, one at a time; training waits for them. An exception out of one
-    ends the run: a checkpoint is written, everything is closed, then `train` raises it.
+    All calls come from the thread that called `train`, and training waits for each of them. An exception ends the run:
+    a checkpoint is written, everything is closed, then `train` raises it.
     """
 
     def on_start(self, run: RunInfo) -> None:
-        """Prepare: the run folder exists; environments and Ray do not yet."""
+        """Called first, when the run folder exists: before Ray starts, or, in process, when the spaces are known."""
+
+    def on_progress(self, progress: CollectionProgress) -> None:
+        """Called about once a second during iterations that take longer than that, while segments are collected."""
 
     def on_iteration(self, row: dict[str, float]) -> bool | None:
-        """Take one row of metrics.jsonl; its keys are those of docs/METRICS.md.
+        """Called after each iteration with its row of metrics.jsonl; docs/METRICS.md describes the keys.
 
         Returns:
-            True to stop the run after a checkpoint.
+            True to write a checkpoint and stop the run.
         """
 
     def on_episode(self, episode: Episode) -> None:
-        """Take one finished episode of training; in the order of samplers, after their iteration."""
+        """Called for each finished training episode, in sampler order, at the end of its iteration."""
 
     def on_incident(self, incident: Incident) -> None:
-        """Take note of something that went wrong and was dealt with."""
+        """Called when the run has recovered from a fault."""
 
     def on_checkpoint(self, path: Path) -> None:
-        """Take note of a checkpoint, which is on the disk."""
+        """Called when a checkpoint has been written."""
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Tidy up. Called once after `on_start`, whatever happens, also if `on_start` raised.
+        """Called once at the end of the run, however it ends, also if `on_start` raised.
 
         Args:
-            result: how far the run came; None if it ended before there was anything to train.
-            error: what ended it; None if it came to its end or was stopped.
+            result: the result so far; None if the run ended before training started.
+            error: the exception that ended the run; None if it finished or was stopped.
         """
 
 
 class Observers:
-    """Call the observers of one run in a fixed order: files first, so that rows are safe; then display, then users."""
+    """Calls the observers of one run: files first, so that rows are safe; then the display, then the user's."""
 
     def __init__(self, display: Observer, users: Sequence[Observer]) -> None:
-        """Raises:
-        TypeError: one of `users` is not an Observer.
+        """Check the observers.
+
+        Raises:
+            TypeError: one of `users` is not an Observer.
         """
         for user in users:
             if not isinstance(user, Observer):
-                raise TypeError(f"observers: {user!r} is not a dppo.Observer. Derive its class from it.")
+                raise TypeError(f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it.")
         self._files: list[Observer] = []
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
+        self.raised: BaseException | None = None
+        """An exception out of `progress`, which comes back to the runner through code that collects segments."""
 
     def start(self, run: RunInfo) -> None:
-        """Begin with the display, which shows what the others log."""
+        """Start all, the display first, because it shows what the others log."""
         for observer in (self._display, *self._users):
             self._started.append(observer)
             observer.on_start(run)
 
     def add_file(self, observer: Observer) -> None:
-        """Add an observer that could not be made before the run knew where to go on."""
+        """Add an observer that can only be made when the run knows where it starts."""
         self._files.append(observer)
         self._started.append(observer)
 
+    def progress(self, progress: CollectionProgress) -> None:
+        """Report progress within an iteration."""
+        try:
+            for observer in self._all():
+                observer.on_progress(progress)
+        except BaseException as error:
+            self.raised = error
+            raise
+
     def iteration(self, row: dict[str, float]) -> str | None:
-        """Pass on a row; return the name of the first observer that asks to stop."""
+        """Report a row of metrics; return the name of the first observer that asks to stop."""
         asked = [type(observer).__name__ for observer in self._all() if observer.on_iteration(row) is True]
         return asked[0] if asked else None
 
     def episode(self, episode: Episode) -> None:
-        """Pass on a finished episode."""
+        """Report a finished episode."""
         for observer in self._all():
             observer.on_episode(episode)
 
     def incident(self, incident: Incident) -> None:
-        """Pass on an incident."""
+        """Report an incident."""
         for observer in self._all():
             observer.on_incident(incident)
 
     def checkpoint(self, path: Path) -> None:
-        """Pass on the path of a checkpoint."""
+        """Report a checkpoint."""
         for observer in self._all():
             observer.on_checkpoint(path)
 
@@ -115,7 +131,7 @@ class Observers:
         """End all that were started, the display last; a second call does nothing.
 
         Raises:
-            What the first of them raised, unless the run has ended with an `error` already.
+            BaseException: the first exception from an observer, unless the run has already ended with an `error`.
         """
         started, self._started = self._started, []
         raised: list[BaseException] = []

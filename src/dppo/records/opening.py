@@ -1,4 +1,4 @@
-"""The first lines of a run: its sizes, the hosts of its samplers, and the run that it branches off."""
+"""The first lines of a run: its sizes, where its samplers run, and the checkpoint it branches from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dppo.errors import counted
 
 
 def sizes_in_words(config: Config) -> str:
-    """Return batch, segments, minibatches and updates in one sentence."""
+    """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
     per_epoch = config.minibatches_per_epoch
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
     return (
@@ -24,29 +24,36 @@ def sizes_in_words(config: Config) -> str:
 
 
 def hosting_in_words(config: Config) -> str:
-    """Return the hosts of the samplers in one sentence."""
+    """Return where the samplers run, in one sentence."""
     if config.num_actors == 0:
         if config.num_samplers == 1:
             return "Collecting in this process."
-        return f"Collecting in this process; --num-actors {config.num_samplers} spreads it over Ray actors."
+        spread = as_setting_and_flag("num_actors", config.num_samplers)
+        return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
     fewest, most = divmod(config.num_samplers, config.num_actors)
     if not most:
         if config.num_actors == 1:
             return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
         return f"{config.num_actors} Ray actors host {counted(fewest, 'sampler')} each."
     return (
-        f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {most} of them {fewest + 1}, "
-        f"the others {fewest}; the others wait for these."
+        f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {most} host {fewest + 1}, the "
+        f"others {fewest} and have to wait."
     )
 
 
 def branch_in_words(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what a new run takes over from a checkpoint of another, and what it leaves."""
+    """Return what a new run takes over from a checkpoint of another run, and what it drops."""
     lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]
     left = sum(int((array > 0).sum()) for array in lengths)
     steps = sum(int(array.sum()) for array in lengths)
     return (
-        f"Branching off {checkpoint} at step {state['global_step']:,}: weights, optimiser and normalisers go on, "
-        f"counters begin at zero. Its {counted(left, 'open episode')} of {counted(steps, 'step')} are left, fresh ones "
-        f"begin."
+        f"Branching off {checkpoint} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
+        f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
+        f"{'is' if left == 1 else 'are'} dropped."
     )
+
+
+def as_setting_and_flag(name: str, value: object) -> str:
+    """Return a setting as it is written in Python and on the command line: `num_actors=8 (--num-actors 8)`."""
+    flag = f"--{name.replace('_', '-')}"
+    return f"{name}={value} ({flag if value is True else f'{flag} {value}'})"

@@ -1,4 +1,4 @@
-"""The live panel: how far, how good, how fast, and where the time goes."""
+"""The live panel: progress, returns, speed, losses, and the shares of time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dppo.ppo.segment import CollectionProgress
 from dppo.records.observer import Observer, RunInfo
-from dppo.records.progress import PHASES, PatientStream, ShowLog, duration, number, seconds_left, share
+from dppo.records.progress import PHASES, Pace, PatientStream, ShowLog, duration, number, seconds_left, share, speed
 from dppo.records.result import Result, in_words
 
 REFRESH_HZ = 4.0
@@ -35,31 +36,32 @@ LOSSES = {
 }
 GAP = 2  # columns between items
 NOTES_SHOWN = 3
-LATE = 5.0  # so many usual iterations without a new one (and 5 s at least) are worth a word
+LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
 
 
 class History:
-    """A long series in at most `size` means of equally many values each."""
+    """A series of any length, kept as at most `size` means over equally many values."""
 
     def __init__(self, size: int = 512) -> None:
         self._size = size
         self._each = 1
-        self._means: list[float] = []
+        self.means: list[float] = []
         self._open: list[float] = []
 
     def add(self, value: float) -> None:
+        """Append a value."""
         self._open.append(value)
         if len(self._open) < self._each:
             return
-        self._means.append(sum(self._open) / len(self._open))
+        self.means.append(sum(self._open) / len(self._open))
         self._open = []
-        if len(self._means) == self._size:
-            self._means = [(a + b) / 2 for a, b in zip(self._means[::2], self._means[1::2], strict=True)]
+        if len(self.means) == self._size:
+            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
             self._each *= 2
 
     def sparkline(self, width: int) -> str:
-        """The series as `width` bars at most, from its lowest to its highest."""
-        means = self._means
+        """Return the series as at most `width` bars, scaled from its lowest to its highest."""
+        means = self.means
         if len(means) < 2:
             return ""
         width = min(width, len(means))
@@ -72,13 +74,20 @@ class History:
 
 @dataclass
 class View:
-    """What the panel shows. One thread writes it, another draws it: each field is replaced as a whole."""
+    """The content of the panel. One thread writes it and another draws it, so fields are replaced as a whole."""
 
     title: str = ""
     total_steps: int = 0
     began: float = 0.0
     row: dict[str, float] = field(default_factory=dict)
     row_at: float = 0.0
+    batch_size: int = 0
+    """Env steps of one iteration."""
+    progress: CollectionProgress | None = None
+    """Of the present iteration, if that takes long."""
+    pace: Pace = field(default_factory=Pace)
+    moved_at: float = 0.0
+    """Time at which `progress` last showed new env steps."""
     returns: History = field(default_factory=History)
     notes: tuple[tuple[str, str], ...] = ()
     """(clock time, text)"""
@@ -86,56 +95,63 @@ class View:
 
 
 class LivePanel(Observer):
-    """Redraw a panel four times a second, in a thread of its own: training only hands over the row."""
+    """Redraws a panel four times a second in a thread of its own; training only passes it the rows."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
-        self._view = View(began=time.monotonic())
+        self.view = View(began=time.monotonic())
         self._live: Live | None = None
         self._log = ShowLog(self.note)
         self._lock = threading.Lock()
 
     def on_start(self, run: RunInfo) -> None:
-        """Print what the run will do, and draw the panel below."""
+        """Print the first lines of the run, and draw the panel below them."""
         self._log.start()
-        self._view.title, self._view.total_steps, self._view.began = run.title, run.total_steps, time.monotonic()
+        self.view.title, self.view.total_steps, self.view.began = run.title, run.total_steps, time.monotonic()
+        self.view.batch_size = run.config.batch_size
         self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
 
+    def on_progress(self, progress: CollectionProgress) -> None:
+        """Show the progress of a long iteration."""
+        view = self.view
+        if view.pace.add(progress):
+            view.progress, view.moved_at = progress, time.monotonic()
+
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Show the row from the next drawing on."""
-        view = self._view
+        """Show the row when the panel is drawn next."""
+        view = self.view
         view.row, view.row_at = row, time.monotonic()
         value = row.get("charts/episodic_return", math.nan)
         if math.isfinite(value):
             view.returns.add(value)
 
     def note(self, text: str) -> None:
-        """Show the last notes in the panel; one that has to make room goes up into the scrollback. From any thread."""
+        """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
         now = time.strftime("%H:%M:%S")
         if self._live is None:
             self._print(Text(f"  {now} {text}", style="yellow"))
             return
         with self._lock:
-            notes = (*self._view.notes, (now, text))
-            self._view.notes = notes[-NOTES_SHOWN:]
+            notes = (*self.view.notes, (now, text))
+            self.view.notes = notes[-NOTES_SHOWN:]
         self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Leave the last panel and a clean terminal, and print what the run came to."""
+        """Draw the panel for the last time, restore the terminal, and print the result."""
         self._log.close()
-        self._view.finished = True
+        self.view.finished = True
         live, self._live = self._live, None
         if live is not None:
             live.stop()
         if result is not None:
-            self._print(*(Text(line) for line in in_words(result)))
+            self._print(*(Text(line) for line in in_words(result, error)))
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        width = min(MAX_WIDTH, self._console.width - 2)  # room for the terminal to echo ^C without a new line
-        return draw(self._view, width, time.monotonic(), colours=colours)
+        width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
+        return draw(self.view, width, time.monotonic(), colours=colours)
 
     def _print(self, *lines: Text) -> None:
         for line in lines:
@@ -146,7 +162,7 @@ class LivePanel(Observer):
 
 
 def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:
-    """The panel as it stands at `now`, `width` columns wide."""
+    """Return the panel at time `now`, `width` columns wide."""
     room = width - LABEL_WIDTH - 4
     table = Table.grid(padding=0)
     table.add_column(width=LABEL_WIDTH, style="dim")
@@ -166,8 +182,10 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
 def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, Text]]:
     row = view.row
     elapsed = duration(now - view.began)
-    if not row:
-        lines = [("steps", Text.assemble("waiting for the first segments  ", _item("elapsed", elapsed)))]
+    if not row and view.progress is None:
+        lines = [("steps", Text.assemble("waiting for the first env steps  ", _item("elapsed", elapsed)))]
+    elif not row:
+        lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view), room))]
     else:
         lines = [
             ("steps", _steps(view, room, now)),
@@ -178,19 +196,21 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
         ]
     incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
-        lines.append(("trouble", _flow(incidents, room)))
+        lines.append(("incidents", _flow(incidents, room)))
     lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]
     return lines
 
 
 def _steps(view: View, room: int, now: float) -> Text:
-    """How far, and how long still."""
+    """Return steps, a progress bar, and the times."""
     steps = int(view.row.get("global_step", 0))
+    if (under_way := _under_way(view)) is not None:
+        steps = under_way.global_step
     done = share(steps, view.total_steps)
     figures = Text.assemble((f"{steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
     times = [_item("elapsed", duration(now - view.began))]
     if not view.finished:
-        left = max(0.0, seconds_left(view.row, view.total_steps) - (now - view.row_at))
+        left = _seconds_left(view, now)
         times.insert(0, _item("left", duration(left)))
     inline = room - sum(item.cell_len + GAP for item in (figures, *times))
     width = inline if inline >= 12 else room
@@ -199,11 +219,42 @@ def _steps(view: View, room: int, now: float) -> Text:
     return _flow([figures, bar, *times] if inline >= 12 else [figures, *times, bar], room)
 
 
+def _under_way(view: View) -> CollectionProgress | None:
+    """Return the progress of the present iteration, if it takes long."""
+    if view.progress is None or view.progress.iteration <= view.row.get("iteration", 0):
+        return None
+    return view.progress
+
+
+def _seconds_left(view: View, now: float) -> float:
+    """Return the seconds left at the mean speed of finished iterations, or of the first one while it runs."""
+    if view.row or view.progress is None:
+        left, since = seconds_left(view.row, view.total_steps), view.row_at
+    else:
+        left, since = (view.total_steps - view.progress.global_step) / view.pace.steps_per_s, view.moved_at
+    return max(0.0, left - (now - since))
+
+
+def _pace(view: View) -> list[Text]:
+    """Return the speed of an iteration that takes long, and how far it is."""
+    progress = _under_way(view)
+    if progress is None:
+        return []
+    items = [_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")]
+    if not view.row:
+        items = [
+            Text.assemble((speed(view.pace.steps_per_s), "bold"), " steps/s"),
+            _item("env step", f"{number(view.pace.step_ms)} ms"),
+            *items,
+        ]
+    return items
+
+
 def _returns(view: View, room: int) -> Text:
     row = view.row
     episodes = int(row.get("charts/episodes", 0))
     if not episodes:
-        return Text("no episode has ended yet", style="dim")
+        return Text("no episode has finished yet", style="dim")
     items = [
         Text(number(row.get("charts/episodic_return")), style="bold"),
         Text(view.returns.sparkline(min(40, max(8, room - 62))), style="green"),
@@ -222,20 +273,20 @@ def _losses(row: dict[str, float]) -> list[Text]:
 def _speed(view: View, now: float) -> list[Text]:
     row = view.row
     items = [
-        Text.assemble((number(row.get("charts/SPS"), digits=0), "bold"), " steps/s"),
-        _item("now", number(row.get("charts/SPS_iteration"), digits=0)),
-        _item("iteration", number(row.get("iteration"), digits=0)),
+        Text.assemble((speed(row.get("charts/SPS")), "bold"), " steps/s"),
+        _item("now", speed(row.get("charts/SPS_iteration"))),
+        *(_pace(view) or [_item("iteration", number(row.get("iteration"), digits=0))]),
     ]
     if row.get("actors/alive"):
         items.append(_item("actors", number(row["actors/alive"], digits=0)))
-    silent = now - view.row_at
+    silent = now - max(view.row_at, view.moved_at)
     if silent > max(5.0, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
-        items.append(Text(f"no new iteration for {duration(silent)}", style="yellow"))
+        items.append(Text(f"nothing new for {duration(silent)}", style="yellow"))
     return items
 
 
 def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
-    """Where an iteration's time goes; without colours each phase is drawn in its first letter."""
+    """Return the shares of an iteration's time as a bar, in the phases' first letters without colours."""
     shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
     bar, legend = Text(), []
     for phase, cells, part in zip(PHASES, cells_of(shares, room), shares, strict=True):
@@ -246,7 +297,7 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """`width` cells dealt out by share, the largest remainders first, so that they always fill the bar."""
+    """Return `width` cells divided by share; the largest remainders are rounded up, so that the bar is always full."""
     total = sum(shares)
     if total <= 0:
         return [0] * len(shares)
@@ -259,12 +310,12 @@ def cells_of(shares: Sequence[float], width: int) -> list[int]:
 
 
 def _item(name: str, value: str, width: int = 0) -> Text:
-    """A name and its figure, padded so that what follows does not jump about."""
+    """Return a name and its figure, padded so that the next item stays in place."""
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
 def _flow(items: Sequence[Text], room: int) -> Text:
-    """Items side by side, in as many lines as it takes; an item is never torn."""
+    """Return items side by side, in as many lines as necessary; an item is never split."""
     text, used = Text(), 0
     for item in items:
         if not item.cell_len:

@@ -1,4 +1,4 @@
-"""Pictures of a run and of a comparison. Matplotlib's object interface only: nothing global, no display."""
+"""Pictures of a run and of a comparison. Uses Matplotlib's object interface only: no global state, no display."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dppo.records.result import Result
 
 logger = logging.getLogger("dppo")
 
-DPI = 200  # 9 inches are 1800 pixels: sharp where a page shows them 900 wide
+DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
 COLOURS = ("#d1495b", "#2364aa", "#3a8f5c", "#e09f3e", "#7b5ea7", "#1b9aaa")
-LEFT = 0.075  # where the axes begin, and what stands above and beneath them
-FEW, MANY = 20, 4000  # so few values are shown as points too; of more than so many only some are drawn
-SMOOTHING = 0.05  # share of a run that a point of the smoothed line is the mean of
+LEFT = 0.075  # left edge of the axes, the title and the caption
+FEW, MANY = 20, 4000  # fewer values are drawn as points, too; more values are thinned out
+SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: arrays of one length, an element for each iteration."""
+    """One run: arrays of the same length, with one element per iteration."""
 
     wall_s: np.ndarray
     global_step: np.ndarray
     episodic_return: np.ndarray
-    """NaN, or the iteration left out, while no episode has ended."""
+    """NaN while no episode has finished; such iterations may also be left out."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class CurveGroup:
     label: str
     """Such as "8 actors"."""
     curves: tuple[Curve, ...]
+    noise: bool = False
+    """True if the group's speed-up is measurement noise and must not be shown as a result."""
 
 
 @dataclass(frozen=True)
-class _Band:
-    """A group, step by step: where it stands in time, and how good it is."""
+class Band:
+    """A group at the same steps: mean time, and mean, lowest and highest return over its seeds."""
 
     wall_s: np.ndarray
     global_step: np.ndarray
@@ -58,28 +60,28 @@ class _Band:
 
 
 class LearningCurve(Observer):
-    """Draw learning_curve.png when a run has come to its end, or was stopped."""
+    """Draws learning_curve.png when a run has finished or was stopped."""
 
     def __init__(self, title: str) -> None:
         self._title = title
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Draw. A disk that is full or gone is no reason to lose what was learnt."""
+        """Draw the picture; log an error of the disk."""
         if result is None or error is not None:
             return
         try:
             learning_curve(read_metrics(result.run_dir), result.picture, self._title)
         except (OSError, DppoError) as problem:
-            logger.warning("%s: could not be drawn (%s)", result.picture, problem)
+            logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 
 def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
     """Draw one run into the PNG `path`: mean episode return over env steps, and over training time.
 
     Args:
-        rows: those of metrics.jsonl; where a run was resumed its times are joined.
+        rows: of metrics.jsonl; the times of a resumed run are joined.
     """
-    times = _joined([row["time/training_s"] for row in rows])
+    times = joined_times([row["time/training_s"] for row in rows])
     returns = np.array([row.get("charts/episodic_return", np.nan) for row in rows], dtype=float)
     known = np.isfinite(returns)
     seconds, returns = times[known], returns[known]
@@ -87,14 +89,14 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     scale, unit = _time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    at = _spread(len(returns))
+    at = thinned(len(returns))
     for axis, x in zip(axes, (steps, seconds / scale), strict=True):
         if len(returns):
             marker = "o" if len(returns) < FEW else None
             axis.plot(x[at], returns[at], color=COLOURS[1], alpha=0.3, linewidth=1, marker=marker, markersize=4)
             axis.plot(x[at], smoothed(returns)[at], color=COLOURS[1], linewidth=2)
         else:
-            axis.text(0.5, 0.5, "No episode has ended yet.", transform=axis.transAxes, ha="center", color=GREY)
+            axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
             axis.set(xticks=[], yticks=[])
         axis.set_xlim(left=0)
     axes[0].set_xlabel("env steps", color=INK)
@@ -105,21 +107,21 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
 def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
     """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
 
-    A group is drawn as the mean of its seeds, step by step, within the band from the lowest to the highest.
-    Over wall time a step stands at the mean of the seeds' times, so that a curve ends where its runs did.
+    A group is drawn as the mean over its seeds at each step, within the band from the lowest to the highest. Over wall
+    time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended.
 
     Args:
-        caption: what is held equal.
-        target: a return that the times are told of, None for the end of the runs.
+        caption: the text below, such as the settings that are held equal.
+        target: the legend shows the time to this return; None: to the end of the runs.
     """
     assert groups, "nothing to compare"
-    bands = [_over_seeds(group.curves) for group in groups]
+    bands = [over_seeds(group.curves) for group in groups]
     scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands]))
-    times = [_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
+    times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + _in_words(time, times[0], target)
+        label = group.label + time_in_words(time, times[0], target, noise=group.noise)
         _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
         left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
         line = _interleaved(index, len(groups))
@@ -132,8 +134,8 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     _legend(left, len(groups))
-    if len(bands) > 1 and _equal(bands):
-        equal = "equal curves:\ndashes on a wide line"
+    if len(bands) > 1 and all_equal(bands):
+        equal = "identical curves,\ndashed on a wide line"
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
@@ -143,7 +145,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of each value's neighbours within a twentieth of the series, fewer towards its ends."""
+    """Return the moving mean over a twentieth of the series; the window is shorter at the ends."""
     half = max(1, round(len(values) * SMOOTHING / 2))
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
@@ -152,47 +154,48 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return means
 
 
-def _spread(count: int) -> np.ndarray:
-    """At most MANY of `count` indices, evenly, with the first and the last."""
+def thinned(count: int) -> np.ndarray:
+    """Return at most MANY of `count` indices, evenly spaced, with the first and the last."""
     return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
 
 
-def _joined(seconds: Sequence[float]) -> np.ndarray:
-    """Times of a run that begin at zero again wherever it was resumed, as one time that only grows."""
+def joined_times(seconds: Sequence[float]) -> np.ndarray:
+    """Return the times of a run, which start at zero again at each resume, as one increasing time."""
     times = np.asarray(seconds, dtype=float)
     ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
     joined: np.ndarray = times + np.cumsum(ends)
     return joined
 
 
-def _over_seeds(curves: Sequence[Curve]) -> _Band:
-    """The steps at which every seed's return is known."""
+def over_seeds(curves: Sequence[Curve]) -> Band:
+    """Return the group at those steps at which the returns of all seeds are known."""
     finite = [np.isfinite(curve.episodic_return) for curve in curves]
     each = [curve.global_step[known] for curve, known in zip(curves, finite, strict=True)]
     steps = reduce(np.intersect1d, each)
-    steps = steps[_spread(len(steps))]
+    steps = steps[thinned(len(steps))]
     rows = [np.searchsorted(known, steps) for known in each]
     pick = list(zip(curves, finite, rows, strict=True))
     returns = np.stack([curve.episodic_return[known][at] for curve, known, at in pick])
     wall_s = np.stack([curve.wall_s[known][at] for curve, known, at in pick])
-    return _Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
+    return Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
 
 
-def _time_to(group: CurveGroup, band: _Band, target: float | None) -> float | None:
-    """The seeds' mean time to `target`, or to the end; None where one has not reached it."""
+def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
+    """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
         return float(band.wall_s[-1]) if len(band.wall_s) else None
     reached = [curve.wall_s[curve.episodic_return >= target] for curve in group.curves]
     return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
 
 
-def _in_words(seconds: float | None, first: float | None, target: float | None) -> str:
+def time_in_words(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
+    """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
     if seconds is None:
         return "" if target is None else f": {target:g} not reached"
     minutes, rest = divmod(round(seconds), 60)
     exact = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     time = f"{minutes} min {rest:02} s" if seconds >= 60 else exact
-    factor = "" if first is None or first == seconds else f" ({first / seconds:.1f}×)"
+    factor = "" if first is None or first == seconds else " (noise)" if noise else f" ({first / seconds:.1f}×)"
     return f": {time}{factor}" if target is None else f": {target:g} after {time}{factor}"
 
 
@@ -201,8 +204,8 @@ def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
     return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
 
 
-def _equal(bands: Sequence[_Band]) -> bool:
-    """Whether every group has the same returns at the same steps."""
+def all_equal(bands: Sequence[Band]) -> bool:
+    """Return whether all groups have the same returns at the same steps."""
     first = bands[0]
     return len(first.mean) > 0 and all(
         np.array_equal(band.global_step, first.global_step)
@@ -217,7 +220,7 @@ def _equal(bands: Sequence[_Band]) -> bool:
 
 
 def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
-    """A figure, and its two axes with the returns upwards."""
+    """Return a figure and its two axes, which share the vertical axis of returns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -237,14 +240,14 @@ def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
 
 
 def _short(value: float, _: int) -> str:
-    """1500000 as 1.5M, 20000 as 20k."""
+    """Return 1500000 as 1.5M, 20000 as 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
     return f"{value:g}"
 
 
-def _draw_band(axis: Any, x: np.ndarray, band: _Band, shade: float, *, color: str, **line: Any) -> None:
+def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, *, color: str, **line: Any) -> None:
     axis.fill_between(x, band.low, band.high, color=color, alpha=shade, linewidth=0)
     axis.plot(x, band.mean, color=color, **line)
 
@@ -264,7 +267,7 @@ def _legend(axis: Any, count: int) -> None:
 
 
 def _interleaved(index: int, count: int) -> dict[str, Any]:
-    """Lines that all show where they lie on each other: the first wide and pale, dashes of the others on it."""
+    """Return line styles that stay visible on top of each other: the first wide and pale, the others dashed."""
     if index == 0:
         return {"linewidth": 6, "alpha": 0.45} if count > 1 else {"linewidth": 2}
     dashes = (-3.0 * index, (3.0, 3.0 * max(1, count - 2)))

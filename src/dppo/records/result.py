@@ -1,4 +1,4 @@
-"""The result of a run, for the caller of `train` and in words."""
+"""The result of a run: as a record, and in words."""
 
 from __future__ import annotations
 
@@ -6,71 +6,76 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config.trust import resume_command
+from dppo.errors import counted
 from dppo.records.metrics import read_metrics
 
-EPISODES = 100  # that the mean return is taken over
+EPISODES = 100  # window of the mean return
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run, also of one that was stopped or failed."""
+    """The result of a run that finished, was stopped, or failed."""
 
     env_name: str
-    """The environment's id, or the import path of a callable."""
+    """The id of the environment, or the import path of a callable."""
     run_dir: Path
-    """Absolute."""
+    """The folder of the run, as an absolute path."""
     checkpoint: Path
-    """The last one written."""
+    """The last checkpoint written."""
     iterations: int
     resumed_at: int
-    """Iterations that were finished before this call; 0 for a new run."""
+    """Iterations finished before this call; 0 for a new run."""
     global_step: int
-    """Env steps, over all environments."""
+    """Env steps over all environments, from the start of the run."""
     episodes: int
     episodic_return: float
-    """Mean of the last (at most 100) episodes; nan if none ended."""
+    """Mean return of the last 100 episodes at most; nan if none has finished."""
     wall_s: float
-    """From the call of `train` to the last checkpoint."""
+    """Seconds from the call of `train` to the last checkpoint."""
     training_s: float
-    """From the first request for segments to the end of the last update."""
+    """Seconds from the first request for segments to the end of the last update."""
     steps_per_s: float
-    """Env steps per second of training in this call; nan if there was nothing to do."""
+    """Env steps per second of training in this call; nan if nothing was left to do."""
     weights_sha256: str
     """Fingerprint of the final weights."""
     incidents: dict[str, int]
-    """Incidents that were dealt with, counted by kind."""
+    """Incidents that the run recovered from, counted by kind."""
     stopped_by: str | None
-    """Name of the signal, observer or exception that ended the run early; None if it ran to its end."""
+    """Name of the signal, observer or exception that ended the run early; None if it finished."""
     model_name: str | None = None
     """The import path of the user's network; None for the default network."""
-
     bottleneck: str = ""
-    """The bottleneck of the run, in words; "" where no other setting would gain anything worth saying."""
+    """The bottleneck of the run, in words; "" if no other setting would gain enough."""
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.jsonl that this call wrote. Each access reads the file."""
+        """The rows of metrics.jsonl written by this call. Each access reads the file."""
         return [row for row in read_metrics(self.run_dir) if row["iteration"] > self.resumed_at]
 
     @property
     def picture(self) -> Path:
-        """The learning curve."""
+        """The path of the learning curve."""
         return self.run_dir / "learning_curve.png"
 
     def __repr__(self) -> str:
         return (
-            f"Result(run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
+            f"Result(env_name={self.env_name!r}, run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
             f"episodic_return={self.episodic_return:.1f}, stopped_by={self.stopped_by!r})"
         )
 
 
-def in_words(result: Result) -> list[str]:
-    """Sum a run up in some lines, for its end."""
+def in_words(result: Result, error: BaseException | None = None) -> list[str]:
+    """Return the last lines of a run's output.
+
+    Args:
+        error: the exception that ended the run, if one did.
+    """
     lines = [
-        _ending(result),
-        f"Mean return of the last {min(result.episodes, EPISODES)} episodes: {result.episodic_return:.1f}"
+        _ending(result, error),
+        *(_cause(error) if isinstance(error, Exception) else []),
+        f"Mean return of the last {counted(min(result.episodes, EPISODES), 'episode')}: {result.episodic_return:.1f}"
         if result.episodes
-        else "No episode has ended yet.",
+        else "No episode has finished yet.",
         f"Checkpoint: {result.checkpoint}",
         f"Picture: {result.picture}",
         f"Weights: sha256 {result.weights_sha256[:16]}",
@@ -79,19 +84,30 @@ def in_words(result: Result) -> list[str]:
         lines.remove(f"Picture: {result.picture}")
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
-        lines.append(f"Dealt with: {', '.join(counts)}")
+        lines.append(f"Incidents: {', '.join(counts)}")
     if result.bottleneck:
         lines.append(result.bottleneck)
     if result.stopped_by:
-        lines.append(f"Go on with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
+        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
     return lines
 
 
-def _ending(result: Result) -> str:
+def _ending(result: Result, error: BaseException | None) -> str:
     if result.iterations == result.resumed_at and result.stopped_by is None:
         return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
-    ending = f"Stopped by {result.stopped_by}" if result.stopped_by else "Done"
-    speed = "" if result.iterations == result.resumed_at else f" ({result.steps_per_s:,.0f} steps/s while training)"
+    if result.stopped_by is None:
+        ending = "Done"
+    else:
+        ending = f"{'Failed with' if isinstance(error, Exception) else 'Stopped by'} {result.stopped_by}"
+    steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
+    speed = "" if result.iterations == result.resumed_at else f" ({steps_per_s} steps/s while training)"
     return (
-        f"{ending} after {result.global_step:,} steps and {result.episodes:,} episodes in {result.wall_s:.1f} s{speed}."
+        f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
+        f"{result.wall_s:.1f} s{speed}."
     )
+
+
+def _cause(error: Exception) -> list[str]:
+    """Return the first line of an error's message, if it has one; the rest is reported where the error is caught."""
+    first = str(error).strip().partition("\n")[0]
+    return [f"Cause: {first}"] if first else []

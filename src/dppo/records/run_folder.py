@@ -1,4 +1,4 @@
-"""Open the folder of a run: a new one, one to go on from, or a new one that branches off another."""
+"""Open the folder of a run: of a new one, of one to resume, or of a new one that branches from another."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import yaml
 from dppo.config import Config, flattened, grouped, read_settings, resolved
 from dppo.config.files import OBJECT
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
+from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.records import checkpoint as checkpoints
 from dppo.records.disk import cause, remedy, write_file
@@ -30,21 +31,21 @@ CONFIG = "config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A checkpoint that a run goes on from, or branches off."""
+    """A checkpoint to resume or to branch from."""
 
     checkpoint: Path
     arrays: dict[str, dict[str, np.ndarray]]
     state: dict[str, Any]
     damaged: tuple[str, ...]
-    """Newer checkpoints that cannot be used."""
+    """Newer checkpoints that cannot be used, one line each."""
     newest: bool
-    """True if the run has written no good checkpoint after it."""
+    """True if the run has not written a good checkpoint after it."""
     close_changes: tuple[str, ...] = ()
-    """What differs in the results from here on because of changed settings, in words."""
+    """Changed settings that make results differ from here on, in words."""
 
 
 class RunFolder:
-    """The folder of a run, locked while it is entered; one that was made for nothing is removed again."""
+    """The folder of a run, locked while it is entered. Leaving removes a folder that was created and not used."""
 
     def __init__(
         self, path: Path, lock: RunLock, *, made: bool, start: Start | None = None, origin: Start | None = None
@@ -54,9 +55,9 @@ class RunFolder:
         self.start = start
         """The checkpoint to continue from; None for a new run."""
         self.origin = origin
-        """The checkpoint of another run that this new one begins with; None for most."""
+        """The checkpoint of another run that this new one branches from, or None."""
         self.branched_from: dict[str, Any] | None = None
-        """The same as JSON values, also after a resume."""
+        """The same as JSON values, kept when the run is resumed."""
         if origin is not None:
             self.branched_from = {"checkpoint": str(origin.checkpoint), "global_step": origin.state["global_step"]}
         elif start is not None:
@@ -65,10 +66,10 @@ class RunFolder:
         self._made = made
 
     def write_settings(self, config: Config) -> None:
-        """Write config.yaml, for whoever reads or resumes the run.
+        """Write config.yaml.
 
         Raises:
-            CheckpointNotWritten: the disk is full, for example. An earlier file is untouched.
+            CheckpointNotWritten: for example because the disk is full. An earlier file is untouched.
         """
         text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions()}, sort_keys=False)
         if self.branched_from is not None:
@@ -86,7 +87,7 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self._lock.close()
         if self._made:
-            with suppress(OSError):  # in use: it is not empty
+            with suppress(OSError):  # it is in use, and so not empty
                 (self.path / checkpoints.FOLDER).rmdir()
             with suppress(OSError):
                 self.path.rmdir()
@@ -96,20 +97,22 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
     """Open the folder of a new run, or of one to resume.
 
     Args:
-        resume: a run's folder or one of its checkpoints; "auto": what `config.run_dir` holds, if it holds a run.
-        branch: open a new folder, `config.run_dir`, for a run that begins with what `resume` has learnt.
+        resume: a run folder or one of its checkpoints; "auto": the run in `config.run_dir`, if there is one.
+        branch: open a new folder, `config.run_dir`, for a run that starts with the weights of `resume`.
 
     Raises:
-        ConfigError: the folder cannot be used, or a setting differs that changes what is learnt.
-        CheckpointError: nothing (good) to resume.
+        ConfigError: the folder cannot be used, or a changed setting would change the result.
+        CheckpointError: there is no good checkpoint to resume.
     """
     if branch:
         if resume in (None, "auto"):
-            raise ConfigError(f"branch=True: needs a run to begin with, not resume={resume}. Name its folder.")
+            raise ConfigError(
+                f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as resume."
+            )
         return _branch_off(config, Path(str(resume)))
     if resume == "auto":
         if config.run_dir is None:
-            raise ConfigError("resume=auto: needs a folder that stays the same. Give --run-dir.")
+            raise ConfigError("resume=auto: needs a fixed folder. Set run_dir.")
         resume = config.run_dir if checkpoints.has_any(config.run_dir) else None
     return _create(config) if resume is None else _open_to_resume(config, Path(resume))
 
@@ -128,12 +131,13 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
         raise _not_writable(run_dir, error) from None
     try:
         if (path / FILE).exists() or checkpoints.has_any(path):
+            command = resume_command(config.env_name, Path(run_dir), config.model_name)
             raise ConfigError(
-                f"run_dir={run_dir}: holds a run already. Go on with it by --resume {run_dir}, or name another."
+                f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
             )
         if (path / CONFIG).exists():
             raise ConfigError(
-                f"run_dir={run_dir}: holds a {CONFIG}, which the run would overwrite with its own. Move it, or name "
+                f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite with its own. Move it, or use "
                 f"another folder."
             )
     except BaseException:
@@ -143,13 +147,11 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
 
 
 def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Name another with --run-dir."
-    )
+    return ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder.")
 
 
 def _free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3 ... that does not exist: two runs may start in the same second."""
+    """Return `path`, or the first of path-2, path-3 ... that is free: two runs may start in the same second."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
@@ -157,23 +159,23 @@ def _free(path: Path) -> Path:
 
 
 def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings`, unless they hold what only Python can hold.
+    """Return `settings`.
 
     Raises:
-        ConfigError: by name.
+        ConfigError: a setting was a Python object, which a run folder cannot hold.
     """
-    kwargs = settings.get("env_kwargs")  # those of a network are JSON in any case
+    kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
     for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
         if OBJECT in (text := json.dumps(value)):
             raise ConfigError(
-                f"env_kwargs: {name} was {text}, and a run's folder cannot hold Python objects. Give env_kwargs anew: "
+                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass env_kwargs again: "
                 f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
             )
     return settings
 
 
 def versions() -> dict[str, str]:
-    """Of what a result depends on."""
+    """Return the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
         try:
@@ -184,11 +186,14 @@ def versions() -> dict[str, str]:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Return the settings of the run that `path` (its folder, or something in it) belongs to.
+    """Return the settings of a run.
+
+    Args:
+        path: its folder, or a file or folder in it.
 
     Raises:
-        CheckpointError: no run there.
-        ConfigError: its environment was given Python objects.
+        CheckpointError: there is no run.
+        ConfigError: its environment was made with Python objects.
     """
     return _refuse_objects(_settings_in(path))
 
@@ -197,21 +202,22 @@ def _settings_in(path: Path) -> dict[str, Any]:
     run_dir = _run_dir_of(path)
     if (run_dir / CONFIG).is_file():
         return read_settings(run_dir / CONFIG)
-    return _settings_of(checkpoints.find(run_dir).path)  # killed before it could write them, or deleted
+    return _settings_of(checkpoints.find(run_dir).path)  # the file is missing: the run was killed before writing it
 
 
 def _settings_of(checkpoint: Path) -> dict[str, Any]:
     settings = checkpoints.load(checkpoint).state.get("config")
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{checkpoint}: does not say what it was trained with. Give the folder of a run of dppo.")
+        raise CheckpointError(f"{checkpoint}: contains no settings. Pass the folder of a dppo run.")
     return flattened(settings)
 
 
 def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the run at `path` with `changes`, without those that lose their meaning by the changes.
+    """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
     Raises:
-        CheckpointError, ConfigError: as `config_of`.
+        CheckpointError: there is no run.
+        ConfigError: its environment was made with Python objects.
     """
     return _refuse_objects(leave_out_ineffective(_settings_in(path), changes))
 
@@ -220,11 +226,11 @@ def _run_dir_of(path: Path) -> Path:
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
             return folder
-    raise CheckpointError(f"{path}: is not the folder of a run (it has no {CONFIG}). Give runs/...")
+    raise CheckpointError(f"{path}: is not a run folder (it contains no {CONFIG}). Pass runs/...")
 
 
 def _open_to_resume(config: Config, path: Path) -> RunFolder:
-    """Lock a run's folder, find what to go on from, and check that `config` is the same learning problem."""
+    """Lock a run folder, find its checkpoint, and check that `config` is the same learning problem."""
     run_dir = Path(os.path.abspath(_run_dir_of(path)))
     try:
         lock = RunLock(run_dir)
@@ -242,7 +248,7 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
 
 
 def _branch_off(config: Config, path: Path) -> RunFolder:
-    """Make a new folder for a run that begins with what the one at `path` has learnt."""
+    """Create a folder for a new run that branches from the one at `path`."""
     found = checkpoints.find(path)
     checkpoint = checkpoints.load(found.path)
     check_branch(_settings_of(found.path), config, found.path)

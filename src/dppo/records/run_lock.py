@@ -1,4 +1,4 @@
-"""Keep a run's folder to one process."""
+"""Restrict a run folder to one process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ except ImportError:  # not a Unix system: the file's content alone decides
     fcntl = None  # type: ignore[assignment]
 
 FILE = "run.lock"
-ATTEMPTS = 10  # of taking over a lock whose owner is gone, while others try the same
+ATTEMPTS = 10  # at taking over a stale lock while other processes try the same
 
 
 class RunLock:
-    """A file that is locked while the run lasts and says whose it is.
+    """A file that is locked while the run lasts, and contains the owner's host and process id.
 
-    The system releases the lock of a process that is killed, and no process id can be mistaken for another. Where
-    a file system knows no locks, or a child of a killed run still holds one, the owner's host and process id decide.
+    The system releases the lock of a killed process. Where a file system has no locks, or a child of a killed run
+    still holds one, the host and the process id in the file decide.
     """
 
     def __init__(self, folder: Path) -> None:
         """Take the lock.
 
         Raises:
-            ConfigError: another run has it; says who, where and since when.
+            ConfigError: another run holds it; the message names process, host and start time.
             OSError: the file cannot be written.
         """
         self._path = folder / FILE
@@ -41,7 +41,7 @@ class RunLock:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
             if self._take(handle):
                 self._handle = handle
-                with suppress(OSError):  # a full disk: the lock holds all the same
+                with suppress(OSError):  # the disk is full: the lock holds all the same
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(_myself()).encode() + b"\n", 0)
                 return
@@ -54,13 +54,13 @@ class RunLock:
         if handle >= 0:
             with suppress(OSError):
                 self._path.unlink()  # nobody else can have locked this file meanwhile
-            with suppress(OSError):  # closing it alone would leave the lock to processes that were forked meanwhile
+            with suppress(OSError):  # closing alone would leave the lock to processes forked meanwhile
                 if fcntl is not None:
                     fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _take(self, handle: int) -> bool:
-        """Return whether the lock is ours; False to try again with a new file."""
+        """Try to take the lock; False: try again with a new file."""
         owner = self._owner()
         try:
             if fcntl is None:
@@ -70,7 +70,7 @@ class RunLock:
             if not _is_gone(owner):
                 os.close(handle)
                 raise _refusal(self._path.parent, owner) from None
-            # A process that the dead owner forked holds its lock: begin another file.
+            # A child of the dead owner still holds the lock: start with a new file.
             with suppress(OSError):
                 if os.path.samestat(os.fstat(handle), os.stat(self._path)):
                     self._path.unlink()
@@ -96,7 +96,7 @@ def _myself() -> dict[str, Any]:
 
 
 def _is_gone(owner: dict[str, Any]) -> bool:
-    """Return whether a process of this machine that has ended wrote the file."""
+    """Return whether the owner ran on this machine and has ended."""
     pid = owner.get("pid")
     return owner.get("host") == socket.gethostname() and isinstance(pid, int) and not is_alive(pid)
 
@@ -104,5 +104,5 @@ def _is_gone(owner: dict[str, Any]) -> bool:
 def _refusal(folder: Path, owner: dict[str, Any]) -> ConfigError:
     who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
     return ConfigError(
-        f"run_dir={folder}: is in use by {who}. Wait until it has ended or stop it, or name another folder."
+        f"run_dir={folder}: is in use by {who}. Stop it or wait until it has ended, or use another folder."
     )

@@ -1,9 +1,9 @@
-"""One safetensors file whose every byte is checked before use.
+"""A safetensors file with checksums over all of its bytes.
 
     length of the header | header: names, types and places of arrays; metadata, str -> str | arrays
 
-The metadata holds the SHA-256 of the arrays, and the SHA-256 of all before them. The header can thus be
-trusted without reading the arrays. This detects damage, not forgery: whoever can write the file can seal it too.
+The metadata holds the SHA-256 of the arrays, and the SHA-256 of everything before them, so that the header can be
+checked without reading the arrays. This detects damage, not forgery.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dppo.records.disk import cause, remedy
 
 SUFFIX = ".safetensors"
 LENGTH = 8  # bytes, little-endian
-LONGEST_HEADER = 100 * 2**20  # safetensors accepts no longer one
+LONGEST_HEADER = 100 * 2**20  # the limit of safetensors
 UNSEALED = "0" * 64
-# Inside a value of the metadata quotes are escaped, so that neither of these can be found there.
+# Quotes are escaped inside metadata values, so neither pattern can match there.
 SEAL_OF_HEADER = re.compile(rb'"header_sha256":"([0-9a-f]{64})"')
 SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
 
 
 def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
     """Return the header and the arrays of a sealed file."""
-    # safetensors takes the bytes as they lie, whatever the strides say.
+    # safetensors writes the bytes in memory order and ignores strides.
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     data = encode_safetensors(ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED})
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
@@ -46,20 +46,20 @@ def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a sealed file. The arrays are not read.
+    """Return the metadata of a sealed file without reading its arrays.
 
     Raises:
-        CheckpointError: the file is missing, not a regular file, or not as it was written.
+        CheckpointError: the file is missing, not a regular file, or damaged.
     """
     with _opened(path) as file:
         return _metadata(path, _read_header(path, file))
 
 
 def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the arrays and the metadata of a sealed file. Every byte is checked, and no code is run.
+    """Return the arrays and the metadata of a sealed file, after checking every byte. Runs no code.
 
     Raises:
-        CheckpointError: the file is missing, not a regular file, or not as it was written.
+        CheckpointError: the file is missing, not a regular file, or damaged.
     """
     with _opened(path) as file:
         header = _read_header(path, file)
@@ -75,16 +75,16 @@ def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def damaged(path: Path, expected: str, found: str) -> CheckpointError:
-    """Return the error for a file that is not as it was written; its first line is the fact."""
+    """Return the error for a damaged file; its first line is the fact, its second the remedy."""
     return CheckpointError(
         f"{path}: expected {expected}, found {found}.\n"
-        f"The checkpoint is damaged. Give the folder of its run, and the newest good one is used."
+        f"The checkpoint is damaged. Pass the folder of its run to use the newest good one."
     )
 
 
 def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
     match = pattern.search(header)
-    assert match is not None, "safetensors writes the metadata in another way than it did"
+    assert match is not None, "safetensors has changed the way in which it writes metadata"
     return header[: match.start(1)] + digest.encode() + header[match.end(1) :]
 
 
@@ -92,7 +92,7 @@ def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a regular file: a link could point anywhere, and a pipe could make the reader wait for ever."""
+    """Open a regular file only: a link could point anywhere, and reading a pipe could block for ever."""
     try:
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -117,7 +117,7 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def _read_header(path: Path, file: BinaryIO) -> bytes:
-    """Return the length and the header, as they are in the file, checked."""
+    """Return the bytes of the length and the header, after checking them."""
     start = _read(path, file, LENGTH)
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
@@ -140,7 +140,11 @@ def _metadata(path: Path, header: bytes) -> dict[str, str]:
 
 
 def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
-    """Return the object in `data`, which was read from `path`."""
+    """Return the JSON object in `data`, which was read from `path`.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -151,7 +155,7 @@ def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
 
 
 def _looks_like(data: bytes) -> str:
-    """Guess the kind of file found in place of ours, for the error message."""
+    """Guess the kind of a file that is not a checkpoint, for the error message."""
     if data[:4] == b"PK\x03\x04":
         return "a zip archive (as torch.save writes), which is never loaded because it may run code"
     if data[:1] == b"\x80":

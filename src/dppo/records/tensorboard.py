@@ -1,4 +1,4 @@
-"""The figures of a run for TensorBoard: all scalars of a row as one event."""
+"""Write the metrics of a run for TensorBoard: all scalars of a row as one event."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from dppo.records.metrics import plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
 
-FLUSH_S = 1.0  # how old TensorBoard's view may be
-CLOSE_S = 30.0  # how long the end of a run waits for the last events to be written
+FLUSH_S = 1.0  # between two flushes
+CLOSE_S = 30.0  # longest wait for the last events at the end of a run
 
 logger = logging.getLogger("dppo")
 
 
 class TensorBoard(Observer):
-    """Write an event file in a thread of its own: even the import takes a second.
+    """Writes an event file in a thread of its own, as the import alone takes a second.
 
-    A fault gives TensorBoard up and does not stop training.
+    An error ends the writing of events, not the training.
     """
 
     def __init__(self, run_dir: Path, purge_step: int) -> None:
-        """Args:
-        purge_step: the step from which on earlier events of the run are void.
+        """Start the thread.
+
+        Args:
+            purge_step: TensorBoard drops earlier events of the run from this step on.
         """
         self._run_dir = run_dir
         self._purge_step = purge_step
@@ -38,12 +40,12 @@ class TensorBoard(Observer):
         self._thread.start()
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Hand the row over."""
+        """Pass the row to the thread."""
         if self._thread.is_alive():
             self._rows.put((time.time(), plain(row)))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Wait until all rows are in the file, at most 30 s."""
+        """Wait until all rows are in the file, for 30 s at most."""
         self._closing.set()
         self._rows.put(None)
         self._thread.join(CLOSE_S)
@@ -53,18 +55,18 @@ class TensorBoard(Observer):
     def _run(self) -> None:
         try:
             self._write_all()
-        except Exception as error:  # whatever it is, it is no reason to stop training
-            logger.warning("TensorBoard gets no more of this run (%s); metrics.jsonl has all of it", error)
+        except Exception as error:  # no error of TensorBoard is a reason to stop training
+            logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
 
     def _write_all(self) -> None:
-        """Write rows as they come, and flush at most once a second."""
+        """Write rows as they arrive; flush at most once a second."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         file = RecordWriter(str(_new_event_file(self._run_dir)))
         try:
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            # At each START but the first, TensorBoard drops what it has from this step on.
+            # At each START except the first, TensorBoard drops earlier events from this step on.
             start = SessionLog(status=SessionLog.START)
             file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
             while (item := self._rows.get()) is not None:
@@ -77,7 +79,7 @@ class TensorBoard(Observer):
 
 
 def _event(wall_time: float, row: dict[str, float | None]) -> bytes:
-    """All scalars of a row as one event: one record costs a tenth of thirty."""
+    """Return all scalars of a row as one event: ten times cheaper than an event for each."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
@@ -89,7 +91,7 @@ def _event(wall_time: float, row: dict[str, float | None]) -> bytes:
 
 
 def _new_event_file(run_dir: Path) -> Path:
-    """A name after those that are there: TensorBoard reads the files of a run in the order of their names."""
+    """Return a name after the existing ones: TensorBoard reads the files of a run in alphabetical order."""
     seconds = int(time.time())
     for path in run_dir.glob("events.out.tfevents.*"):
         with suppress(ValueError):

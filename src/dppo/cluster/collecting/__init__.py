@@ -1,1 +1,1 @@
-"""Collecting segments: which actor makes which, and what happens when one fails."""
+"""Collecting segments from actors, and recovering from lost actors."""

@@ -1,4 +1,4 @@
-"""PPOActor: hosts samplers, and makes their segments when the learner asks."""
+"""PPOActor: hosts samplers and collects their segments on request."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dppo.spaces import Spaces
 
 @dataclass(frozen=True, slots=True)
 class ProgressFile:
-    """The file in which a process shows what its environments are doing."""
+    """Location of the file in which a process records its progress."""
 
     node_id: str
     path: str
-    """"" where there is no such file."""
+    """"" if there is no such file."""
 
 
 class PPOActor:
-    """Hosts samplers of one run, in a process of its own (on Ray) or in the learner's.
+    """Hosts samplers of one run, in its own process on Ray or in the learner's process.
 
     It keeps no weights and no random state: each question brings the policy, and everything else that a segment
-    depends on is in its samplers' environments, which can be rebuilt elsewhere.
+    depends on is in the samplers' environments, which can be rebuilt elsewhere.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class PPOActor:
         model: PackedModel = None,
         progress: ProgressRecord | None = None,
     ) -> None:
-        """Do nothing that can fail: Ray neither restarts an actor whose constructor raised nor reports it well.
+        """Store the arguments. Nothing here can fail, because Ray reports a failing constructor badly.
 
         Args:
-            plan: may be pickled, and is then unpickled on first use, where a failure can be reported.
-            import_paths: folders to import the user's modules from, beside this process's own.
-            model: the user's network, which a pickled plan comes without.
-            progress: where to record what the environments are doing.
+            plan: the plan, or the plan pickled; it is unpickled on first use, where a failure can be reported.
+            import_paths: additional folders to import the user's modules from.
+            model: the user's network, which a pickled plan does not contain.
+            progress: records what the environments are doing.
         """
         self._model = model
         self._import_paths = import_paths
@@ -60,13 +60,17 @@ class PPOActor:
         self._progress = progress or ProgressRecord()
         self._progress_file = ""
         self._samplers: dict[int, BuiltSampler] = {}
-        self._next: dict[int, int] = {}  # index of the segment that each of them makes next, unless it is rebuilt
+        self._next: dict[int, int] = {}  # index of each sampler's next segment, unless it is rebuilt
 
     def alone_in_process(self, keep_gpus: bool = False) -> ProgressFile:
-        """Keep to one core and away from GPUs; show progress in a file. Not for an actor in the learner's process."""
+        """Limit this process to one core and no GPU, and record progress in a file.
+
+        Args:
+            keep_gpus: leave the GPUs that Ray has assigned visible.
+        """
         if not keep_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        # Ray's handler raises SystemExit, which would look like the environment's own doing in the middle of a step.
+        # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_to_one_thread()
@@ -74,7 +78,7 @@ class PPOActor:
         return ProgressFile(_node_id(), self._progress_file)
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
-        """Make the environments of a sampler, and return their spaces."""
+        """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
         try:
             return self._sampler(sampler_id).spaces
@@ -82,7 +86,7 @@ class PPOActor:
             return Fault.of(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
-        """Make all segments that are asked for; return a fault if an environment fails."""
+        """Collect all requested segments; return a fault if an environment fails."""
         began = time.perf_counter()
         self._progress.begin(sum(map(_steps_to_replay, question.requests)))
         self._close_all_but(question.hosted)
@@ -97,11 +101,11 @@ class PPOActor:
         return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | Parcel:
-        """`make_segments` over Ray."""
+        """Do `make_segments` over Ray."""
         return wire.encode_answer(self.make_segments(wire.decode_question(question), wire.decode_policy(policy)))
 
     def make_segments_apart(self, question: bytes, policy: bytes | PolicySnapshot) -> Any:
-        """`make_segments` over Ray in several return values: the packed reports, then each segment."""
+        """Do `make_segments` over Ray with several return values: the packed reports, then each segment."""
         asked = wire.decode_question(question)
         answer = self.make_segments(asked, wire.decode_policy(policy))
         if isinstance(answer, Fault):
@@ -120,9 +124,11 @@ class PPOActor:
             self._next.pop(sampler_id, None)
 
     def _ready(self, request: SegmentRequest) -> PPOSampler:
-        """Return the sampler that is asked, which must be where `request` finds it or be rebuilt."""
+        """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
         holds = self._next.get(request.sampler_id, 0)
-        assert request.rebuild is not None or holds == request.index, f"{request} of one that is at {holds}"
+        assert request.rebuild is not None or holds == request.index, (
+            f"{request}, but the sampler is at segment {holds}"
+        )
         self._next[request.sampler_id] = request.index + 1
         return self._sampler(request.sampler_id).sampler
 
@@ -136,10 +142,10 @@ class PPOActor:
             import_also_from(self._import_paths)
             try:
                 plan = wire.unpack(self._plan)
-            except Exception as error:  # whatever a user's module raises while it is imported
+            except Exception as error:  # importing a user's module may raise anything
                 raise ConfigError(
                     f"env_id: the environment cannot be loaded in an actor: {last_words(error)}. It must be importable "
-                    f"on every node; give it as module:factory rather than as a function of a script."
+                    f"on every node; pass module:factory rather than a function of a script."
                 ) from None
             assert isinstance(plan, SamplerPlan)
             self._plan = replace(plan, network=replace(plan.network, model=unpacked_model(self._model)))
@@ -147,7 +153,7 @@ class PPOActor:
 
 
 def _node_id() -> str:
-    import ray  # which has started this process
+    import ray  # loaded already: Ray has started this process
 
     node_id: str = ray.get_runtime_context().get_node_id()
     return node_id
@@ -158,7 +164,7 @@ def _steps_to_replay(request: SegmentRequest) -> int:
 
 
 def limit_to_one_thread() -> Any:
-    """Let NumPy's matrix products use one thread, whatever the machine: the same sums in the same order everywhere.
+    """Limit NumPy's matrix products to one thread, so that sums have the same order on every machine.
 
     Returns: a handle whose `restore_original_limits()` undoes it.
     """

@@ -1,7 +1,8 @@
-"""Collector: what the learner sees of its actors, wherever they are."""
+"""Collector: the learner's view of its actors, in process or on Ray."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any
 from dppo.assemble import SamplerPlan
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Command, Fail, Limits, Report, Say
+from dppo.cluster.collecting.messages import Command, Fail, Limits, Log, Report
 from dppo.cluster.collecting.transports import InProcess, Transport
 from dppo.config.parts import Actors
-from dppo.ppo.segment import Incident, PolicySnapshot, SegmentReport, Timings
+from dppo.ppo.segment import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
@@ -23,35 +24,38 @@ class Collected:
     """All segments of one iteration."""
 
     index: int
-    """Of these segments within the run."""
+    """Index of these segments within the run."""
     policy: PolicySnapshot
-    """The policy that acted in them."""
+    """The policy that collected them."""
     reports: list[SegmentReport]
     """N, in sampler order."""
     segments: list[Any]
-    """N, in sampler order: each a `Segment`, or a reference to one where learners fetch them themselves."""
+    """N, in sampler order: each a `Segment`, or a reference to one if learners fetch them from the actors."""
     incidents: list[Incident]
     """Actors lost or replaced during this collection."""
     timings: list[Timings]
     """One for each actor that took part."""
     collect_s: float
-    """From the request to the last segment."""
+    """Seconds from the request to the last segment."""
     transfer_s: float
-    """Of these, spent on sending the policy out and taking segments in."""
+    """Seconds of `collect_s` spent on sending the policy and receiving segments."""
 
     @property
     def replayed_steps(self) -> int:
-        """Env steps that were played again, to rebuild samplers."""
+        """Env steps replayed to rebuild samplers."""
         return sum(timings.replayed_steps for timings in self.timings)
 
     @property
     def replay_s(self) -> float:
-        """Seconds that actors spent on that, summed over actors."""
+        """Seconds spent on replays, summed over actors."""
         return sum(timings.replay_s for timings in self.timings)
 
 
+PROGRESS_S = 1.0  # shortest interval between two reports of progress
+
+
 class Collector:
-    """Waits where the engine decides and the transport acts: the only loop between the learner and its actors."""
+    """Runs the loop between engine and transport: the engine decides, the transport acts, this class waits."""
 
     def __init__(
         self,
@@ -59,7 +63,16 @@ class Collector:
         transport: Transport,
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_progress: Callable[[CollectionProgress], None] | None = None,
+        batch_size: int = 0,
     ) -> None:
+        """Take over the engine and the transport.
+
+        Args:
+            on_progress: called about once a second while segments are being collected.
+            batch_size: env steps of an iteration, for `on_progress`.
+        """
         self._engine = engine
         self._transport = transport
         self._notify = notify
@@ -67,11 +80,17 @@ class Collector:
         self._incidents: list[Incident] = []
         self._request: tuple[PolicySnapshot, int] | None = None
         self._requested_at = 0.0
+        self._on_progress = on_progress
+        self._batch_size = batch_size
+        self._progress_at = math.inf
+        self._steps_seen = 0
+        if isinstance(transport, InProcess) and on_progress is not None:
+            transport.call_at_steps(self._report_progress)
 
     def describe(self, stop: StopSignals) -> Spaces:
-        """Start the actors; make the environments of one sampler and return their spaces.
+        """Start the actors; create the environments of one sampler and return their spaces.
 
-        Waits for: one actor, until its deadlines. Fails when: the environment raises, or no actor can be started.
+        Waits for: one actor, until its deadline. Fails when: the environment raises, or no actor can be started.
         """
         self._do(self._engine.describe(self._clock()))
         self._wait(stop, lambda: self._engine.spaces is not None)
@@ -79,16 +98,17 @@ class Collector:
         return self._engine.spaces
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
-        """Ask every sampler for segment `index` of the run, to be made under `policy`; does not wait."""
+        """Ask every sampler for segment `index` of the run, collected with `policy`; does not wait."""
         self._request, self._requested_at = (policy, index), self._clock()
+        self._progress_at = self._requested_at + PROGRESS_S
         self._transport.take_seconds()
         self._do(self._engine.request(policy, index, self._requested_at))
 
     def receive(self, stop: StopSignals) -> Collected:
-        """Take segments as they come.
+        """Receive all requested segments.
 
-        Consumes: the request made last. Produces: N segments in sampler order. Waits for: every sampler, each actor
-        until its deadline. Fails when: an environment raises, or an actor's restarts are used up.
+        Consumes: the last request. Produces: N segments in sampler order. Waits for: every sampler, each actor until
+        its deadline. Fails when: an environment raises, or an actor has used up its restarts.
         """
         assert self._request is not None, "receive() without request()"
         began = self._requested_at if self._transport.parallel else self._clock()
@@ -108,12 +128,12 @@ class Collector:
         )
 
     def renew(self) -> None:
-        """Replace all actors: segments were lost after they had been received, and have to be made again."""
+        """Replace all actors, because received segments were lost and must be collected again."""
         self._request = None
         self._do(self._engine.renew(self._clock()))
 
     def alive(self) -> int:
-        """Count the actors that are alive; 0 in process."""
+        """Count the actors with a process; 0 in process."""
         return self._engine.alive() if self._transport.parallel else 0
 
     def close(self) -> None:
@@ -125,6 +145,28 @@ class Collector:
             for event in self._transport.events(stop):
                 self._do(self._engine.on(event, self._clock()))
             self._do(self._engine.tick(self._clock()))
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        now = self._clock()
+        if now < self._progress_at or self._on_progress is None or self._request is None:
+            return
+        self._progress_at = now + PROGRESS_S
+        under_way = self._transport.under_way()
+        steps = under_way.steps + sum(report.steps for report, _ in self._engine.received.values())
+        if steps > self._steps_seen:
+            self._engine.heard(now)
+        self._steps_seen = steps
+        index = self._request[1]
+        self._on_progress(
+            CollectionProgress(
+                iteration=index + 1,
+                steps=steps,
+                global_step=index * self._batch_size + steps,
+                processes=under_way.processes,
+                elapsed_s=now - self._requested_at,
+            )
+        )
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -133,7 +175,7 @@ class Collector:
             if isinstance(command, Report):
                 self._incidents.append(command.incident)
                 self._notify(command.text)
-            elif isinstance(command, Say):
+            elif isinstance(command, Log):
                 self._notify(command.text)
             else:
                 self._transport.do(command)
@@ -147,23 +189,27 @@ def make_collector(
     by_reference: bool,
     notify: Callable[[str], None],
     limits: Limits | None = None,
+    on_progress: Callable[[CollectionProgress], None] | None = None,
 ) -> Collector:
-    """Make the collector; no actors do not import Ray.
+    """Create the collector; Ray is imported only if there are actors.
 
     Args:
-        by_reference: leave the arrays of segments with Ray, for learners that fetch them themselves.
-        limits: default: those of the settings.
+        by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
+        on_progress: called about once a second while segments are being collected.
+        limits: the default is taken from `actors`.
     """
     hosts = hosting(plan.sampling.num_samplers, actors.num_actors)
+    reporting: dict[str, Any] = {"on_progress": on_progress, "batch_size": plan.sampling.batch_size}
     if actors.num_actors == 0:
-        return Collector(Collecting(hosts, ledger, Limits()), InProcess(plan, notify), notify)
+        return Collector(Collecting(hosts, ledger, Limits()), InProcess(plan, notify), notify, **reporting)
     from dppo.cluster.collecting.ray_transport import RayTransport
 
     limits = limits or Limits(actors.segment_timeout_s, actors.max_actor_restarts)
-    return Collector(Collecting(hosts, ledger, limits), RayTransport(plan, actors, by_reference=by_reference), notify)
+    transport = RayTransport(plan, actors, by_reference=by_reference)
+    return Collector(Collecting(hosts, ledger, limits), transport, notify, **reporting)
 
 
 def hosting(num_samplers: int, num_actors: int) -> list[list[int]]:
-    """Return the samplers of each actor to begin with; without actors, one list for this process."""
+    """Return the samplers of each actor at the start; without actors, one list for this process."""
     hosts = max(1, num_actors)
     return [list(range(num_samplers))[host::hosts] for host in range(hosts)]

@@ -1,7 +1,7 @@
-"""Collecting: decides which actor makes which segment, and what happens when one fails.
+"""Collecting: decides which actor collects which segment, and what happens when an actor fails.
 
-Pure: no Ray, no clock, no waiting. A `Collector` feeds it events with the time at which they came, and lets a
-transport carry out its commands.
+Pure: no Ray, no clock, no waiting. A `Collector` passes in events with the time at which they arrived, and lets a
+transport execute the commands that come back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
+    Answered,
     Ask,
     Command,
     Describe,
@@ -22,10 +23,10 @@ from dppo.cluster.collecting.messages import (
     Kill,
     Left,
     Limits,
+    Log,
     Look,
     Progressed,
     Report,
-    Say,
     Start,
     Started,
 )
@@ -38,24 +39,26 @@ from dppo.spaces import Spaces
 
 
 class Collecting:
-    """Collects segment `index` of all samplers, from whichever actors are there.
+    """Collects segment `index` of all samplers from the actors that are available.
 
-    An actor that dies, or lets its deadline pass, is killed and replaced; the new process rebuilds the samplers and
-    makes the same segments. One that does not come back leaves its samplers to the others until it does. Only the
-    first answer for a segment counts, and none of a process that was given up.
+    An actor that dies or misses its deadline is killed and replaced; the new process rebuilds the samplers and
+    collects the same segments. While an actor cannot be replaced, its samplers move to the others. Only the first
+    answer for a segment counts, and answers from abandoned processes are ignored.
     """
 
     def __init__(self, hosting: Sequence[Sequence[int]], ledger: ReplayLedger, limits: Limits) -> None:
-        """Args:
-        hosting: the samplers of each actor to begin with.
+        """Create the engine; `describe` starts the actors.
+
+        Args:
+            hosting: the samplers of each actor at the start.
         """
         self.limits = limits
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
         self.received: dict[int, tuple[SegmentReport, Any]] = {}
-        """Report and segment by sampler, of the request made last."""
+        """Report and segment of each sampler, for the last request."""
         self.timings: dict[int, Timings] = {}
-        """Of each actor that answered it."""
+        """Timings of each actor that answered the last request."""
         self._ledger = ledger
         self._budget = RestartBudget(limits.max_actor_restarts)
         self._actors = {actor_id: Actor(actor_id) for actor_id in range(len(hosting))}
@@ -67,12 +70,12 @@ class Collecting:
         self._questions = 0
         self._news_at = self._asked_at = 0.0
 
-    # ------------------------------------------------------------------ what the learner wants
+    # ------------------------------------------------------------------ requests of the learner
 
     def describe(self, now: float) -> list[Command]:
-        """Start all actors; ask for the spaces of the environments.
+        """Start all actors; ask one of them for the spaces of the environments.
 
-        One actor alone is asked, so that a constructor that fails runs once and is reported once.
+        Only one is asked, so that a failing constructor runs once and is reported once.
         """
         self._describing, self._asked_at, self._news_at = True, now, now
         for actor in self._actors.values():
@@ -80,7 +83,7 @@ class Collecting:
         return self.tick(now)
 
     def request(self, policy: PolicySnapshot, index: int, now: float) -> list[Command]:
-        """Ask for segment `index` of every sampler, to be made under `policy`."""
+        """Ask for segment `index` of every sampler, collected with `policy`."""
         assert not self._owed, "the last request is not finished"
         self._policy, self._index, self._asked_at, self._news_at = policy, index, now, now
         self._owed, self.received, self.timings = set(self._where), {}, {}
@@ -88,7 +91,7 @@ class Collecting:
         return self._ask_for_what_is_owed(now)
 
     def renew(self, now: float) -> list[Command]:
-        """Replace every process, and forget what was requested: their segments are lost, perhaps they are as well."""
+        """Replace every process and drop the current request: segments were lost, and processes may be too."""
         commands: list[Command] = []
         for actor in self._actors.values():
             if actor.state in (State.STARTING, State.RUNNING):
@@ -96,19 +99,23 @@ class Collecting:
         self._owed.clear()
         return commands
 
+    def heard(self, now: float) -> None:
+        """Take note that actors are making env steps, so that nobody has to be told what the run is waiting for."""
+        self._news_at = now
+
     @property
     def finished(self) -> bool:
-        """True when everything that was requested is here."""
+        """True when all requested segments have arrived."""
         return not self._owed
 
     def alive(self) -> int:
-        """Count the actors that have a process."""
+        """Count the actors with a process."""
         return sum(actor.state in (State.STARTING, State.RUNNING) for actor in self._actors.values())
 
     # ------------------------------------------------------------------ events
 
     def on(self, event: Event, now: float) -> list[Command]:
-        """Take in what happened; return what to do about it. `tick` follows when all that happened is taken in."""
+        """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
         if isinstance(event, Joined):
             return self._join(event.actor_id, now)
         actor = self._actors.get(event.actor_id)
@@ -117,32 +124,43 @@ class Collecting:
         if isinstance(event, Left):
             return self._leave(actor, now)
         if event.process != actor.process or actor.state in (State.ABSENT, State.LEFT):
-            return []  # of a process that was given up
-        if isinstance(event, Started):
-            return self._started(actor, now)
-        if isinstance(event, Died):
-            return [Fail(event.error)] if event.error is not None else self._lose(actor, event.reason, now)
-        if isinstance(event, Progressed):
-            actor.progressed(event.progress, now, self.limits)
-            return []
-        if event.ask_id not in actor.asked:
-            return []  # a second time
-        self._news_at = now
-        if isinstance(event.answer, Fault):
-            return [Fail(event.answer.as_error())]
-        if isinstance(event, Described):
-            actor.asked.pop(event.ask_id)
-            self.spaces, self._describing = event.answer, False
-            actor.extend(now, self.limits)
-            return []
-        return self._accept(actor, event.ask_id, event.answer, now)
+            return []  # from an abandoned process
+        return self._on_process(event, actor, now)
+
+    def _on_process(
+        self, event: Started | Died | Answered | Described | Progressed, actor: Actor, now: float
+    ) -> list[Command]:
+        """Process an event of the actor's current process."""
+        match event:
+            case Started():
+                return self._started(actor, now)
+            case Died(reason=reason, error=error):
+                return self._lose(actor, reason, now) if error is None else [Fail(error)]
+            case Progressed(progress=progress):
+                actor.progressed(progress, now, self.limits)
+                return []
+            case _:
+                return self._answered(event, actor, now)
 
     def _started(self, actor: Actor, now: float) -> list[Command]:
         if actor.state is not State.STARTING:
             return []
-        said: list[Command] = [Say(f"actor {actor.actor_id} is back")] if actor.given_up else []
-        actor.state, actor.ever_started, actor.given_up = State.RUNNING, True, False
-        return said + self._ask_for_what_is_owed(now)
+        commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
+        actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
+        return commands + self._ask_for_what_is_owed(now)
+
+    def _answered(self, event: Answered | Described, actor: Actor, now: float) -> list[Command]:
+        if event.ask_id not in actor.asked:
+            return []  # a duplicate
+        self._news_at = now
+        if isinstance(event.answer, Fault):
+            return [Fail(event.answer.as_error())]
+        if isinstance(event, Answered):
+            return self._accept(actor, event.ask_id, event.answer, now)
+        actor.asked.pop(event.ask_id)
+        self.spaces, self._describing = event.answer, False
+        actor.extend(now, self.limits)
+        return []
 
     def _accept(self, actor: Actor, ask_id: int, answer: Answer, now: float) -> list[Command]:
         assert self._policy is not None
@@ -178,7 +196,7 @@ class Collecting:
     # ------------------------------------------------------------------ time
 
     def tick(self, now: float) -> list[Command]:
-        """Do what is due."""
+        """Return the commands that are due: kills, starts, looks, moves, questions."""
         commands: list[Command] = []
         for actor in self._actors.values():
             if actor.is_late(now, self.limits):
@@ -198,7 +216,7 @@ class Collecting:
             commands += self._nobody_comes(now)
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
-                commands.append(Say(self._waiting_for(now)))
+                commands.append(Log(self._waiting_for(now)))
         return commands
 
     def _nobody_comes(self, now: float) -> list[Command]:
@@ -211,9 +229,8 @@ class Collecting:
             Fail(
                 ClusterError(
                     f"actor {first.actor_id} was not started by Ray within {self.limits.nobody_s:g} s, and no other "
-                    f"of the {len(self._actors)} is running. Either the cluster has no room (see `ray status`): use "
-                    f"fewer --num-actors or lower --cpus-per-actor; or starting takes longer: raise "
-                    f"--segment-timeout-s."
+                    f"of the {len(self._actors)} is running. If the cluster is full (see `ray status`), lower "
+                    f"num_actors or cpus_per_actor; if starting takes longer, raise segment_timeout_s."
                 )
             )
         ]
@@ -234,15 +251,15 @@ class Collecting:
             return "; ".join([f"waiting for the first environment {waited}", *_shortened(restarted)])
         owed = sorted(self._owed)
         samplers = f"samplers {_listed(owed[:8])}{' ...' if len(owed) > 8 else ''}"
-        none = "makes no progress" if replaying else "sends none"
-        rule = f"an actor that {none} for {self.limits.segment_timeout_s:g} s is replaced"
+        failure = "makes no progress" if replaying else "sends none"
+        rule = f"an actor that {failure} for {self.limits.segment_timeout_s:g} s is replaced"
         segments = f"waiting for {len(owed)} of {len(self._where)} segments {waited} ({samplers})"
         return "; ".join([segments, *_shortened(restarted), *_shortened(replaying), rule])
 
     # ------------------------------------------------------------------ asking
 
     def _ask_for_what_is_owed(self, now: float) -> list[Command]:
-        """Ask each running actor, in one question, for what it owes and has not been asked for."""
+        """Send each running actor one question for the segments that it owes and has not been asked for."""
         if self._describing:
             return self._ask_for_description(now)
         if not self._owed:
@@ -291,18 +308,18 @@ class Collecting:
         stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
         return (
             f"sent no segment for {limit}{stuck} and counts as hung; if its simulator is only slow, raise "
-            f"--segment-timeout-s"
+            f"segment_timeout_s"
         )
 
     def _end(self, actor: Actor, now: float) -> Kill:
-        """Give up an actor's process; a new one is due now."""
+        """Abandon an actor's process; a new one is due now."""
         actor.end(now)
         return Kill(actor.actor_id, actor.process)
 
     def _lose(
         self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
     ) -> list[Command]:
-        """Give up an actor's process, and plan a new one while the budget lasts."""
+        """Abandon an actor's process; plan a new one, or fail when the restart budget is spent."""
         samplers = [sampler for sampler, actor_id in self._where.items() if actor_id == actor.actor_id]
         message = f"actor {actor.actor_id} (samplers {_listed(sorted(samplers))}) {reason}"
         commands: list[Command] = [self._end(actor, now)]
@@ -312,7 +329,7 @@ class Collecting:
             error = ClusterError(
                 f"{message}\nIt was replaced {self.limits.max_actor_restarts} times in a row without making a segment "
                 f"(max_actor_restarts={self.limits.max_actor_restarts}). Look for the reason in the simulator's own "
-                f"log; `--num-actors 0` runs it in this process, where a debugger can follow."
+                f"log; num_actors=0 runs it in this process, where a debugger can follow."
             )
             return [*commands, Fail(error)]
         actor.start_at = now + delay
@@ -320,7 +337,7 @@ class Collecting:
         return [*commands, Report(Incident(kind, message), f"{message}; {replaced}")]
 
     def _move(self, actor: Actor, now: float) -> list[Command]:
-        """Give the samplers of an actor that does not come back to those that run, until it does."""
+        """Move the samplers of an actor that cannot be replaced to running actors until it is back."""
         missing_s = now - actor.missing_since
         patience_s = self.limits.move_after_s if actor.ever_started else self.limits.start_timeout_s
         moved = sorted(sampler for sampler, actor_id in self._where.items() if actor_id == actor.actor_id)
@@ -328,7 +345,7 @@ class Collecting:
             return []
         for sampler in moved:
             self._where[sampler] = min(self._running(), key=self._load).actor_id
-        actor.given_up = True
+        actor.samplers_moved = True
         hosts = sorted({self._where[sampler] for sampler in moved})
         reason = "has left" if actor.state is State.LEFT else f"has not started for {missing_s:.0f} s"
         message = (
@@ -341,7 +358,7 @@ class Collecting:
         return sum(actor_id == actor.actor_id for actor_id in self._where.values())
 
     def _balance(self) -> None:
-        """Let no running actor host two samplers fewer than another: between two segments, when one may be back."""
+        """Even out the samplers of the running actors, to a difference of one; called between two segments."""
         running = {actor.actor_id for actor in self._running()}
         loads = dict.fromkeys(running, 0)
         for actor_id in self._where.values():

@@ -1,4 +1,4 @@
-"""ReplayLedger: what every sampler can be rebuilt from. Pure: no Ray, no clock."""
+"""ReplayLedger: the data from which every sampler can be rebuilt. Pure: no Ray, no clock."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ class _Moment:
 
     carry: SamplerCarry
     actions: tuple[Pieces, ...]
-    """For each environment, the actions since its reset, one piece a segment."""
+    """For each environment, the actions since its reset, one piece per segment."""
 
 
 class ReplayLedger:
-    """Keeps, for each sampler, its carry and the actions of its open episodes, by the index of the next segment.
+    """Keeps the carry of each sampler and the actions of its open episodes, by the index of the next segment.
 
     The learner records segments when it receives them. The moments before the last two segments are kept, so that
-    either can be made again: while segment i is learnt from, segment i + 1 may already be on its way.
+    either can be collected again: during the update on segment i, segment i + 1 may already be in flight.
     """
 
     KEPT = 2
 
     def __init__(self, num_samplers: int, *, replay: bool) -> None:
-        """Args:
-        replay: false gives up open episodes instead, where a replay is unwanted or cannot be trusted.
+        """Create an empty ledger.
+
+        Args:
+            replay: False abandons open episodes instead, for environments that must not or cannot be replayed.
         """
         self._replay = replay
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 
     def give_up_replay(self) -> None:
-        """Rebuild samplers with fresh episodes from here on."""
+        """From now on, rebuild samplers with fresh episodes."""
         self._replay = False
 
     def record(self, report: SegmentReport) -> None:
-        """Record a segment that was received, also if it was made again."""
+        """Record a received segment; one that was collected again replaces the first."""
         moments = self._moments[report.sampler_id]
         before = moments.get(report.index)
         actions: list[Pieces] = []
@@ -53,22 +55,22 @@ class ReplayLedger:
             del moments[index]
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:
-        """Return how to bring `sampler_id` to where segment `index` begins; None if that is where the run began."""
+        """Return how to bring `sampler_id` to the start of segment `index`; None for the start of the run."""
         moment = self._moments[sampler_id].get(index)
         if moment is None:
-            assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be made again"
+            assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
         if not self._replay:
             return Rebuild(moment.carry, ())
         return Rebuild(moment.carry, tuple(_in_one(pieces) for pieces in moment.actions))
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:
-        """Return the moment before segment `index` of all samplers as named arrays, for a checkpoint."""
+        """Return the state of all samplers before segment `index` as named arrays, for a checkpoint."""
         arrays = {}
         for sampler, moments in enumerate(self._moments):
             moment = moments.get(index)
             if moment is None:
-                assert index == 0, f"the moment before segment {index} is no longer kept"
+                assert index == 0, f"the state before segment {index} is no longer kept"
                 continue
             for field in fields(moment.carry):
                 arrays[f"{sampler}.{field.name}"] = getattr(moment.carry, field.name)
@@ -77,7 +79,7 @@ class ReplayLedger:
         return arrays
 
     def load(self, arrays: dict[str, np.ndarray], index: int) -> None:
-        """Continue from what `arrays(index)` gave."""
+        """Restore the result of `arrays(index)`."""
         for sampler, moments in enumerate(self._moments):
             moments.clear()
             if f"{sampler}.episodes" not in arrays:

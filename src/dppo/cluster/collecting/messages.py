@@ -1,4 +1,4 @@
-"""The words between the engine and a transport: commands in one direction, events in the other."""
+"""Messages between the engine and a transport: commands in one direction, events in the other."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Limits:
     """Deadlines in seconds, and the restart budget."""
 
     segment_timeout_s: float = math.inf
-    """For each segment of a running actor; while it rebuilds samplers, and before its first segment, since it was last
-    seen to make progress."""
+    """For each segment that an actor owes. While an actor rebuilds samplers, and before its first segment, the time
+    counts from its last observed progress."""
     max_actor_restarts: int = 0
-    """Replacements of an actor in a row that deliver no segment, before the run stops."""
+    """Replacements of an actor in a row without a segment before the run stops."""
     start_timeout_s: float = 120.0
-    """For a process to start; a larger `segment_timeout_s` counts instead where no actor runs at all."""
+    """For a process to start. While no actor runs at all, the larger of this and `segment_timeout_s` counts."""
     move_after_s: float = 20.0
-    """An actor that has not been replaced for so long leaves its samplers to the others."""
+    """An actor that has been without a process for longer loses its samplers to the others."""
     quiet_s: float = 30.0
-    """Print what the run is waiting for when nothing has come for so long."""
+    """Log what the run is waiting for after so long without an event."""
 
     @property
     def look_s(self) -> float:
-        """Interval between looks at the progress of an actor that may be slow."""
+        """Interval between two looks at the progress of an actor that may be slow."""
         return min(self.segment_timeout_s / 4, self.quiet_s)
 
     @property
     def nobody_s(self) -> float:
-        """Longest time that a run may be without any running actor."""
+        """Longest time without any running actor."""
         return max(self.start_timeout_s, self.segment_timeout_s)
 
 
@@ -53,7 +53,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the process of an actor, also if it is believed dead: it must not answer or step a simulator any more."""
+    """End the process of an actor, even if it seems dead: it must no longer answer or step a simulator."""
 
     actor_id: int
     process: int
@@ -61,14 +61,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask a running actor for segments; it gives one answer."""
+    """Ask a running actor for segments; it sends one answer."""
 
     actor_id: int
     process: int
     ask_id: int
     requests: tuple[SegmentRequest, ...]
     hosted: tuple[int, ...]
-    """All samplers that are the actor's at present; it closes the environments of any other."""
+    """All samplers that the actor hosts now; it closes the environments of all others."""
     policy: PolicySnapshot
 
 
@@ -92,28 +92,28 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Count an incident, and print it."""
+    """Count an incident, and log it."""
 
     incident: Incident
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Print a line."""
+class Log:
+    """Log a line."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the run with this error; an interruption ends it in good order."""
+    """End the run with this error; a `KeyboardInterrupt` stops it like Ctrl-C."""
 
     error: DppoError | KeyboardInterrupt
 
 
 ForTransport = Start | Kill | Ask | Describe | Look
-Command = ForTransport | Report | Say | Fail
+Command = ForTransport | Report | Log | Fail
 
 
 # ------------------------------------------------------------------ events
@@ -121,7 +121,7 @@ Command = ForTransport | Report | Say | Fail
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process is running and may be asked."""
+    """A process is running and accepts questions."""
 
     actor_id: int
     process: int
@@ -129,14 +129,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A process has ended, or can no longer be reached."""
+    """A process has ended or cannot be reached any more."""
 
     actor_id: int
     process: int
     reason: str
-    """Follows "actor 3 (samplers 3, 7)" in a sentence."""
+    """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
     error: DppoError | None = None
-    """Not None: a new process would fail in the same way, so the run ends with this error."""
+    """Set if a new process would fail in the same way: the run ends with this error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The finding of a `Look`; there is none where the actor cannot be looked at."""
+    """The result of a `Look`; not sent if the progress of the actor cannot be read."""
 
     actor_id: int
     process: int
@@ -170,14 +170,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """There is room for this actor, which may be a new one."""
+    """There is room for this actor, which may be new."""
 
     actor_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The room of this actor is gone: start no replacement until it has joined again."""
+    """There is no room for this actor any more: start no replacement until it joins again."""
 
     actor_id: int
 

@@ -1,4 +1,4 @@
-"""A small file in which an actor keeps its progress: a process that is stuck in a simulator can still be looked at."""
+"""Progress files: they show what an actor is doing, even if it is stuck in a simulator and cannot answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dppo.ppo.progress import BYTES, Progress, ProgressRecord, look_at
 
 
 def make_progress_file() -> tuple[str, ProgressRecord]:
-    """Return the path of a new file, and the record that writes into it; "" where there is no room for one."""
+    """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
     try:
         file, path = tempfile.mkstemp(prefix="dppo-progress-")
     except OSError:
         return "", ProgressRecord()
     try:
-        os.write(file, bytes(BYTES))  # its blocks exist before they are mapped: a full disk is an error here, not later
+        os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
         return path, ProgressRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)
@@ -27,7 +27,7 @@ def make_progress_file() -> tuple[str, ProgressRecord]:
 
 
 def read_progress_file(path: str) -> Progress | None:
-    """Return what an actor on this node is doing; None if that cannot be known."""
+    """Return the progress of an actor on this node; None if the file is missing or invalid."""
     try:
         with open(path, "rb") as file:
             return look_at(memoryview(file.read(BYTES)).cast("q"))
@@ -36,14 +36,14 @@ def read_progress_file(path: str) -> Progress | None:
 
 
 def remove_progress_file(path: str) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with suppress(OSError):
         os.unlink(path)
 
 
 class Witness:
-    """Looks at the actors of its node, from a process of its own."""
+    """Reads the progress files of its node, in a process of its own."""
 
     def look(self, path: str) -> Progress | None:
-        """Return what the actor that keeps its progress in `path` is doing."""
+        """Return the progress in the file `path`."""
         return read_progress_file(path)

@@ -1,4 +1,4 @@
-"""RayTransport: actors as processes on Ray, any of which may die at any time."""
+"""RayTransport: actors as processes on Ray, which may die at any time."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.user_code import import_paths, packed_model
@@ -35,21 +36,25 @@ from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.segment import PolicySnapshot
 from dppo.signals import StopSignals
 
-TICK_S = 0.5  # longest single wait: how fast a deadline or a due restart is noticed
-IDLE_S = 0.05  # between two looks while nothing is on its way
-FETCH_TIMEOUT_S = 120.0  # for a segment that is ready but has to cross the network
+TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
+IDLE_S = 0.05  # pause while no call is pending
+FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
-KILLING_S = 2.0  # for Ray to take note of it
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
+KILLING_S = 2.0  # for Ray to accept a kill
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call to an actor that has not ended."""
+    """A pending call to an actor."""
 
     command: Start | Ask | Describe
     segments: tuple[ObjectRef[Any], ...] | None = None
-    """References to the arrays, which stay with Ray; None where they come with the reports."""
+    """References to the arrays, which stay with Ray; None if the answer contains them."""
+
+
+def _is_ask(call: _Call) -> bool:
+    return isinstance(call.command, Ask)
 
 
 class RayTransport:
@@ -64,26 +69,28 @@ class RayTransport:
         *,
         by_reference: bool = False,
     ) -> None:
-        """Args:
-            by_reference: leave the arrays of segments with Ray, for learners that fetch them themselves.
+        """Pickle the plan for the actors.
+
+        Args:
+            by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
 
         Raises:
-            ConfigError: the environment, or the user's network, cannot be sent.
+            ConfigError: the environment or the user's network cannot be pickled.
         """
         self._model = packed_model(plan.network.model)
         try:
             self._plan = wire.pack_code(replace(plan, network=replace(plan.network, model=None)))
-        except Exception as error:  # whatever a user's object raises when it is pickled
+        except Exception as error:  # pickling a user's object may raise anything
             raise ConfigError(
-                f"env_id={plan.env.env_name}: cannot be sent to actors: {error}. Give it as module:factory, or make it "
-                f"a function that holds no open files, locks or simulators."
+                f"env_id={plan.env.env_name}: cannot be sent to actors: {error}. Pass module:factory, or a function "
+                f"that holds no open files, locks or simulators."
             ) from None
         self._remote_class = ray.remote(PPOActor).options(
             num_cpus=actors.cpus_per_actor,
             num_gpus=actors.actor_gpus,
             resources=actors.actor_resources or None,
             scheduling_strategy="SPREAD",
-            max_restarts=0,  # the engine replaces actors, and sees every death
+            max_restarts=0,  # the engine replaces actors, so it must see every death
             max_task_retries=0,
             enable_task_events=False,
         )
@@ -93,12 +100,13 @@ class RayTransport:
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._watching = Watching()
         self._policy: tuple[PolicySnapshot, Any] | None = None
+        self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0
 
     # ------------------------------------------------------------------ commands
 
     def do(self, command: ForTransport) -> None:
-        """Carry out a command.
+        """Execute a command.
 
         Raises:
             ClusterError: the policy cannot be put into Ray's object store.
@@ -119,6 +127,8 @@ class RayTransport:
         self._seconds += time.monotonic() - began
 
     def _ask(self, ask: Ask) -> None:
+        if self._is_ray_lost():
+            return  # large arguments would end this process if the raylet has died; the next `events` raises
         handle, policy = self._handles[ask.actor_id], self._sent(ask.policy)
         question = wire.encode_question(Question(ask.requests, ask.hosted))
         if self._by_reference:
@@ -129,7 +139,7 @@ class RayTransport:
             self._calls[handle.make_segments_packed.remote(question, policy)] = _Call(ask)
 
     def _sent(self, policy: PolicySnapshot) -> Any:
-        """Return a policy as an argument: packed once, or put into the store once and fetched once by each node."""
+        """Return a policy as an argument: packed once if small, else put into the object store once."""
         if self._policy is None or self._policy[0] is not policy:
             message = wire.encode_policy(policy)
             try:
@@ -137,9 +147,17 @@ class RayTransport:
             except RayError as error:
                 raise ClusterError(
                     f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
-                    f"Ray's object store, then continue with --resume."
+                    f"Ray's object store, then resume (--resume)."
                 ) from None
         return self._policy[1]
+
+    def _is_ray_lost(self) -> bool:
+        try:
+            if self._stop is not None:
+                self._stop.run_added_checks()
+        except ClusterError:
+            return True
+        return False
 
     def _kill(self, actor_id: int) -> None:
         handle = self._handles.pop(actor_id, None)
@@ -151,7 +169,8 @@ class RayTransport:
     # ------------------------------------------------------------------ events
 
     def events(self, stop: StopSignals) -> list[Event]:
-        """Return the calls that have ended; waits a moment for the first, and for no other."""
+        """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
+        self._stop = stop
         stop.check()
         seen: list[Event] = [*self._watching.seen()]
         if seen:
@@ -172,7 +191,7 @@ class RayTransport:
         command = call.command
         try:
             message = ray.get(ref, timeout=FETCH_TIMEOUT_S)
-        except RayError as error:  # the process, the node, or the segment on its way is lost
+        except RayError as error:  # the process, its node or the segment in transit is lost
             return Died(command.actor_id, command.process, cause_of_death(error), incurable(error))
         if isinstance(command, Start):
             self._watching.started(command.actor_id, message)
@@ -185,13 +204,18 @@ class RayTransport:
             answer = wire.put_together(message, call.segments)
         return Answered(command.actor_id, command.process, command.ask_id, answer)
 
+    def under_way(self) -> UnderWay:
+        """Return the env steps made for unanswered questions, as seen in the actors' progress files."""
+        asked = {call.command.actor_id: call.command.process for call in self._calls.values() if _is_ask(call)}
+        return UnderWay(sum(self._watching.steps_of(*actor) for actor in asked.items()), len(asked))
+
     def take_seconds(self) -> float:
-        """Return the seconds spent since the last call on sending questions and taking in answers."""
+        """Return the seconds spent on sending questions and receiving answers since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def close(self) -> None:
-        """Let actors close their environments for a moment, then kill them."""
+        """Give actors a few seconds to close their environments, then kill them."""
         patience_s = INTERRUPTED_S if any(isinstance(call.command, Ask) for call in self._calls.values()) else CLOSING_S
         starting = {call.command.actor_id for call in self._calls.values() if isinstance(call.command, Start)}
         closing = [handle.close.remote() for actor_id, handle in self._handles.items() if actor_id not in starting]

@@ -1,4 +1,4 @@
-"""One actor as the engine sees it: its process, the questions that it has not answered, and its deadline. Pure."""
+"""The engine's record of one actor: its process, its unanswered questions and its deadline. Pure."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from dppo.ppo.progress import Progress
 class State(Enum):
     """States of an actor."""
 
-    ABSENT = "no process; one is started at `start_at`"
-    STARTING = "a process was asked for"
-    RUNNING = "the process takes questions"
+    ABSENT = "no process; one will be started at `start_at`"
+    STARTING = "a process has been requested"
+    RUNNING = "the process accepts questions"
     LEFT = "no process, and no room for one"
 
 
 @dataclass(slots=True)
 class Actor:
-    """One actor: the process behind it changes, its number does not."""
+    """One actor. Its process may be replaced; its number stays."""
 
     actor_id: int
     process: int = 0
-    """Number of its newest process; events of any other are ignored."""
+    """Number of its newest process; events from any other are ignored."""
     state: State = State.ABSENT
     start_at: float = 0.0
     missing_since: float = 0.0
-    """When it was lost, or first wanted."""
+    """Time when it was lost, or first requested."""
     ever_started: bool = False
-    given_up: bool = False
-    """Its samplers have been moved to others until it is back."""
+    samplers_moved: bool = False
+    """True while other actors host its samplers."""
     due: float = math.inf
-    """Time by which its next answer must be here."""
+    """Deadline of its next answer."""
     asked: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The samplers of each question that it has not answered, by the question's id."""
+    """Samplers of each unanswered question, by the id of the question."""
     holds: dict[int, int] = field(default_factory=dict)
-    """The index of the segment that each of its samplers would make next without being rebuilt."""
+    """Index of the segment that each of its samplers can collect next without being rebuilt."""
     delivered: bool = False
-    """True once its process has made a segment."""
+    """True once its process has sent a segment."""
     slow_is_fine: bool = False
-    """It makes environments or plays episodes again: as long as that goes on, it is slow, not hung."""
+    """True while it creates environments or replays episodes: as long as it progresses, it is not hung."""
     rebuilds: bool = False
-    """It plays episodes again."""
+    """True while it replays episodes."""
     look_at: float = math.inf
     """Time of the next look at its progress."""
     progress: Progress | None = None
-    """The last look, while `slow_is_fine`."""
+    """Result of the last look, while `slow_is_fine`."""
 
     def ask(self, ask_id: int, samplers: tuple[int, ...], now: float, limits: Limits, *, rebuilds: bool) -> None:
-        """Take note of a question."""
+        """Record a question."""
         self.asked[ask_id] = samplers
         self.rebuilds |= rebuilds
         self.slow_is_fine = self.rebuilds or not self.delivered
@@ -60,14 +60,14 @@ class Actor:
         self.extend(now, limits)
 
     def extend(self, now: float, limits: Limits) -> None:
-        """Set the deadline anew: an answer came, or a question was asked."""
+        """Set the deadline after a question or an answer."""
         owed = sum(map(len, self.asked.values()))
         self.due = now + owed * limits.segment_timeout_s if owed else math.inf
         if not owed:
             self.slow_is_fine, self.rebuilds, self.progress, self.look_at = False, False, None, math.inf
 
     def progressed(self, progress: Progress, now: float, limits: Limits) -> None:
-        """Take note of a look: an actor whose progress has moved since the last one has time again."""
+        """Record a look; extend the deadline if the actor has progressed since the last one."""
         if not self.slow_is_fine:
             return
         before = progress.began if self.progress is None else self.progress.moves
@@ -76,9 +76,9 @@ class Actor:
         self.progress = progress
 
     def is_late(self, now: float, limits: Limits) -> bool:
-        """Return whether its deadline has passed; if nobody has looked at it for long, it has time until the next look.
+        """Return whether the deadline has passed; if a look is overdue as well, extend it until after that look.
 
-        That is so when the learner itself was busy: with an update, while the actor was collecting.
+        Looks are overdue when the learner was busy with an update while the actor was collecting.
         """
         if now <= self.due:
             return False
@@ -88,7 +88,7 @@ class Actor:
         return True
 
     def end(self, now: float) -> None:
-        """Give up its process; a new one is due now."""
+        """Abandon its process; a new one is due now."""
         self.state, self.start_at, self.missing_since = State.ABSENT, now, now
         self.asked.clear()
         self.holds.clear()

@@ -1,4 +1,4 @@
-"""Watching: looks at actors that are too busy to answer, wherever they are."""
+"""Watching: reads the progress of actors that are too busy to answer, on any node."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.messages import Look, Progressed
 from dppo.cluster.collecting.progress_file import Witness, read_progress_file, remove_progress_file
-from dppo.ppo.progress import Progress
+from dppo.ppo.progress import Phase, Progress
 
 
 class Watching:
-    """Looks at the progress files of actors: on this node directly, elsewhere through a witness on their node.
+    """Reads the progress files of actors: directly on this node, through a witness process on other nodes.
 
-    A witness is started when an actor of its node is looked at for the first time, and takes no CPU of the cluster.
+    A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster.
     """
 
     def __init__(self, here: str | None = None) -> None:
-        """Args:
-        here: id of the node whose files can be read directly; None: the node of this process.
+        """Start without any actor.
+
+        Args:
+            here: id of the node whose files can be read directly; by default the node of this process.
         """
         self._here = here
         self._files: dict[int, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Look, str]] = {}
         self._seen: list[Progressed] = []
+        self._latest: dict[int, Progress] = {}  # by actor
 
     def started(self, actor_id: int, file: ProgressFile) -> None:
-        """Take note of where the process of an actor keeps its progress."""
+        """Record the progress file of an actor's new process."""
         self._files[actor_id] = file
 
     def ended(self, actor_id: int) -> None:
         """Forget the process of an actor."""
+        self._latest.pop(actor_id, None)
         file = self._files.pop(actor_id, None)
         if file is not None and self._is_here(file):
             remove_progress_file(file.path)
@@ -55,21 +59,33 @@ class Watching:
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
         self._looks[self._witnesses[file.node_id].look.remote(file.path)] = look, file.node_id
 
+    def steps_of(self, actor_id: int, process: int) -> int:
+        """Return the env steps that an actor has made for its present question; of another node, as seen last."""
+        if not any(look.actor_id == actor_id for look, _ in self._looks.values()):
+            self.look(Look(actor_id, process))
+        progress = self._latest.get(actor_id)
+        return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
+
     def seen(self) -> list[Progressed]:
-        """Return what was found since the last call; does not wait."""
+        """Return the results of looks since the last call; does not wait."""
         if self._looks:
             ready, _ = ray.wait(list(self._looks), num_returns=len(self._looks), timeout=0)
             for ref in ready:
                 look, node_id = self._looks.pop(ref)
                 try:
                     self._take(look, ray.get(ref, timeout=1))
-                except RayError:  # the witness is lost, and perhaps its node; the next look starts another
+                except RayError:  # the witness is lost, perhaps with its node; the next look starts another
                     self._witnesses.pop(node_id, None)
         seen, self._seen = self._seen, []
         return seen
 
+    @property
+    def idle(self) -> bool:
+        """True if no look is pending."""
+        return not self._looks
+
     def take_witnesses(self) -> list[Any]:
-        """Return all witnesses for their end, and forget them."""
+        """Return all witnesses to be killed, and forget them."""
         witnesses = list(self._witnesses.values())
         self._witnesses.clear()
         self._looks.clear()
@@ -77,6 +93,7 @@ class Watching:
 
     def _take(self, look: Look, progress: Progress | None) -> None:
         if progress is not None:
+            self._latest[look.actor_id] = progress
             self._seen.append(Progressed(look.actor_id, look.process, progress))
 
     def _is_here(self, file: ProgressFile) -> bool:

@@ -1,1 +1,1 @@
-"""SGD, in this process or shared by ranks on Ray."""
+"""PPO updates, in this process or shared by ranks on Ray."""

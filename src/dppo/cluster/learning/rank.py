@@ -29,17 +29,17 @@ from dppo.ppo.parallel import Parallel
 from dppo.ppo.segment import Segment
 from dppo.spaces import Spaces
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; torch's default is 30 minutes
+COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
 LOOPBACK = "127.0.0.1"
-REPEATS = 5  # of what is measured, the median counts
-LONG_S = 1.0  # what takes so long need not be measured again
+REPEATS = 5  # of each measurement, to take the median
+LONG_S = 1.0  # stop repeating a measurement after so long
 SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
 class TrainerRank:
-    """Hosts one rank: its trainer, and its place in the group.
+    """Hosts one rank: its trainer and its membership of the group.
 
-    The default group of torch.distributed belongs to the process, so a process hosts one rank at most.
+    The default group of torch.distributed belongs to the process, so a process hosts at most one rank.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class TrainerRank:
         import_paths: tuple[str, ...] = (),
         model: PackedModel = None,
     ) -> None:
-        """Do nothing that can fail; `join` does.
+        """Store the arguments; everything that can fail happens in `join`.
 
         Args:
-            import_paths: folders to import the user's network from, beside this process's own.
-            model: the user's network, of which `plan` holds the name.
+            import_paths: additional folders to import the user's network from.
+            model: the user's network; `plan` contains only its name.
         """
         self._import_paths = import_paths
         self._model = model
@@ -66,11 +66,11 @@ class TrainerRank:
     # ------------------------------------------------------------------ meeting
 
     def whereabouts(self) -> tuple[str, str]:
-        """This node, and an address of it that other nodes can reach."""
+        """Return the id of this node, and an address at which other nodes reach it."""
         return ray.get_runtime_context().get_node_id(), _address()
 
     def open_store(self, host: str) -> int:
-        """Rank 0 opens the place where ranks meet, at `host` and nowhere else; its port is the system's choice."""
+        """Open the store through which ranks find each other, on rank 0, bound to `host` only; return its port."""
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port = int(listener.getsockname()[1])
         self._store = TCPStore(
@@ -85,11 +85,11 @@ class TrainerRank:
         return port
 
     def join(self, host: str, port: int) -> Fault | None:
-        """Meet the other ranks, and build the trainer. Waits for: all ranks, at most a minute."""
+        """Join the group, and build the trainer. Waits for: all ranks, at most a minute."""
         size = self._plan.learners.num_learners
         if self._store is None:
             self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
-        # Or gloo asks for the address of this machine's name, which on many machines is one of the loopback.
+        # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
         interface = interface_of(LOOPBACK if host == LOOPBACK else _address())
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -108,63 +108,68 @@ class TrainerRank:
         return None
 
     def answer(self) -> bool:
-        """Show that the process is running; answered beside an update."""
+        """Return True, to show that the process is running; called during updates."""
         return True
 
     # ------------------------------------------------------------------ training
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from these weights and this optimiser state."""
+        """Continue with these weights and this optimiser state."""
         self._trainer.load(weights, state)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Weights [P] and optimiser state."""
-        return self._as_they_are()
+        """Return the weights [P] and the optimiser state."""
+        return self._views()
 
     def update(
-        self, obs_scale: ObsScale | None, reward_scale: float | None, iteration: int, tell: bool, *segments: Segment
+        self,
+        obs_scale: ObsScale | None,
+        reward_scale: float | None,
+        iteration: int,
+        with_state: bool,
+        *segments: Segment,
     ) -> tuple[dict[str, float] | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
-        """Train on this rank's segments, together with the others.
+        """Train on this rank's segments, together with the other ranks.
 
-        Returns: figures of all ranks; and if asked to `tell`, the new weights [P] and optimiser state, which are the
-            same on each rank.
+        Returns: the losses over all ranks; with `with_state`, also the new weights [P] and optimiser state, which are
+            the same on all ranks.
         """
-        torch.set_num_threads(self._plan.learners.learner_threads)  # a setting of the thread, and Ray chooses ours
+        torch.set_num_threads(self._plan.learners.learner_threads)  # per thread, and Ray chooses the thread
         try:
-            figures = train_on(self._trainer, self._plan, segments, obs_scale, reward_scale, iteration, rank=self._rank)
+            losses = train_on(self._trainer, self._plan, segments, obs_scale, reward_scale, iteration, rank=self._rank)
         except DppoError as error:
             return Fault.of(error), None, None
-        if not tell:
-            return figures, None, None
-        return figures, *self._as_they_are()
+        if not with_state:
+            return losses, None, None
+        return losses, *self._views()
 
-    def _as_they_are(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        # Ray copies them while it sends them, before the next call. A copy more of a large model is worth a minibatch.
+    def _views(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        # Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
         return self._trainer.weights(copy=False), self._trainer.state(copy=False)
 
     # ------------------------------------------------------------------ measuring
 
     def time_learning(self, rows: int) -> float:
-        """Seconds of forward and backward on `rows` rows, alone; the weights stay as they are."""
+        """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
         torch.set_num_threads(self._plan.learners.learner_threads)
-        self._trainer.rehearse(min(rows, 64))  # warms up
+        self._trainer.rehearse(min(rows, 64))  # warm-up
         times: list[float] = []
         while len(times) < REPEATS and sum(times) < LONG_S:
             times.append(_seconds(lambda: self._trainer.rehearse(rows)))
         return median(times)
 
     def time_summing(self) -> float:
-        """Seconds of one sum of the gradient over all ranks, which must all do this at once."""
-        self._trainer.sum_gradients()  # warms up, and lets them begin together
+        """Return the seconds of one sum of the gradient; all ranks must call this at once."""
+        self._trainer.sum_gradients()  # warm-up, and a common start
         return median(_seconds(self._trainer.sum_gradients) for _ in range(REPEATS))
 
     def summing_s(self) -> float:
-        """Seconds spent so far with the other ranks, in the sums themselves and waiting for them."""
+        """Return the seconds spent so far in sums over ranks, waiting included."""
         return self._group.seconds
 
 
 class _Timed:
-    """A group that knows how long its ranks had to do with each other."""
+    """A group that measures the time of its sums."""
 
     def __init__(self, group: Parallel) -> None:
         self.rank, self.size, self.seconds = group.rank, group.size, 0.0
@@ -177,7 +182,7 @@ class _Timed:
         began = time.perf_counter()
         self._group.sum_(tensor)
         if tensor.is_cuda:
-            torch.cuda.synchronize()  # as the gradient's norm, wanted next, does in any case
+            torch.cuda.synchronize()  # costs nothing: the norm of the gradient, computed next, does it as well
         self.seconds += time.perf_counter() - began
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -200,7 +205,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface with this IPv4 address; None where the system does not tell."""
+    """Return the network interface with this IPv4 address; None if it cannot be found."""
     names = [name for _, name in socket.if_nameindex()]
     if address.startswith("127."):
         return next((name for name in names if name in ("lo", "lo0")), None)
@@ -212,7 +217,7 @@ def interface_of(address: str) -> str | None:
         for name in names:
             try:
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no such address
+            except OSError:  # it has no IPv4 address
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name

@@ -1,4 +1,4 @@
-"""RayTrainers: SGD spread over several learners on Ray, which live and are replaced together."""
+"""RayTrainers: updates shared by several learners on Ray, which are started and replaced as one group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dppo.assemble import TrainerPlan, network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
-from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, wait_for, wait_while_alive
+from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
 from dppo.ppo.normalizer import ObsScale
@@ -25,28 +25,27 @@ from dppo.ppo.segment import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
-CLOSE_S = 2.0  # for Ray to take back the room of the learners
-MAX_REBUILDS = 3  # in a row, without an update between them
+CLOSE_S = 2.0  # for Ray to release the resources of the learners
+MAX_REBUILDS = 3  # in a row, without an update in between
 
 
 class RayTrainers:
-    """L ranks of one trainer. Segments go to them by reference; figures and weights come back.
+    """L ranks of one trainer. They receive segments by reference, and return losses and weights.
 
-    A rank that dies or falls silent takes the whole group with it, for the others wait for it in the middle of a sum:
-    all are started anew from the state before the update, which is then done again on the same segments, with the
-    same result.
+    A rank that dies or stops answering takes the whole group with it, because the others wait for it in a sum. All
+    ranks are then restarted with the state before the update, and repeat it on the same segments with the same result.
     """
 
     def __init__(
         self, plan: TrainerPlan, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
     ) -> None:
-        """Find room for the ranks, start them and let them meet.
+        """Reserve resources for the ranks, start them and form the group.
 
         Args:
-            check: called now and then while this waits, then and later; may raise, to give up.
+            check: called during every wait, now and later; may raise to end it.
 
         Raises:
-            ClusterError: there is no room, or ranks cannot start or meet.
+            ClusterError: there is no room, or the ranks cannot start or reach each other.
         """
         self._check = check
         self.spec = network_spec(plan.network, spaces)
@@ -56,11 +55,12 @@ class RayTrainers:
         self._spaces = spaces
         self._notify = notify
         self._budget = RestartBudget(MAX_REBUILDS)
-        self._ranks: list[Any] = []
+        self.ranks: list[Any] = []
+        """Ray's handles of the ranks; a rebuild replaces them."""
         self._weights: np.ndarray | None = None
-        self._state: dict[str, np.ndarray] | None = None  # or, not fetched yet:
-        self._states: list[ObjectRef[Any]] = []  # equal ones, on different nodes
-        self._tellers = [0]  # ranks on different nodes, two at most: one node may go
+        self._state: dict[str, np.ndarray] | None = None
+        self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
+        self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
         self._incidents: list[Incident] = []
         bundle = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
         self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
@@ -71,18 +71,18 @@ class RayTrainers:
             self.close()
             raise
 
-    # ------------------------------------------------------------------ the face of a trainer
+    # ------------------------------------------------------------------ the Trainers protocol
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
-        """Do one PPO update on the segments of `iteration`, each rank on those of its samplers.
+        """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
 
-        Waits for: all ranks, as long as each shows that it runs. Fails when: an update diverges, or the group has been
-        rebuilt too often in a row.
+        Waits for: all ranks, while each answers that it is running. Fails when: the update diverges, or the group has
+        been rebuilt too often in a row.
 
         Raises:
-            SegmentsLost: they must be made again; nothing has changed.
+            SegmentsLost: they must be collected again; nothing has changed.
         """
         while True:
             try:
@@ -91,28 +91,28 @@ class RayTrainers:
                 self._rebuild(error)
 
     def weights(self) -> np.ndarray:
-        """All weights [P]; not to be written."""
+        """Return all weights [P], read-only."""
         assert self._weights is not None
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
-        """The optimiser's state."""
+        """Return the optimiser's state."""
         for number, ref in enumerate(self._states, start=1):
             try:
-                # The reference is kept: to give it up ends this process, if the raylet has died.
+                # The reference is kept, because releasing it ends this process if the raylet has died.
                 self._state = ray.get(ref, timeout=FETCH_TIMEOUT_S)
                 break
             except RayError as error:
                 if number == len(self._states):
                     raise ClusterError(
-                        f"the optimiser's state was lost with the nodes of the learners ({last_line(error)}). Go on "
-                        f"from the last checkpoint with --resume."
+                        f"the optimiser's state was lost with the nodes of the learners ({last_line(error)}). Resume "
+                        f"from the last checkpoint (--resume)."
                     ) from None
         assert self._state is not None
         return self._state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from these weights and this optimiser state, on every rank."""
+        """Continue with these weights and this optimiser state, on every rank."""
         self._weights, self._state, self._states = weights, state, []
         try:
             self._load()
@@ -125,20 +125,21 @@ class RayTrainers:
         return incidents
 
     def close(self) -> None:
+        """Kill all ranks, and release their resources."""
         self._kill()
         within(CLOSE_S, lambda: remove_placement_group(self._group))
 
     def worth(self, rows: int) -> tuple[float, float, float]:
-        """Milliseconds of one minibatch of `rows` rows: on one learner, on all, and of these for the sum of gradients.
+        """Measure one minibatch of `rows` rows on the learners themselves.
 
-        All is measured, on the learners themselves: one while the others wait, then all at once.
+        Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
         """
         try:
-            alone = self._ask(self._ranks[:1], "time_learning", rows)[0]
-            shared = max(self._ask(self._ranks, "time_learning", rows // len(self._ranks)))
-            summing = max(self._ask(self._ranks, "time_summing"))
+            alone = self._ask(self.ranks[:1], "time_learning", rows)[0]
+            shared = max(self._ask(self.ranks, "time_learning", rows // len(self.ranks)))
+            summing = max(self._ask(self.ranks, "time_summing"))
         except (RayError, TimeoutError) as error:
-            raise ClusterError(f"a learner {cause(error)}\nNothing was trained yet; start again.") from None
+            raise ClusterError(f"a learner {cause(error)}\nTraining had not begun; start the run again.") from None
         return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
 
     # ------------------------------------------------------------------ an update
@@ -146,46 +147,48 @@ class RayTrainers:
     def _attempt(
         self, segments: Sequence[Any], obs_scale: ObsScale | None, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
-        share = len(segments) // len(self._ranks)
+        share = len(segments) // len(self.ranks)
+        self._check()  # if the raylet has died, large arguments and results end this process
         calls = [
             handle.update.options(num_returns=3).remote(
                 obs_scale,
                 reward_scale,
                 iteration,
-                rank in self._tellers,
+                rank in self._reporters,
                 *segments[rank * share : (rank + 1) * share],
             )
-            for rank, handle in enumerate(self._ranks)
+            for rank, handle in enumerate(self.ranks)
         ]
         try:
-            answers = wait_while_alive(self._ranks, [figures for figures, _, _ in calls], _is_alive, self._check)
+            answers = wait_while_alive(self.ranks, [losses for losses, _, _ in calls], _is_alive, self._check)
         except ObjectLostError as error:
-            self._rebuild(error)  # for some ranks wait for those that got nothing to learn from
+            self._rebuild(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
                 f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
             ) from None
         _raise_faults(answers)
+        self._check()  # the same for the earlier weights, which are released here
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
-        self._states = [calls[rank][2] for rank in self._tellers]  # stay where ranks put them, until needed
+        self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
         self._budget.delivered(0)
-        figures: dict[str, float] = answers[0]
-        return figures
+        losses: dict[str, float] = answers[0]
+        return losses
 
     def _rebuild(self, error: Exception) -> None:
-        """Start the group anew from the state before the update, again if need be."""
+        """Restart the group with the state before the update, repeatedly if necessary."""
         began, learners = time.monotonic(), self._learners.num_learners
         while True:
-            self._check()  # where all is being stopped, or Ray has gone, a new group would be in vain
+            self._check()  # a new group would be useless if the run is being stopped or Ray is gone
             reason = f"a learner {cause(error)}"
             self._kill()
             delay = self._budget.spend(0)
             if delay is None:
                 raise ClusterError(
                     f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
-                    f"finishing an update. Go on from the last checkpoint with --resume, or with --num-learners 0."
+                    f"finishing an update. Resume from the last checkpoint (--resume), perhaps with num_learners=0."
                     + (f"\n{error}" if isinstance(error, RayTaskError) else "")
                 )
-            self._notify(f"{reason}; all {learners} are started anew, and go on from before the update")
+            self._notify(f"{reason}; all {learners} are restarted and repeat the update")
             self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
             time.sleep(delay)
             try:
@@ -202,29 +205,29 @@ class RayTrainers:
     def _start(self) -> None:
         learners = f"num_learners={self._learners.num_learners}: learners of {_in_words(self._bundle)} each"
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._group.wait(1):
+        while not self._group.wait(TICK_S):
             self._check()
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use "
-                    f"fewer, or lower --learner-cpus or --learner-gpus."
+                    f"fewer, or lower learner_cpus or learner_gpus."
                 )
         try:
             self._build()
-            weights, state = self._ask(self._ranks[:1], "snapshot")[0]
-            # Copies: to give up a view of Ray's store ends this process, if the raylet has died meanwhile.
+            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
+            # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
             self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
         except (RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
-                f"other on any port. --num-learners 0 trains in this process."
+                f"other on any port. num_learners=0 trains in this process."
             ) from None
 
     def _build(self) -> None:
-        """Start all ranks and let them meet."""
-        # Asked whether it runs, a rank must answer in the middle of an update.
+        """Start all ranks and form the group."""
+        # The extra concurrency group lets a rank answer during an update.
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
-        self._ranks = [
+        self.ranks = [
             remote_class.options(
                 num_cpus=self._learners.learner_cpus,
                 num_gpus=self._learners.learner_gpus,
@@ -234,24 +237,25 @@ class RayTrainers:
             ).remote(self._plan, self._spaces, rank, import_paths(), self._model)
             for rank in range(self._learners.num_learners)
         ]
-        places = wait_for([handle.whereabouts.remote() for handle in self._ranks], START_TIMEOUT_S, self._check)
+        places = wait_for([handle.whereabouts.remote() for handle in self.ranks], START_TIMEOUT_S, self._check)
         nodes, addresses = zip(*places, strict=True)
-        self._tellers = sorted({nodes.index(node) for node in nodes})[:2]
-        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]  # on one node, nobody else need hear them
-        port = wait_for([self._ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
-        joined = [handle.join.remote(host, port) for handle in self._ranks]
+        self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
+        # On one node the store need not be reachable from others.
+        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
+        port = wait_for([self.ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
+        joined = [handle.join.remote(host, port) for handle in self.ranks]
         for answer in wait_for(joined, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds(), self._check):
             or_raise(answer)
 
     def _load(self) -> None:
-        self._ask(self._ranks, "load", ray.put(self._weights), ray.put(self.state()))
+        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))
 
     def _kill(self) -> None:
-        ranks, self._ranks = self._ranks, []
+        ranks, self.ranks = self.ranks, []
         within(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
 
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
-        """Let some ranks do something, all at once; what they answer."""
+        """Call a method of some ranks at once; return their answers."""
         return wait_while_alive(
             ranks, [getattr(handle, method).remote(*args) for handle in ranks], _is_alive, self._check
         )
@@ -263,7 +267,7 @@ def _is_alive(handle: Any) -> ObjectRef[Any]:
 
 
 def _raise_faults(answers: list[dict[str, float] | Fault]) -> None:
-    """Raise what went wrong in an update: it diverges on all ranks at once, and each describes its own rows."""
+    """Raise the fault of an update, if any. A divergence concerns all ranks, and each describes its own rows."""
     faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
     if not faults:
         return

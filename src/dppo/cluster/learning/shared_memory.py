@@ -1,4 +1,4 @@
-"""Vectors of several processes of one machine that each of them can read and write."""
+"""Vectors in memory shared by several processes of one machine."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TOKEN_BYTES = 8
 
 
 def shared_vectors(like: Tensor) -> list[Tensor] | None:
-    """One vector of zeros a rank, as long as `like` and of its type, the same memory in all ranks.
+    """Create one vector of zeros per rank, with the length and dtype of `like`, in memory that all ranks share.
 
-    Nothing is left behind when ranks are killed: the memory has no name, and goes with the last that uses it.
+    The memory is anonymous: it is freed with the last process that maps it, also if ranks are killed.
 
-    Waits for: every rank of the default group, all of which must call this at once.
-    Returns: the vectors in the order of ranks; None, in every rank, where they do not run on one Linux machine.
+    Waits for: every rank of the default group; all must call this at once.
+    Returns: the vectors in the order of ranks; None, in every rank, unless all run on one Linux machine.
     """
     mine = _Memory(like.numel() * like.element_size())
     try:
         seen = [_opened(pid, file, token, mine.bytes) for pid, file, token in _gathered(mine.where())]
-        # Zeros again, before anybody computes with it; and nobody closes what another has yet to open.
+        # Clear the token before anybody computes with the vector; close no file before all have opened it.
         everybody = all(ok for (ok,) in _gathered([int(None not in seen)]))
         if mine.map is not None:
             mine.map[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
@@ -37,7 +37,7 @@ def shared_vectors(like: Tensor) -> list[Tensor] | None:
 
 
 class _Memory:
-    """Memory of this process that others may open, with a token at its start by which they know it."""
+    """Memory of this process that others can open; a token at its start identifies it."""
 
     def __init__(self, wanted: int) -> None:
         self.bytes = max(wanted, TOKEN_BYTES)
@@ -46,23 +46,24 @@ class _Memory:
         self._file = -1
         if not hasattr(os, "memfd_create"):  # not Linux
             return
-        with suppress(OSError):  # refused: then nobody shares, as on several machines
+        with suppress(OSError):  # refused by the system: then no rank shares, as on several machines
             self._file = os.memfd_create("dppo gradient")
             os.truncate(self._file, self.bytes)
             self.map = mmap.mmap(self._file, self.bytes)
             self.map[:TOKEN_BYTES] = self._token.to_bytes(TOKEN_BYTES, "little")
 
     def where(self) -> list[int]:
+        """Return the process id, the file descriptor and the token."""
         return [os.getpid(), self._file, self._token]
 
     def close(self) -> None:
-        """The memory stays as long as it is mapped."""
+        """Close the file; the memory stays as long as it is mapped."""
         if self._file >= 0:
             os.close(self._file)
 
 
 def _opened(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
-    """The memory of a process of this machine; None where there is no such process, or it is another's."""
+    """Map the memory of another process; return None if that process is not on this machine."""
     try:
         opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
         try:
@@ -75,7 +76,7 @@ def _opened(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
 
 
 def _gathered(numbers: list[int]) -> list[list[int]]:
-    """The numbers of every rank."""
+    """Return the numbers of every rank."""
     mine = torch.tensor(numbers)
     everybody = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
     distributed.all_gather(everybody, mine)

@@ -1,4 +1,4 @@
-"""Group: the ranks of a training, in processes that talk through torch.distributed."""
+"""Group: the ranks of a training, in processes that communicate through torch.distributed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor, distributed
 
 from dppo.cluster.learning.shared_memory import shared_vectors
 
-FEW = 1 << 18  # numbers that two ranks exchange faster than they meet twice
-CACHED = 1 << 16  # elements that stay in a core's cache between being added up and being handed out
+FEW = 1 << 18  # numbers up to which two ranks exchange messages faster than they pass two barriers
+CACHED = 1 << 16  # elements that stay in the cache of a core between adding and copying
 
 
 class Group:
-    """Ranks that talk through the default group of torch.distributed, which must have been joined.
+    """Ranks that communicate through the default group of torch.distributed, which must have been joined.
 
-    On CPUs numbers are added in the order of ranks, wherever these run: a group that is rebuilt on other machines
-    comes to the same bits. On GPUs the order is nccl's.
+    On CPUs numbers are added in the order of ranks on any machine, so a group that is rebuilt elsewhere computes the
+    same bits. On GPUs nccl decides the order.
 
-    Waits for: every rank, in each call. Fails when: one of them is gone, or the group's timeout passes.
+    Waits for: every rank, in each call. Fails when: a rank is gone, or the timeout of the group passes.
     """
 
     def __init__(self) -> None:
@@ -26,39 +26,42 @@ class Group:
         self._vectors: list[Tensor] | None = None
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
         self._vectors = shared_vectors(tensor) if pays and not tensor.is_cuda else None
         return torch.zeros_like(tensor) if self._vectors is None else self._vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
+        """Replace `tensor` by its sum over all ranks."""
         if self._vectors is not None and tensor is self._vectors[self.rank]:
             self._sum_in_memory(self._vectors)
-        elif self.size <= 2 or tensor.is_cuda:  # two numbers have one sum, in either order
+        elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:
             self._sum_by_messages(tensor)
 
     def gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, stacked in the order of ranks."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         distributed.all_gather(parts, tensor)
         return torch.stack(parts)
 
     def _sum_in_memory(self, vectors: list[Tensor]) -> None:
-        """Each rank adds up one slice of all vectors, and writes the sum into all.
+        """Let each rank add up one slice of all vectors, and write the sum into all.
 
-        Nothing is copied through sockets; `python benchmarks/sums.py` compares it with gloo.
+        Nothing passes through sockets; `python benchmarks/sums.py` compares it with gloo.
         """
-        distributed.barrier()  # all have written their own
+        distributed.barrier()  # all vectors are written
         slices = (vector.tensor_split(self.size)[self.rank] for vector in vectors)
         for total, *others in zip(*(torch.split(part, CACHED) for part in slices), strict=True):
             for other in others:
                 total.add_(other)
             for other in others:
                 other.copy_(total)
-        distributed.barrier()  # all slices are there
+        distributed.barrier()  # all slices are summed
 
     def _sum_by_messages(self, tensor: Tensor) -> None:
-        """Each rank adds up one slice, in the order of ranks, and sends the sum to the others; gloo's order varies."""
+        """Let each rank add up one slice in the order of ranks and send it to the others; the order of gloo varies."""
         slices = tensor.tensor_split(self.size)
         mine = slices[self.rank]
         others = [rank for rank in range(self.size) if rank != self.rank]

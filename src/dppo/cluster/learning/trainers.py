@@ -1,4 +1,4 @@
-"""Trainers: LocalTrainer in this process, RayTrainers on several ranks; PPOLearner does not know which."""
+"""Trainers: the protocol that PPOLearner uses; LocalTrainer in this process, RayTrainers on several ranks."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from dppo.spaces import Spaces
 
 
 class Trainers(Protocol):
-    """One trainer, wherever it runs and of however many ranks."""
+    """One trainer, in this process or of several ranks."""
 
     spec: NetworkSpec
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
-        """Do one PPO update on the segments of `iteration` (0, 1, ...); return figures by name.
+        """Do one PPO update on the segments of `iteration` (0, 1, ...); return losses and diagnostics by name.
 
         Args:
-            segments: in sampler order; or references to them, where ranks fetch them themselves.
-            policy: the one that collected them.
-            reward_scale: what rewards are divided by; None where they are not normalised.
+            segments: in sampler order; references to them if ranks fetch them from the actors.
+            policy: the policy that collected them.
+            reward_scale: divisor of rewards; None if they are not normalised.
         """
 
     def weights(self) -> np.ndarray:
-        """All weights [P]; no later update changes them."""
+        """Return all weights [P]; later updates do not change them."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """The optimiser's state; no later update changes it."""
+        """Return the optimiser's state; later updates do not change it."""
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from these weights and this optimiser state."""
+        """Continue with these weights and this optimiser state."""
 
     def take_incidents(self) -> list[Incident]:
-        """Return the incidents since the last call, all of them dealt with."""
+        """Return the incidents since the last call, all of them resolved."""
 
     def close(self) -> None:
-        """Stop; give back what was taken."""
+        """Stop, and release all resources."""
 
 
 def make_trainers(
     plan: TrainerPlan, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> Trainers:
-    """Make the trainers for `num_learners`; 0 does not import Ray.
+    """Create the trainers for `num_learners`; 0 does not import Ray.
 
     Args:
-        check: called now and then while learners start; may raise, to give up.
+        check: called during every wait for learners; may raise to end it.
     """
     if plan.learners.num_learners == 0:
         return LocalTrainer(plan, spaces)
@@ -70,7 +70,7 @@ def make_trainers(
 
 
 def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
-    """Return whether several learners pay, from what was measured."""
+    """Describe the measured times, and say whether several learners are faster than one."""
     facts = (
         f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
         f"minibatch of {plan.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the sum; "
@@ -78,7 +78,7 @@ def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared
     )
     if shared_ms < 0.95 * alone_ms:
         return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
-    return f"{facts}. Several learners do not pay here; --num-learners 0 is faster."
+    return f"{facts}. Several learners do not pay here; num_learners=0 is faster."
 
 
 class LocalTrainer:
@@ -94,29 +94,30 @@ class LocalTrainer:
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
-        """Do one PPO update on the segments of `iteration` (0, 1, ...), which `policy` collected."""
+        """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self._trainer.weights(), self._trainer.state()
         try:
             return train_on(self._trainer, self._plan, segments, policy.obs_scale, reward_scale, iteration)
-        except BaseException:  # it diverged in the middle: a checkpoint shall hold what the last iteration ended with
+        except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
             self._trainer.load(*before)
             raise
 
     def weights(self) -> np.ndarray:
-        """A copy of all weights [P]."""
+        """Return a copy of all weights [P]."""
         return self._trainer.weights()
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of the optimiser's state."""
+        """Return a copy of the optimiser's state."""
         return self._trainer.state()
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from these weights and this optimiser state."""
+        """Continue with these weights and this optimiser state."""
         self._trainer.load(weights, state)
 
     def take_incidents(self) -> list[Incident]:
-        """Nothing befalls a trainer in this process that would not end the run."""
+        """Return an empty list: any failure of this trainer ends the run."""
         return []
 
     def close(self) -> None:
+        """Restore torch's number of threads."""
         torch.set_num_threads(self._threads_before)

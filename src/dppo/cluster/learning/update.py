@@ -1,4 +1,4 @@
-"""One PPO update from raw segments, as the trainer in this process and each rank does it."""
+"""One PPO update from raw segments, shared by the trainer in this process and the ranks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def train_on(
     """Make a batch of `segments` and train on it; return the losses and diagnostics.
 
     Args:
-        segments: those of this rank, in sampler order.
-        obs_scale: the one that they were collected with.
-        reward_scale: what rewards are divided by; None where they are not normalised.
+        segments: the segments of this rank, in sampler order.
+        obs_scale: the scale with which they were collected.
+        reward_scale: divisor of rewards; None if they are not normalised.
     """
     from dppo.ppo.batch import make_batch
 
     batch = make_batch(segments, obs_scale, reward_scale, gamma=plan.ppo.gamma, gae_lambda=plan.ppo.gae_lambda)
-    # One learner draws what training in the driver draws.
+    # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
     return trainer.update(batch, plan.learning_rate_at(iteration), order)

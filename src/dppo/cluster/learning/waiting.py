@@ -1,4 +1,4 @@
-"""Waiting for calls to other processes: every wait ends, and says why."""
+"""Waiting for calls to other processes: every wait ends, with a reason."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 TICK_S = 0.5  # longest single wait
-ASK_EVERY_S = 3.0  # how often a process is asked whether it runs
-SILENT_S = 20.0  # one that has not answered for so long is stopped, or its node is gone
-DEATH_TOLD_S = 2.0  # Ray tells of a death later than those notice it who were connected to the dead
-FETCH_TIMEOUT_S = 120.0  # for what is ready but has to cross the network
+ASK_EVERY_S = 3.0  # interval between two questions whether a process is running
+SILENT_S = 20.0  # a process that has not answered for longer is stopped, or its node is gone
+DEATH_REPORT_S = 2.0  # Ray reports a death later than the processes that were connected to the dead one notice it
+FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 
 
 def wait_for(calls: Sequence[ObjectRef[Any]], timeout_s: float, check: Callable[[], None]) -> list[Any]:
-    """The answers of processes that may still be starting. Fails when: one fails, or time is up.
+    """Return the answers of processes that may still be starting.
+
+    Fails when: a call fails, or time is up.
 
     Args:
-        check: called now and then; may raise, to give up.
+        check: called at least every `TICK_S`; may raise to end the wait.
     """
     deadline, pending = time.monotonic() + timeout_s, list(calls)
     while pending:
@@ -40,13 +42,13 @@ def wait_while_alive(
     ask: Callable[[Any], ObjectRef[Any]],
     check: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Return the answers to one call of each of `ranks`, however long they take.
+    """Return the answers to one call of each of `ranks`, without a deadline.
 
-    Fails when: one fails, dies, or falls silent.
+    Fails when: a rank fails, dies or stops answering.
 
     Args:
-        ask: asks one of them to show that it runs.
-        check: called now and then; may raise, to give up.
+        ask: asks a rank whether it is running.
+        check: called at least every `TICK_S`; may raise to end the wait.
     """
     pending = list(calls)
     heard = [time.monotonic()] * len(ranks)
@@ -68,7 +70,7 @@ def wait_while_alive(
             heard[asked.pop(ref)] = time.monotonic()
         for rank, when in enumerate(heard):
             if time.monotonic() - when > SILENT_S:
-                raise TimeoutError(f"fell silent: rank {rank} has not answered for {SILENT_S:.0f} s")
+                raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
         for rank, handle in enumerate(ranks):
             if rank not in asked.values():
                 asked[ask(handle)] = rank
@@ -77,8 +79,8 @@ def wait_while_alive(
 
 
 def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
-    """The death of another process that made one fail in the middle of a sum; `error` itself where none died."""
-    for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_TOLD_S)[0]:
+    """Return the death of another rank that made a sum fail; `error` itself if none died."""
+    for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_REPORT_S)[0]:
         try:
             ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayActorError as death:

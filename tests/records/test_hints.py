@@ -1,0 +1,87 @@
+"""Hints that a run prints are followed to the letter, and keep what they promise."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dppo.__main__ import main
+
+SMALL = ["CartPole-v1", "--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "96", "--progress", "plain"]
+SLOW = ["slow_worlds:delayed_cartpole", *SMALL[1:]]
+
+
+class Runs:
+    """Runs `dppo train` in folders of its own."""
+
+    def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = tmp_path
+        self._capsys = capsys
+        self._count = 0
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Train; return all that is printed."""
+        self._count += 1
+        assert main(["train", *arguments, "--run-dir", str(self.folder / str(self._count))]) == code
+        return self.printed()
+
+    def printed(self) -> str:
+        both = self._capsys.readouterr()
+        return both.out + both.err
+
+
+@pytest.fixture
+def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
+    return Runs(tmp_path, capsys)
+
+
+def weights(printed: str) -> str:
+    found = re.search(r"Weights: sha256 (\w+)", printed)
+    assert found is not None
+    return found[1]
+
+
+def hinted(printed: str, pattern: str) -> list[str]:
+    """The words of the only flag in brackets that fits `pattern`."""
+    [found] = re.findall(rf"\((--{pattern})\)", printed)
+    return shlex.split(found)
+
+
+def test_actors_by_the_first_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
+    alone = train(*SMALL)
+    assert "with the same result" in alone
+    spread = train(*SMALL, *hinted(alone, r"num-actors \d+"))
+    assert "2 Ray actors host 1 sampler each." in spread
+    assert weights(spread) == weights(alone)
+
+
+def test_overlap_by_the_last_lines_is_accepted(train: Runs, ray_session: None) -> None:
+    """Sixteen steps of 2 ms on the one side, eighty SGD steps on the other: each can hide much of the other."""
+    turns = ["--num-actors", "2", "--update-epochs", "10", "--minibatch-size", "4"]
+    words = hinted(train(*SLOW, *turns), "overlap")
+    assert "Done after 96 steps" in train(*SLOW, *turns, *words)
+
+
+def test_more_actors_by_the_last_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
+    one = train(*SLOW, "--num-actors", "1", "--overlap")
+    assert "with the same result" in one
+    two = train(*SLOW, "--overlap", *hinted(one, r"num-actors \d+"))
+    assert weights(two) == weights(one)
+
+
+def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(train: Runs) -> None:
+    train(*SMALL)
+    run = train.folder / "1"
+    assert main(["train", *SMALL, "--run-dir", str(run)]) == 2
+    [command] = re.findall(r"`dppo (.*?)`", train.printed())
+    assert main(shlex.split(command)) == 0
+    assert "Nothing to do: the run has already completed its 96 steps." in train.printed()
+
+
+def test_tuned_settings_are_left_out_as_printed(train: Runs) -> None:
+    tuned = train("CartPole-v1", "--total-timesteps", "1024", "--progress", "plain")
+    [words] = re.findall(r"\((--preset \w+) leaves them out\)", tuned)
+    assert "Settings tuned" not in train(*SMALL, *shlex.split(words))
