@@ -29,19 +29,12 @@ class World(gym.Env[Any, Any]):
 
     action_space: Any = spaces.Discrete(3)
 
-    def __init__(self, sleep_s: float = 0.0) -> None:
-        self._sleep_s = sleep_s
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.steps, self.at = 0, self.np_random.normal(size=2) * 0.5
         return self.observation(), {}
 
     def step(self, action: Any) -> Any:
-        if self._sleep_s:
-            import time
-
-            time.sleep(self._sleep_s)
         self.steps += 1
         self.at = self.at + self.np_random.normal(size=2) * 0.2 + 0.1 * (np.mean(action) - 1)
         far = float(np.abs(self.at).max())
@@ -52,18 +45,19 @@ class World(gym.Env[Any, Any]):
 
     def pixels(self, shape: tuple[int, ...]) -> np.ndarray:
         noise = self.np_random.integers(0, 60, shape)
-        return (noise + np.clip(90 + 40 * self.at[0], 0, 190)).astype(np.uint8)
+        pixels: np.ndarray = (noise + np.clip(90 + 40 * self.at[0], 0, 190)).astype(np.uint8)
+        return pixels
 
 
 class Picture(World):
     """An image, with the channels behind."""
 
-    def __init__(self, size: int = 8, channels: int = 3, sleep_s: float = 0.0) -> None:
-        super().__init__(sleep_s)
-        self.observation_space = spaces.Box(0, 255, (size, size, channels), np.uint8)
+    def __init__(self, size: int = 8, channels: int = 3) -> None:
+        self.shape = size, size, channels
+        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
 
     def observation(self) -> Any:
-        return self.pixels(self.observation_space.shape)
+        return self.pixels(self.shape)
 
 
 class Film(World):
@@ -113,12 +107,11 @@ class Plain(World):
     """One space, whichever is asked for."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
         self._kind = kind
         kinds: dict[str, gym.Space[Any]] = {
             "discrete": spaces.Discrete(16, start=-1),
             "many": spaces.Discrete(5000),
-            "multidiscrete": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+            "multidiscrete": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
             "multibinary": spaces.MultiBinary((2, 2)),
             "number": spaces.Box(-9, 9, (), np.float64),
             "grid": spaces.Box(-9, 9, (2, 3), np.int32),

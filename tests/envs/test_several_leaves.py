@@ -88,9 +88,8 @@ def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
     ):
         packed = pack_tool(raw)
         assert packed["at"] == expected[0]
-        branch, first, second = expected[1]
         tool = packed["tool"]
-        assert (tool["branch"], tool["0"], tool["1"].tolist()) == (branch, first, second)
+        assert (int(tool["branch"]), int(tool["0"]), tool["1"].tolist()) == expected[1]
 
 
 @pytest.mark.parametrize(

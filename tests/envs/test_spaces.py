@@ -165,7 +165,7 @@ def test_a_refusal_names_the_part(env: gym.Env[Any, Any], words: tuple[str, ...]
 
 def test_every_part_of_a_nest_is_described() -> None:
     nest = spaces.Dict(
-        dials=spaces.MultiDiscrete([[2, 3]], start=[[1, -1]]),
+        dials=spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, -1]])),
         hand=spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (3,), np.float64)]),
         tool=spaces.OneOf([spaces.Discrete(3), spaces.Dict(a=spaces.MultiBinary(2))]),
     )

@@ -137,5 +137,9 @@ def _named(spaces: Spaces, name: str) -> str:
         return f"an image of {shape} bytes"
     if name in spaces.categories:
         counts = spaces.categories[name].counts
-        return counted(counts[0], "category", "categories") if len(counts) == 1 else f"{len(counts)} categories"
+        return (
+            counted(counts[0], "category", "categories")
+            if len(counts) == 1
+            else f"{len(counts)} of {sum(counts)} categories"
+        )
     return f"{shape} numbers" if shape != "1" else "1 number"

@@ -287,7 +287,8 @@ class PixelConv(nn.Conv2d):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the convolution of `pixels` [rows, channels, height, width] / 255."""
-        return self._conv_forward(pixels, self.weight / 255, self.bias)
+        convolved: Tensor = self._conv_forward(pixels, self.weight / 255, self.bias)
+        return convolved
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
