@@ -1,4 +1,4 @@
-"""Environments of the benchmarks, made alike for every library: this file imports none of them."""
+"""Environments of the benchmarks, the same for every library: this file imports none of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import gymnasium as gym
 
 
 class Sleeping(gym.Wrapper):
-    """Each step takes `step_s` seconds, dynamics included, as that of dppo/SlowCartPole-v0 does."""
+    """Make each step take `step_s` seconds, dynamics included, as in dppo/SlowCartPole-v0."""
 
     def __init__(self, env: gym.Env, step_s: float) -> None:
         super().__init__(env)
@@ -26,7 +26,7 @@ class Sleeping(gym.Wrapper):
 
 
 class Stamping(gym.Wrapper):
-    """The first step of all processes writes the time of day into the file `stamp`."""
+    """Write the time of day into the file `stamp` at the first step of all processes."""
 
     def __init__(self, env: gym.Env, stamp: str) -> None:
         super().__init__(env)
@@ -43,7 +43,7 @@ class Stamping(gym.Wrapper):
 
 
 def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None) -> gym.Env:
-    """`env_id`, slowed down and stamped as asked."""
+    """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given."""
     env = gym.make(env_id)
     if step_s > 0:
         env = Sleeping(env, step_s)
@@ -51,6 +51,6 @@ def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = N
 
 
 def read_stamp(path: Path) -> float | None:
-    """When the first step of all was made, in seconds since the epoch; None while there was none."""
+    """Return the time of the first step, in seconds since the epoch; None before it."""
     text = path.read_text() if path.exists() else ""
     return float(text) if text else None

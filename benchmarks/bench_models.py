@@ -1,4 +1,4 @@
-"""A network of one's own that equals the default one: two trunks of 64 tanh units twice, orthogonal weights."""
+"""A custom network equal to the default one: two trunks of two layers of 64 tanh units, orthogonal weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TwoTrunks(nn.Module):
-    """Separate trunks for policy and value, as `dppo` has them without `model`."""
+    """Separate trunks for policy and value, as in the default network of `dppo`."""
 
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__()

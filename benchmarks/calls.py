@@ -1,9 +1,9 @@
-"""What Ray itself costs: one call to each of N actors that do nothing, there and back.
+"""Measure the cost of Ray's calls: one round trip to each of N idle actors.
 
     python benchmarks/calls.py --actors 8
 
-With nothing said; with a policy out and a segment back, as Ray sends them; and with each of these pickled in one piece,
-as `dppo` does. No segment can be collected in less; `overhead` in run.py has the last inside.
+Without data; with a policy out and a segment back, as Ray serialises them; and with both pickled in one piece, as
+`dppo` sends them. Collecting segments cannot take less time. The row `overhead` of run.py includes the last figure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_S = 0.01  # between rounds, as a simulator's steps would be
 
 
 class Idle:
-    """Has its segment ready."""
+    """Return a segment that was made beforehand."""
 
     def __init__(self, segment: Any) -> None:
         self._segment = segment
@@ -61,7 +61,7 @@ def main() -> None:
         return actor.packed_segment.remote(pickle.dumps((request, snapshot), pickle.HIGHEST_PROTOCOL))
 
     ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-        "nothing said": (lambda actor: actor.nothing.remote(), lambda answer: answer),
+        "no data": (lambda actor: actor.nothing.remote(), lambda answer: answer),
         "policy and segment": (lambda actor: actor.segment.remote(request, snapshot), lambda answer: answer),
         "both in one piece": (packed, pickle.loads),
     }
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def a_request() -> tuple[Any, Any, Any]:
-    """A request, the policy of the default model, and what comes back: 64 steps of CartPole."""
+    """Return a request, a policy of the default model, and the answer: 64 steps of CartPole."""
     import numpy as np
 
     from dppo.assemble import build_sampler, network_spec, sampler_plan

@@ -1,10 +1,10 @@
-"""What several learners gain: the SGD of one minibatch on one rank and shared by more, one CPU thread each.
+"""Measure the gain of several learners: one minibatch on one rank and on several, one CPU thread each.
 
     python benchmarks/learners.py --out DIR                        all models: about 20 minutes on two quiet cores
     python benchmarks/learners.py --out DIR --only 2x64 1M --repeats 1
 
-Real learners on Ray train on made-up segments; no environment is needed. Writes learners.json and learners.png into
-DIR, and prints a table and the bars, passed or not as measured. docs/LEARNERS.md says what it means.
+Real learners on Ray train on random segments; no environment is needed. Writes learners.json and learners.png into
+DIR, and prints a table and the result against each bar. docs/LEARNERS.md explains the figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORE_BYTES = 3 * 2**30  # weights and optimiser of the largest model, new and o
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and the rows of a minibatch of all learners together."""
+    """A model, and the minibatch size of all learners together."""
 
     hidden_sizes: tuple[int, ...]
     minibatch: int = 2048
@@ -52,7 +52,7 @@ WORKS = {
 
 @dataclass
 class Side:
-    """One number of learners, and the times of their updates."""
+    """The trainers with a given number of learners, and the times of their updates."""
 
     trainers: Any
     segments: list[Any]
@@ -70,7 +70,7 @@ def main() -> int:
     report: dict[str, Any] = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
     busy = report["machine"]["load_before"]
     if busy > BUSY:
-        print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
+        print(f"This machine is busy (load {busy:.1f}): figures will be too low and ratios imprecise.", file=sys.stderr)
     session = RaySession(
         Actors(),
         Learners(num_learners=1 + options.learners),
@@ -83,7 +83,9 @@ def main() -> int:
             print(f"{name} ...", file=sys.stderr)
             report["models"][name] = measure(WORKS[name], options)
             report["bars"] = bars(report["models"], options.learners)
-            (options.out / "learners.json").write_text(json.dumps(report, indent=1) + "\n")  # none is lost
+            (options.out / "learners.json").write_text(
+                json.dumps(report, indent=1) + "\n"
+            )  # after each model, so that a crash loses none
     finally:
         session.close()
     draw(report, options.out / "learners.png")
@@ -95,12 +97,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), metavar="MODEL")
-    parser.add_argument("--learners", type=int, default=2, help="held against one")
+    parser.add_argument("--learners", type=int, default=2, help="compared with one")
     parser.add_argument("--steps", type=int, default=32, help="SGD steps of an update")
-    parser.add_argument("--repeats", type=int, default=3, help="updates of each side, taking turns; the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="updates of each side, in turns; the median counts")
     options = parser.parse_args()
     if not 2 <= options.learners <= 256 or 256 % options.learners or options.repeats < 1 or options.steps % 4:
-        parser.error("--learners: 2, 4, 8 ...; --repeats: at least 1; --steps: a multiple of 4")
+        parser.error("--learners must be 2, 4, 8 ..., --repeats at least 1, and --steps a multiple of 4")
     return options
 
 
@@ -113,20 +115,20 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """One model: updates on one learner and on all in turn, and where a minibatch's time goes."""
+    """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
     from dppo.assemble import trainer_plan
     from dppo.cluster.learning.trainers import worth_in_words
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
     alone, shared = sides.values()
-    alone_ms, shared_ms, summing_ms = shared.trainers.worth(work.minibatch)  # what a run measures when it starts
+    alone_ms, shared_ms, summing_ms = shared.trainers.worth(work.minibatch)  # as a run measures when it starts
     spec = shared.trainers.spec
     plan = trainer_plan(config_of(work, options.learners, options))
-    said = worth_in_words(plan, spec, alone_ms, shared_ms, summing_ms)
+    message = worth_in_words(plan, spec, alone_ms, shared_ms, summing_ms)
     for turn in range(-1, options.repeats):
         for learners, side in sides.items():
             update(side)
-            if turn < 0:  # warms up
+            if turn < 0:  # warm-up
                 side.updates_s.clear()
                 side.summing_s.clear()
                 continue
@@ -148,15 +150,15 @@ def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
         "one_ms": one,
         "shared_ms": more,
         "speed_up": one["minibatch"] / more["minibatch"],
-        "foretold": alone_ms / shared_ms,
+        "predicted": alone_ms / shared_ms,
         "summing_share": more["summing"] / more["minibatch"],
         "gflops_one": flops(spec, work.minibatch) / alone_ms / 1e6,
-        "said": said,
+        "message": message,
     }
 
 
 def update(side: Side) -> None:
-    """One update, timed; of the time of the sums that of the rank that waited least in them."""
+    """Time one update, and the sums of the rank that waited least in them."""
     import ray
 
     from dppo.ppo.segment import PolicySnapshot
@@ -171,7 +173,7 @@ def update(side: Side) -> None:
 
 
 def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:
-    """Where the mean minibatch of an update goes; the rest is Adam, shuffling, waiting, and fetching weights."""
+    """Split the time of a mean minibatch. The rest is Adam, shuffling, waiting, and fetching weights."""
     minibatch = 1e3 * median(side.updates_s) / steps
     summing = 1e3 * median(side.summing_s) / steps
     learning = min(learning_ms, minibatch - summing)
@@ -212,7 +214,7 @@ def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
 
 
 def segment_of(config: Any, sampler: int) -> Any:
-    """Normal numbers of the right shapes, with log-probabilities that the initial policy might have given."""
+    """Return a segment of normal random numbers, with log-probabilities that suit the initial policy."""
     from dppo.ppo.segment import Segment
 
     rng, shape = np.random.default_rng(sampler), (config.num_steps, 1)
@@ -232,17 +234,17 @@ def segment_of(config: Any, sampler: int) -> Any:
 
 
 def flops(spec: Any, rows: int) -> float:
-    """Of one forward and backward pass: 6 a weight and row, but 4 in the first layers, whose input has no gradient."""
+    """Return the FLOPs of a forward and backward pass: 6 per weight and row, or 4 in the first layers."""
     sizes = [dict(spec.shapes())[f"{trunk}.0.weight"] for trunk in ("policy", "value")]
     first = sum(units * inputs for units, inputs in sizes)
     return float(rows * (6 * spec.num_parameters - 2 * first))
 
 
-# ---------------------------------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------------------------------- printing
 
 
 def bars(models: dict[str, Any], learners: int) -> list[dict[str, Any]]:
-    """What is held against the figures, as far as they are there."""
+    """Compare the figures measured so far with their bars."""
     held = []
     if "3x2048" in models and learners == 2:
         measured = models["3x2048"]["speed_up"]
@@ -250,24 +252,24 @@ def bars(models: dict[str, Any], learners: int) -> list[dict[str, Any]]:
         held.append({"what": what, "measured": measured, "bar": BAR, "passed": measured >= BAR})
     if "2x64, 256 rows" in models:
         small = models["2x64, 256 rows"]
-        told = "do not pay" in small["said"]
+        warned = "do not pay" in small["message"]
         held.append(
             {
-                "what": "2x64, 256 rows: loses",
+                "what": "2x64, 256 rows: slower than one learner",
                 "measured": small["speed_up"],
                 "bar": 1.0,
                 "passed": small["speed_up"] < 1,
             }
         )
-        held.append({"what": "2x64, 256 rows: dppo says so", "measured": float(told), "bar": 1.0, "passed": told})
+        held.append({"what": "2x64, 256 rows: dppo warns", "measured": float(warned), "bar": 1.0, "passed": warned})
     return held
 
 
 def show(report: dict[str, Any], options: argparse.Namespace) -> None:
     console = Console(width=max(120, Console().width))
     table = Table(
-        "model", "parameters", "1 learner, ms", f"{options.learners} learners, ms", "of it the sum, ms", "speed-up",
-        "foretold", "GFLOP/s of one",
+        "model", "parameters", "1 learner, ms", f"{options.learners} learners, ms", "of which the sum, ms", "speed-up",
+        "predicted", "GFLOP/s of one",
     )  # fmt: skip
     for name, row in report["models"].items():
         table.add_row(
@@ -277,12 +279,12 @@ def show(report: dict[str, Any], options: argparse.Namespace) -> None:
             f"{row['shared_ms']['minibatch']:,.1f}",
             f"{row['shared_ms']['summing']:,.1f} ({100 * row['summing_share']:.1f} %)",
             f"{row['speed_up']:.2f}",
-            f"{row['foretold']:.2f}",
+            f"{row['predicted']:.2f}",
             f"{row['gflops_one']:,.0f}",
         )
     console.print(table)
     for name, row in report["models"].items():
-        console.print(f"{name}: dppo says: {row['said']}", highlight=False)
+        console.print(f"{name}: dppo reports: {row['message']}", highlight=False)
     for bar in report["bars"]:
         verdict = "pass" if bar["passed"] else "FAIL"
         console.print(f"{verdict}: {bar['what']}: {bar['measured']:.2f}, bar {bar['bar']:g}", highlight=False)

@@ -1,4 +1,4 @@
-"""The picture of learners.py: what several learners gain, over the size of the model, and where the time goes."""
+"""The picture of learners.py: speed-up over the size of the model, and the time of each part of a minibatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = {"learning": "forward and backward", "summing": "sum of gradients (all-r
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Speed-ups on the left; on the right a minibatch on one learner and on all, one learner's time being 100 %."""
+    """Draw speed-ups (left) and the parts of a minibatch, as a percentage of one learner's time (right)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -31,7 +31,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     _times(right, models, report["settings"]["learners"])
     settings, machine = report["settings"], report["machine"]
     caption = (
-        f"Minibatches of 2,048 rows unless said, {settings['obs']} inputs, one CPU thread a learner, float32. "
+        f"Minibatches of 2,048 rows unless noted, {settings['obs']} inputs, one CPU thread per learner, float32. "
         f"{machine['cores']} cores ({machine['cpu']}), load before {machine['load_before']:.1f}."
     )
     figure.text(0.065, 0.03, caption, color=GREY, fontsize=8)
@@ -53,7 +53,7 @@ def _speed_ups(axis: Any, models: dict[str, Any], report: dict[str, Any]) -> Non
     sizes, gains = ([row[key] for row in usual.values()] for key in ("parameters", "speed_up"))
     axis.plot(sizes, gains, "o-", color=COLOURS[1], linewidth=2, markersize=6)
     for name, row in models.items():
-        below = -34 if name == "3x2048" else -8  # it lies between two neighbours
+        below = -34 if name == "3x2048" else -8  # because it lies between two neighbours
         gain, crosses = row["speed_up"], 1.0 < row["speed_up"] < 1.25
         if name not in usual:
             axis.plot([row["parameters"]], [gain], "o", color=COLOURS[1], markersize=6, markerfacecolor="white")
@@ -86,7 +86,7 @@ def _times(axis: Any, models: dict[str, Any], learners: int) -> None:
                 label = WORDS[part] if place == 0 and side == "one_ms" else None
                 axis.bar(x, share, width, bottom=bottom, color=colour, label=label)
                 bottom += share
-            outwards = -0.02 if side == "one_ms" else 0.02  # or the two would touch
+            outwards = -0.02 if side == "one_ms" else 0.02  # keeps the two labels apart
             axis.text(x + outwards, bottom + 1.5, _short(row[side]["minibatch"]), ha="center", fontsize=6.5, color=INK)
     axis.set_ylim(
         0,

@@ -1,10 +1,10 @@
-"""Does it learn: mean returns over seeds, held against published figures.
+"""Measure learning: mean returns over seeds, compared with published figures.
 
     python benchmarks/learning.py                       all rows: about a quarter of an hour on two cores
     python benchmarks/learning.py --only cartpole-preset --seeds 3
 
-Results are what docs/RESULTS.md shows. Everything follows from the seeds: on the same type of CPU the same figures
-come out, bit for bit, with any number of actors.
+docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit,
+with any number of actors.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Row:
-    """One learning problem, and what counts as having learnt it."""
+    """One learning problem, and the bar for having learnt it."""
 
     settings: dict[str, Any]
     seeds: int
     bar: float
     figure: str
-    """`train`: mean return of the last 100 episodes of training. `eval`: of 100 episodes with the likeliest action."""
+    """Mean return of the last 100 training episodes (`train`), or of 100 with the likeliest action (`eval`)."""
     enough: float
-    """Share of the seeds that must reach the bar; 0: their mean must."""
+    """Share of the seeds that must reach the bar; 0: their mean must reach it."""
     published: str
 
 
@@ -60,7 +60,7 @@ ROWS = {
 
 
 def main() -> int:
-    """Train each row on its seeds; print a table, write JSON; 0 if all bars are met."""
+    """Train each row on its seeds, print a table, write JSON. Return 0 if all bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, help="instead of each row's own number")
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
-    """One row on seeds 1, 2, ..."""
+    """Train one row on seeds 1, 2, ..."""
     print(f"\n{name}: {row.settings}", flush=True)
     runs = [one(row, seed, num_actors) for seed in range(1, seeds + 1)]
     figures = [one[row.figure] for one in runs]
@@ -102,7 +102,7 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
 
 
 def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train with these settings on one seed, and play with what came of it."""
+    """Train with these settings on one seed, and evaluate the policy."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
@@ -119,7 +119,7 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, with + where the tree differs from it."""
+    """Return the commit that is measured, with a + if the working tree differs from it."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"], cwd=HERE, capture_output=True, text=True, check=False
     )

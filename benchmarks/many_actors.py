@@ -1,11 +1,11 @@
-"""Many actors on few cores: 64 actors whose simulator waits 10 ms a step, and where the CPU goes meanwhile.
+"""Measure many actors on few cores: 64 actors whose simulator waits 10 ms a step, and the CPU time they use.
 
     python benchmarks/many_actors.py
     python benchmarks/many_actors.py --actors 16 --iterations 20
 
 Runs the command, watches its processes in /proc, and prints env steps per second, the time to the first step, the
-memory of all processes, and the CPU seconds of each kind of process over the window after the warm-up. Those of an
-actor's main thread, which steps and acts, are apart from those of Ray's threads beside it. Run it alone.
+memory of all processes, and the CPU seconds of each kind of process over the window after the warm-up. The
+main thread of an actor, which steps and acts, is counted apart from Ray's threads in the same process. Run it alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from measure import ours_environment, stop
+from measure import descendants, ours_environment, stop
 
 WARM_UP = 4  # iterations before the window
-BOUND = 5_940.0  # env steps/s of 64 actors, T=64, M=512, where every step takes 10 ms and Ray nothing
+BOUND = 5_940.0  # env steps/s of 64 actors, T=64, M=512, if a step took 10 ms and Ray no time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
-    """Run the command in `folder` and watch it."""
+    """Run the command in `folder`, and return its rates, memory and CPU time."""
     batch = 64 * actors
     words = [
         *("train", "dppo/SlowCartPole-v0", "--preset", "none", "--progress", "off", "--run-dir", "run"),
@@ -98,7 +98,7 @@ def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[
 def cpu_seconds(root: int) -> dict[str, float]:
     """Return the CPU seconds used so far, by kind of process."""
     seconds: dict[str, float] = defaultdict(float)
-    for pid in [root, *descendants(root)]:
+    for pid in [root, *(pid for pid, _, _ in descendants(root))]:
         with contextlib.suppress(OSError):
             name = kind(pid, root)
             for task in Path(f"/proc/{pid}/task").iterdir():
@@ -111,9 +111,9 @@ def cpu_seconds(root: int) -> dict[str, float]:
 
 
 def memory_mb(root: int, name: str) -> float:
-    """Return the memory of all processes; Pss counts a shared page once."""
+    """Return the memory of all processes in MB; Pss counts a shared page once."""
     total = 0
-    for pid in [root, *descendants(root)]:
+    for pid in [root, *(pid for pid, _, _ in descendants(root))]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith(f"{name}:"):
@@ -122,7 +122,7 @@ def memory_mb(root: int, name: str) -> float:
 
 
 def kind(pid: int, root: int) -> str:
-    """Say what a process is: the driver, an actor, or one of Ray's own."""
+    """Return the kind of a process: the driver, an actor, or one of Ray's own."""
     if pid == root:
         return "driver"
     line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -130,19 +130,6 @@ def kind(pid: int, root: int) -> str:
         if word in line:
             return name
     return "ray's helpers"
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the processes that `pid` has started, directly or not."""
-    children: dict[int, set[int]] = defaultdict(set)
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            children[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].add(int(folder.name))
-    found: set[int] = set()
-    newest = {pid}
-    while newest := {child for parent in newest for child in children[parent]} - found:
-        found |= newest
-    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: child processes, their memory, the machine, the peer's virtual environment."""
+"""Shared by the benchmarks: child processes, their memory, the machine, the peer's virtual environment."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ SB3_PACKAGES = ["stable-baselines3", "torch", "gymnasium[mujoco]"]
 
 
 class MeasurementError(Exception):
-    """One side of a row could not be measured; the other goes on."""
+    """One side of a row could not be measured. The other sides continue."""
 
 
 def ours_environment(checkout: Path = REPO) -> dict[str, str]:
-    """The dppo of `checkout`, and the benchmarks' environments, importable in a child and in its actors."""
+    """Return environment variables that make the dppo and the benchmarks of `checkout` importable in a child."""
     paths = [str(checkout / "src"), str(checkout / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) -> dict[str, Any]:
-    """The JSON that a child prints last, with `wall_s` from its start to its exit.
+    """Run a child and return the JSON that it prints last, with `wall_s` from its start to its exit.
 
     Raises:
-        MeasurementError: it ended badly, said nothing, or took too long.
+        MeasurementError: the child failed, printed nothing, or took longer than `timeout_s`.
     """
-    with tempfile.TemporaryDirectory() as folder:  # what libraries leave where they run (MuJoCo's log) goes with it
+    with tempfile.TemporaryDirectory() as folder:  # removes files that libraries leave, such as MuJoCo's log
         began = time.perf_counter()
         child = subprocess.Popen(
             command,
@@ -70,7 +70,7 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
 
 
 def stop(child: subprocess.Popen[Any]) -> None:
-    """End `child` and what it started: politely, then not."""
+    """End `child` and all that it started: SIGTERM first, SIGKILL after 15 s."""
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -83,7 +83,7 @@ def stop(child: subprocess.Popen[Any]) -> None:
 
 
 def descendants(pid: int) -> Iterator[tuple[int, int, str]]:
-    """All processes below `pid`: (pid, depth, command line)."""
+    """Yield (pid, depth, command line) of every process below `pid`."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,7 +99,7 @@ def descendants(pid: int) -> Iterator[tuple[int, int, str]]:
 
 
 def unique_mb(pid: int) -> float:
-    """Memory that would be free if this process ended: its private pages."""
+    """Return the private pages of a process in MB: the memory that its end would free."""
     with contextlib.suppress(OSError):
         lines = (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
@@ -110,21 +110,21 @@ def unique_mb(pid: int) -> float:
 
 
 def sb3_python() -> str:
-    """The interpreter of the peer's virtual environment, which is made on first use.
+    """Return the interpreter of the peer's virtual environment, which is created on first use.
 
     Raises:
-        MeasurementError: it could not be made.
+        MeasurementError: it could not be created.
     """
     python, stamp = SB3_VENV / "bin" / "python", SB3_VENV / "complete"
     wanted = hashlib.sha256(SB3_CONSTRAINTS.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return str(python)
-    print(f"Making {SB3_VENV.relative_to(REPO)} for Stable-Baselines3 (once) ...", file=sys.stderr)
+    print(f"Creating {SB3_VENV.relative_to(REPO)} for Stable-Baselines3 (once) ...", file=sys.stderr)
     venv.create(SB3_VENV, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(SB3_CONSTRAINTS), *SB3_PACKAGES]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise MeasurementError(f"its virtual environment could not be made: {done.stderr.strip().splitlines()[-1]}")
+        raise MeasurementError(f"its virtual environment could not be created: {done.stderr.strip().splitlines()[-1]}")
     stamp.write_text(wanted)
     return str(python)
 
@@ -133,7 +133,7 @@ def sb3_python() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what the figures were measured."""
+    """Describe the machine, the versions and the commit of this measurement."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -163,6 +163,6 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str:
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""

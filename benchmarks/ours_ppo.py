@@ -1,9 +1,9 @@
-"""One training with dppo; tells its times as one line of JSON, as sb3_ppo.py does.
+"""Train once with dppo and print the times as one line of JSON, as sb3_ppo.py does.
 
 python ours_ppo.py '{"env": {"env_id": "CartPole-v1"}, "workers": 0, "num_envs": 8, "num_steps": 128, ...}'
 
-Keys are those of rows.py's Work. `workers` is the number of Ray actors; 0 trains in process. `samplers` share the
-environments evenly; null: one sampler in process, one per environment with workers.
+The keys are the fields of `Work` in rows.py. `workers` is the number of Ray actors; 0 trains in process. `samplers`
+share the environments evenly; null: one sampler in process, one per environment with workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
             **work.get("settings", {}),
         )
         result = dppo.train(config)
-        metrics = result.metrics  # which are in the folder
+        metrics = result.metrics  # read before the folder is removed
     walls = [row["time/wall_s"] for row in metrics]
     print(
         json.dumps(

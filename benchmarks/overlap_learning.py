@@ -1,10 +1,10 @@
-"""Does the policy lag of `overlap` cost anything in learning? The same seeds with and without it.
+"""Measure the effect of the policy lag of `overlap` on learning: the same seeds with and without it.
 
     python benchmarks/overlap_learning.py                      all four environments: about half an hour on one core
     python benchmarks/overlap_learning.py --only cartpole --seeds 3
 
-LunarLander needs `gymnasium[box2d]`, HalfCheetah `dppo[mujoco]`. Everything follows from the seeds: the figures are
-the same with any number of actors, which is why this trains in process. Results: docs/RESULTS.md.
+LunarLander needs `gymnasium[box2d]`, HalfCheetah `dppo[mujoco]`. The figures depend only on the seeds, not
+on the number of actors, so this trains in process. docs/RESULTS.md shows the results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    """Train every row on its seeds both ways; print a table, write JSON."""
+    """Train every row on its seeds, with and without overlap; print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
@@ -54,7 +54,7 @@ def main() -> int:
     report: dict[str, Any] = {"commit": commit(), "rows": {}}
     for name in flags.only:
         runs: dict[str, list[dict[str, Any]]] = {"in turns": [], "overlap": []}
-        for seed in range(1, flags.seeds + 1):  # in turn, so that a run that is cut short has both
+        for seed in range(1, flags.seeds + 1):  # in turns, so that an interrupted run has both
             for how, one in runs.items():
                 one.append(learnt({**ROWS[name], "overlap": how == "overlap"}, seed))
                 print(

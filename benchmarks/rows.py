@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what each side does, and the bars that ours is held against."""
+"""The rows of the benchmark: the work of each side, and the bars that dppo must meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from measure import HERE, REPO, MeasurementError, ours_environment, run_json, sb3_python
 from startup import measure_startup
 
-WARM_UP = 2  # iterations that steady state leaves out
+WARM_UP = 2  # iterations excluded from steady state
 Figures = dict[str, float]
 
 
@@ -28,15 +28,15 @@ class Work:
     total_timesteps: int
     num_envs: int = 8
     workers: int = 0
-    """Processes that the environments live in; 0: in process."""
+    """Processes for the environments; 0: in process."""
     samplers: int | None = None
-    """Ours: samplers that share the environments. None: one in process, one per environment with workers."""
+    """Of dppo: samplers that share the environments. None: one in process, one per environment with workers."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Ours: further settings of the run, such as `overlap`."""
+    """Of dppo: further settings of the run, such as `overlap`."""
     threads: int | None = None
-    """Torch threads of the peer; None: its own choice."""
+    """Torch threads of the peer; None: torch's default."""
     budget_s: float = 60.0
-    """The peer stops after so long: its rate is known by then."""
+    """Time after which the peer stops, because its rate is known by then."""
     seed: int = 1
 
 
@@ -52,7 +52,7 @@ def sb3(work: Work) -> dict[str, Any]:
 
 
 def _rates(result: dict[str, Any]) -> dict[str, Any]:
-    """Env steps per second: in steady state, and of everything from process start to exit."""
+    """Add env steps per second, in steady state and from process start to exit."""
     times = result["iteration_s"]
     settled = times[WARM_UP:] or times
     per_iteration = result["steps"] / len(times)
@@ -64,12 +64,12 @@ def _rates(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_turns(sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]) -> dict[str, Any]:
-    """Each side once, then each again: a drift of the machine hits all. A side that fails stops no other."""
+    """Measure the sides in turns, so that drift of the machine affects all. A side that fails stops no other."""
     measured: dict[str, Any] = {name: {"runs": [], "errors": []} for name in sides}
     for turn in range(repeats):
         for name, measure in sides.items():
             if len(measured[name]["errors"]) > len(measured[name]["runs"]):
-                continue  # failed and never worked: once more would only take time
+                continue  # it has only failed so far
             try:
                 run = measure()
             except MeasurementError as error:
@@ -97,12 +97,14 @@ def bar(what: str, measured: float | None, limit: float, unit: str = "", *, at_m
     }
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
-
-
 def _best(sides: dict[str, Any], names: list[str], key: str) -> float | None:
     return max((sides[name]["median"][key] for name in names if key in sides[name]["median"]), default=None)
+
+
+def _ratio(sides: dict[str, Any], above: list[str], below: list[str], key: str = "steady_steps_per_s") -> float | None:
+    """Return the best figure of the sides `above` over the best of those `below`."""
+    numerator, denominator = _best(sides, above, key), _best(sides, below, key)
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 RATES = ["steady_steps_per_s", "whole_steps_per_s", "update_ms"]
@@ -118,18 +120,10 @@ def _against_sb3(work: Work, least: float, repeats: int, before: Path | None) ->
     measured = take_turns(sides, repeats, RATES)
     bars = []
     for key, name in (("steady_steps_per_s", "steady state"), ("whole_steps_per_s", "process start to exit")):
-        ratio = _ratio(_best(measured, [OWN], key), _best(measured, [SB3, SB3_1], key))
+        ratio = _ratio(measured, [OWN], [SB3, SB3_1], key)
         bars.append(bar(f"times the better SB3, {name}", ratio, least, "x"))
     if before is not None:
-        key = "steady_steps_per_s"
-        bars.append(
-            bar(
-                "times the commit before, steady state",
-                _ratio(_best(measured, [OWN], key), _best(measured, [BEFORE], key)),
-                1.0,
-                "x",
-            )
-        )
+        bars.append(bar("times the commit before, steady state", _ratio(measured, [OWN], [BEFORE]), 1.0, "x"))
     return {"work": asdict(work), "sides": measured, "bars": bars}
 
 
@@ -148,7 +142,7 @@ def halfcheetah(repeats: int, before: Path | None = None) -> dict[str, Any]:
 
 
 def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
-    """Collecting beside learning, on one and on two actors; the work of `cartpole` and of `halfcheetah`."""
+    """Overlapped collecting and learning on one and two actors; the work of `cartpole` and `halfcheetah`."""
     result: dict[str, Any] = {"work": asdict(CARTPOLE), "sides": {}, "bars": []}
     for name, work, least in (("CartPole", CARTPOLE, 4.5), ("HalfCheetah", HALFCHEETAH, 3.2)):
         layouts = {
@@ -161,23 +155,20 @@ def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
         peer = f"{name}: {SB3_1}"
         sides[peer] = _peer(replace(work, threads=1))
         measured = take_turns(sides, repeats, RATES)
-        ratio = _ratio(
-            _best(measured, list(layouts), "steady_steps_per_s"), _best(measured, [peer], "steady_steps_per_s")
-        )
+        ratio = _ratio(measured, list(layouts), [peer])
         result["sides"] |= measured
         result["bars"].append(bar(f"{name}: times SB3 with one thread, steady state", ratio, least, "x"))
     return result
 
 
 def layouts(repeats: int, before: Path | None = None) -> dict[str, Any]:
-    """The work of `cartpole` as 1 sampler of 8 environments and as 8 samplers of 1, the layout that people use."""
+    """The work of `cartpole` as 1 sampler of 8 environments and as 8 samplers of 1, the usual layout."""
     one, eight = "1 sampler x 8", "8 samplers x 1"
     sides = {one: _training(CARTPOLE), eight: _training(replace(CARTPOLE, samplers=8))}
     if before is not None:
         sides |= {f"{eight}, before": _training(replace(CARTPOLE, samplers=8), before)}
     measured = take_turns(sides, repeats, RATES)
-    key = "steady_steps_per_s"
-    ratio = _ratio(_best(measured, [eight], key), _best(measured, [one], key))
+    ratio = _ratio(measured, [eight], [one])
     return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("8 x 1 of 1 x 8, steady state", ratio, 0.9, "x")]}
 
 
@@ -188,8 +179,7 @@ def own_module(repeats: int, before: Path | None = None) -> dict[str, Any]:
         "torch module": _training(replace(CARTPOLE, settings={"model": "bench_models:TwoTrunks"})),
     }
     measured = take_turns(sides, repeats, RATES)
-    key = "steady_steps_per_s"
-    ratio = _ratio(_best(measured, ["torch module"], key), _best(measured, [OWN], key))
+    ratio = _ratio(measured, ["torch module"], [OWN])
     return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("of the default MLP's rate", ratio, 0.6, "x")]}
 
 
@@ -216,15 +206,9 @@ def slow(repeats: int, before: Path | None = None) -> dict[str, Any]:
         repeats,
         [*RATES, "percent_of_bound"],
     )
-    rate, efficiency = "steady_steps_per_s", _best(sides, [OWN], "percent_of_bound")
     bars = [
-        bar("of the bound w + M + x + u", efficiency, 97, "%"),
-        bar(
-            "times 1 actor, steady state",
-            _ratio(_best(sides, [OWN], rate), _best(sides, [OWN_1], rate)),
-            7.6,
-            "x",
-        ),
+        bar("of the bound w + M + x + u", _best(sides, [OWN], "percent_of_bound"), 97, "%"),
+        bar("times 1 actor, steady state", _ratio(sides, [OWN], [OWN_1]), 7.6, "x"),
     ]
     return {"work": asdict(eight), "sides": sides, "bars": bars}
 

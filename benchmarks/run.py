@@ -1,8 +1,8 @@
-"""Ours beside Stable-Baselines3, the same work on the same machine, taking turns.
+"""Compare dppo with Stable-Baselines3: the same work on the same machine, in turns.
 
 python benchmarks/run.py [--only NAME ...] [--repeats 3] [--before CHECKOUT] [--json OUT]
 
-Prints a table and the bars, passed or not as measured, and writes everything as JSON. README.md has more.
+Prints a table and the result against each bar, and writes everything as JSON. README.md describes the rows.
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="where to write")
     options = parser.parse_args()
     if options.repeats < 1:
-        parser.error("--repeats: at least 1")
+        parser.error("--repeats must be at least 1")
     if options.before is not None and not (options.before / "benchmarks" / "ours_ppo.py").is_file():
-        parser.error(f"--before {options.before}: not a checkout of dppo. Make one: git worktree add DIR COMMIT")
+        parser.error(f"--before {options.before}: not a checkout of dppo. Create one with: git worktree add DIR COMMIT")
     options.before = options.before and options.before.resolve()
 
     report: dict[str, Any] = {"machine": machine(), "repeats": options.repeats, "rows": {}}
     console = Console(width=max(120, Console().width))
     busy = report["machine"]["load_before"]
     if busy > BUSY:
-        print(f"This machine is busy (load {busy:.1f}): figures will be low, and ratios rough.", file=sys.stderr)
+        print(f"This machine is busy (load {busy:.1f}): figures will be too low and ratios imprecise.", file=sys.stderr)
     for name in options.only:
         print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
         report["rows"][name] = rows.ROWS[name](options.repeats, options.before)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")  # after each row: none is lost
+        options.json.write_text(json.dumps(report, indent=1) + "\n")  # after each row, so that a crash loses none
     console.print(make_table(report["rows"]))
     console.print(f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}")
     return 0
 
 
 def make_table(measured: dict[str, dict[str, Any]]) -> Table:
-    """Sides and bars of every row."""
+    """Return a table of the sides and bars of every row."""
     table = Table("row", "what", "figure", "bar", "")
     for name, row in measured.items():
-        for side, figures in row["sides"].items():
-            table.add_row(name, side, in_words(figures), "", "")
-            name = ""
+        for number, (side, figures) in enumerate(row["sides"].items()):
+            table.add_row("" if number else name, side, in_words(figures), "", "")
         for bar in row["bars"]:
             verdict = {True: "pass", False: "FAIL", None: "not measured"}[bar["passed"]]
             figure = "" if bar["measured"] is None else f"{bar['measured']:.2f} {bar['unit']}"
@@ -71,14 +70,14 @@ def make_table(measured: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def number(value: float) -> str:
-    """12,345 or 12.3"""
+def rounded(value: float) -> str:
+    """Return a figure as 12,345 or 12.3."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def in_words(figures: dict[str, Any]) -> str:
-    """The medians of one side, or why there are none."""
-    parts = [f"{key.replace('_', ' ')} {number(value)}" for key, value in figures.get("median", {}).items()]
+    """Return the medians of one side, or its errors."""
+    parts = [f"{key.replace('_', ' ')} {rounded(value)}" for key, value in figures.get("median", {}).items()]
     parts += [f"failed: {error}" for error in dict.fromkeys(figures.get("errors", []))]
     return "; ".join(parts) or "not measured"
 

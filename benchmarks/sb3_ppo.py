@@ -1,8 +1,8 @@
-"""One training with Stable-Baselines3, in its own virtual environment; tells its times as a line of JSON.
+"""Train once with Stable-Baselines3, in its own virtual environment, and print the times as one line of JSON.
 
 python sb3_ppo.py '{"env": {"env_id": "CartPole-v1"}, "workers": 0, "num_envs": 8, "num_steps": 128, ...}'
 
-Keys are those of rows.py's Work; `threads` is the number of torch threads, null for torch's own choice.
+The keys are the fields of `Work` in rows.py. `threads` is the number of torch threads; null: torch's default.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         torch.set_num_threads(work["threads"])
 
     class Clock(BaseCallback):
-        """Notes when each collection starts and ends; ends the training when its time is up."""
+        """Record when each collection starts and ends; end the training when its time is up."""
 
         def __init__(self) -> None:
             super().__init__()

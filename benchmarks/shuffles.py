@@ -1,9 +1,9 @@
-"""Does it learn as well where each learner shuffles its own rows? Returns over seeds, without learners and with two.
+"""Compare learning with one global shuffle and with each learner shuffling its own rows: returns over seeds.
 
     python benchmarks/shuffles.py                       all rows: about half an hour on two cores
     python benchmarks/shuffles.py --only cartpole --seeds 3
 
-Results are what docs/LEARNERS.md shows. Everything follows from the seeds and the number of learners.
+docs/LEARNERS.md shows the results, which depend only on the seeds and the number of learners.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from measure import HERE, REPO, machine, ours_environment
 
-# The preset of CartPole makes one minibatch of its batch, in which there is nothing to shuffle: here it makes four.
+# With the preset of CartPole the batch is one minibatch, so that shuffling has no effect; here it is four.
 ROWS: dict[str, dict[str, Any]] = {
     "cartpole": {"env_id": "CartPole-v1", "minibatch_size": 64},
     "pendulum": {"env_id": "Pendulum-v1"},
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--only", choices=list(ROWS), nargs="+", default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
-        "--learners", type=int, nargs="+", default=[0, 2], help="0: SGD in the driver, a global shuffle"
+        "--learners", type=int, nargs="+", default=[0, 2], help="0: train in the driver, with one global shuffle"
     )
     parser.add_argument("--json", type=Path, default=HERE / "shuffles.json", help="where to write")
     options = parser.parse_args()
@@ -53,7 +53,9 @@ def main() -> int:
             for seed in range(1, options.seeds + 1):
                 for learners in options.learners:
                     report["rows"][name][learners].append(one(name, seed, learners))
-                    options.json.write_text(json.dumps(report, indent=1) + "\n")  # none is lost
+                    options.json.write_text(
+                        json.dumps(report, indent=1) + "\n"
+                    )  # after each run, so that a crash loses none
     finally:
         session.close()
     for name, by_learners in report["rows"].items():
@@ -81,7 +83,7 @@ def one(name: str, seed: int, learners: int) -> dict[str, Any]:
 
 
 def in_words(figures: list[float]) -> str:
-    """Mean, its standard error, and the range."""
+    """Return the mean, its standard error, and the range."""
     error = stdev(figures) / math.sqrt(len(figures)) if len(figures) > 1 else math.nan
     return (
         f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, from {min(figures):.1f} to {max(figures):.1f}"

@@ -1,4 +1,4 @@
-"""From the command to the first env step, and what each worker holds in memory."""
+"""Time from the command to the first env step, and memory of each worker."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STEP_S = 0.01
 
 
 def measure_startup(side: str) -> dict[str, Any]:
-    """Start one training of 8 workers, read the stamp of its first env step and its memory, and end it.
+    """Start one training of 8 workers, measure its first env step and its memory, and end it.
 
     Raises:
-        MeasurementError: it ended early, or there was no step within two minutes.
+        MeasurementError: it ended early, or made no step within two minutes.
     """
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "first_step"
         env = {"env_id": "CartPole-v1", "step_s": STEP_S, "stamp": str(stamp)}
         command = _ours(env, folder) if side == "ours" else _sb3(env)
         with (Path(folder) / "errors").open("w+") as errors:
-            began = time.time()  # the time of day, as the stamp's: it is written by another process
+            began = time.time()  # the time of day, because another process writes the stamp
             child = subprocess.Popen(
                 command,
                 env=ours_environment(),
@@ -91,11 +91,11 @@ def _wait_for_stamp(child: subprocess.Popen[Any], stamp: Path, errors: Any) -> f
             raise MeasurementError(f"exit code {child.returncode}: {lines[-1]}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(0.02)
-    raise MeasurementError(f"made no env step within {DEADLINE_S:.0f} s")
+    raise MeasurementError(f"no env step within {DEADLINE_S:.0f} s")
 
 
 def _memory(pid: int, side: str) -> dict[str, Any]:
-    """Unique memory, in MB, of each worker and of all processes together."""
+    """Return the private memory, in MB, of a worker and of all processes together."""
     found = list(descendants(pid))
     if side == "ours":
         workers = [one for one, _, command in found if command.startswith("ray::PPOActor")]
@@ -103,7 +103,7 @@ def _memory(pid: int, side: str) -> dict[str, Any]:
         workers = [one for one, depth, _ in found if depth >= 2]
     sizes = [unique_mb(one) for one in workers]
     if not sizes:
-        raise MeasurementError(f"none of its {len(found)} processes is a worker")
+        raise MeasurementError(f"no worker found among its {len(found)} processes")
     return {
         "workers": len(workers),
         "mb_per_worker": statistics.fmean(sizes),

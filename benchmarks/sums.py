@@ -1,8 +1,8 @@
-"""What one sum of gradients costs several learners of one machine: as `dppo` sums, and as gloo alone would.
+"""Measure one sum of gradients over the learners of one machine, by `dppo` and by gloo alone.
 
     python benchmarks/sums.py --learners 2
 
-Processes that do nothing else, one thread each; docs/LEARNERS.md says what depends on it.
+The processes do nothing else and use one thread each. docs/LEARNERS.md explains the effect on a run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def learner(rank: int, size: int, port: int) -> None:
-    """One process: sums until all sizes are done; the first prints."""
+    """Run one process: sum at every size. The first rank prints."""
     import torch
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def learner(rank: int, size: int, port: int) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Median time of what all do at once."""
+    """Return the median time of `work`, which all ranks start together."""
     from torch import distributed
 
     work()

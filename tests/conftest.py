@@ -1,4 +1,4 @@
-"""What tests share."""
+"""Shared by all tests: checked shapes, one Ray."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from shapes import check_shapes
 
 check_shapes()
-os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # inherited by all we start: tells our processes from others'
+os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray for all tests that need actors: starting it takes seconds. Runs leave it as they find it."""
+    """Start one Ray for all tests that need actors, because starting it takes seconds. Runs leave it unchanged."""
     from dppo.cluster.session import RaySession
     from dppo.config import Actors, Learners
 

@@ -1,8 +1,9 @@
-"""Ranks that meet without Ray: threads of this process for many options, processes for the real thing."""
+"""Groups of ranks without Ray: threads of this process for many options, or processes connected by gloo."""
 
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,9 +19,9 @@ from dppo.ppo.parallel import Parallel
 
 
 class OwnOrders:
-    """The order in which one trainer meets rows whose ranks shuffle their own: stands where a generator does.
+    """Order in which one trainer visits all rows when each rank shuffles its own; replaces a generator.
 
-    Minibatch i of all ranks together is that of the first rank, followed by that of the second, and so on.
+    Minibatch i of all ranks is that of the first rank, followed by that of the second, and so on.
     """
 
     def __init__(self, orders: list[np.random.Generator], minibatches: int) -> None:
@@ -45,7 +46,7 @@ class Meeting:
         self._ranks = [_ThreadRank(self, rank, size) for rank in range(size)]
 
     def exchange(self, rank: int, tensor: Tensor) -> Tensor:
-        """What all ranks brought, stacked in their order."""
+        """Return the tensors of all ranks, stacked in order."""
         self._brought[rank] = tensor.clone()
         self._barrier.wait()
         everything = torch.stack(self._brought)
@@ -53,7 +54,7 @@ class Meeting:
         return everything
 
     def all_do(self, work: Callable[[Parallel], Any]) -> list[Any]:
-        """Let every rank do its work; the results, in the order of ranks."""
+        """Run `work` in every rank; return the results in the order of ranks."""
         results: list[Any] = [None] * len(self._ranks)
 
         def run(parallel: _ThreadRank) -> None:
@@ -70,7 +71,7 @@ class Meeting:
             thread.join()
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-            raise error  # the one that broke the meeting, rather than those who were left waiting
+            raise error  # the error that broke the barrier, rather than those of the ranks that waited
         return results
 
 
@@ -92,10 +93,14 @@ class _ThreadRank:
 
 
 class Processes:
-    """Processes that have imported torch once, and form a gloo group of the size that is asked for."""
+    """Processes that import torch once, and form a gloo group of any size for each task."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # imports torch once for all of them
+        context.set_forkserver_preload(["torch", "gymnasium", "hypothesis", "pytest"])
+        # A store in a file, because torch's over TCP looks up host names, which takes seconds where DNS is slow.
+        self._folder = tempfile.TemporaryDirectory()
+        self._groups = 0
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(size):
@@ -115,14 +120,14 @@ class Processes:
         for process in self._processes:
             process.kill()
             process.join()
+        self._folder.cleanup()
 
     def all_do(self, size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-        """Let the first `size` processes meet and do their work; the results, in the order of ranks."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        """Run `work` in the first `size` processes, as one group; return the results in the order of ranks."""
+        self._groups += 1
+        store = f"{self._folder.name}/{self._groups}"
         for rank, pipe in enumerate(self._pipes[:size]):
-            pipe.send((rank, size, store.port, work, args))
+            pipe.send((rank, size, store, work, args))
         results = []
         for pipe in self._pipes[:size]:
             assert pipe.poll(60), "a process did not answer within a minute"
@@ -134,16 +139,16 @@ class Processes:
 
 
 def _serve(pipe: Connection) -> None:
-    """What each process does: meet, work, part, until nobody asks any more."""
+    """Serve one task after the other in a process, each in a group of its own, until the pipe is closed."""
     from torch import distributed
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     while True:
         try:
-            rank, size, port, work, args = pipe.recv()
+            rank, size, path, work, args = pipe.recv()
         except (EOFError, OSError):
             return
-        store = TCPStore("127.0.0.1", port, is_master=False)
+        store = FileStore(path, size)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
         try:
             result = work(*args)

@@ -1,4 +1,4 @@
-"""Shapes as annotated, checked whenever a test calls a function or makes a record of the algorithm."""
+"""Check annotated shapes whenever a test calls a function or creates a record of the algorithm."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def check_shapes() -> None:
     """Import `MODULES` so that each call and each new record is checked against its annotations.
 
-    There jaxtyping is imported under TYPE_CHECKING, for no actor shall pay for it; while these modules are imported
-    here, that is true. Whatever does not expect it is imported before.
+    These modules import jaxtyping only under TYPE_CHECKING, so that actors do not load it. TYPE_CHECKING is therefore
+    set to true while they are imported here. Modules that would break then are imported before.
     """
     import torch  # noqa: F401
 
@@ -34,10 +34,10 @@ def check_shapes() -> None:
 
 
 def checked(function: F) -> F:
-    """Check the annotations of `function` that name shapes, and no others: mypy does these.
+    """Check the annotations of `function` that name shapes; mypy checks the others.
 
-    Sequences of any length are left out: beartype checks one element of them, chosen by Python's global generator,
-    which no test may disturb.
+    Sequences of any length are excluded: beartype checks one of their elements, chosen by Python's global generator,
+    and tests must not disturb that generator.
     """
     shaped = {
         name: hint

@@ -14,9 +14,9 @@ import pytest
 import dppo
 
 SRC = Path(dppo.__file__).parent
-BASE = {"errors", "spaces", "streams"}  # plain words that everyone may use
+BASE = {"errors", "spaces", "streams"}  # every module may import these
 
-# Each room or module, and what of ours it may import beside BASE and itself.
+# The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "spaces": set(),
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of ours by its name within the package: "ppo.agent"."""
+    """Return the syntax tree of every module by its name within the package, such as "ppo.agent"."""
     found = {}
     for path in sorted(SRC.rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
@@ -55,26 +55,26 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.AST, *, at_import: bool = False) -> Iterator[str]:
-    """Full names of what a module imports: anywhere, or only while it is itself imported."""
+    """Yield the full names that a module imports: anywhere, or only those imported along with it."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not (at_import and is_later(node)):
+        elif not (at_import and runs_later(node)):
             yield from imports(node, at_import=at_import)
 
 
-def is_later(node: ast.AST) -> bool:
-    """Whether what is in `node` does not run while its module is imported."""
+def runs_later(node: ast.AST) -> bool:
+    """Return whether the body of `node` does not run while its module is imported."""
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def ours(tree: ast.Module, *, at_import: bool = False) -> set[str]:
-    """Our own modules that a module imports, by their names within the package."""
+    """Return the modules of dppo that a module imports, by their names within the package."""
     found = set()
     for name in imports(tree, at_import=at_import):
         package, _, rest = name.partition(".")
@@ -84,6 +84,7 @@ def ours(tree: ast.Module, *, at_import: bool = False) -> set[str]:
 
 
 def theirs(tree: ast.Module) -> set[str]:
+    """Return the libraries that a module imports."""
     return {name.partition(".")[0] for name in imports(tree)} - {"dppo"}
 
 
@@ -94,7 +95,7 @@ def room(module: str) -> str:
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_imports_run_one_way(module: str) -> None:
     here = room(module)
-    assert here in MAY_IMPORT, f"{here} is new: say what it may import"
+    assert here in MAY_IMPORT, f"{here} is new: add it to MAY_IMPORT"
     allowed = MAY_IMPORT[here] | BASE | {here}
     wrong = {name for name in ours(modules()[module]) if not {name, room(name)} & allowed}
     assert not wrong, f"dppo.{module} imports {sorted(wrong)}"
@@ -125,7 +126,7 @@ def test_each_library_stays_in_its_rooms(module: str) -> None:
         assert {module, room(module)} & homes[library], f"dppo.{module} imports {library}"
 
 
-def test_acting_never_needs_torch_and_learning_never_an_environment() -> None:
+def test_acting_imports_no_torch_and_learning_no_environment() -> None:
     seen = {}
     for name in ("ppo.sampler", "ppo.trainer"):
         seen[name] = reachable(name)
@@ -140,7 +141,7 @@ def theirs_at_import(module: str) -> set[str]:
 
 
 def reachable(module: str) -> set[str]:
-    """All modules of ours that importing `module` imports."""
+    """Return all modules of dppo that are imported along with `module`."""
     found, todo = set(), [module]
     while todo:
         one = todo.pop()
@@ -150,7 +151,7 @@ def reachable(module: str) -> set[str]:
     return found
 
 
-def test_algorithm_knows_no_files_terminal_or_clock() -> None:
+def test_algorithm_uses_no_files_terminal_or_clock() -> None:
     outside = {"os", "sys", "io", "pathlib", "time", "logging", "random", "json", "pickle", "threading", "subprocess"}
     for name, tree in modules().items():
         if room(name) == "ppo":
@@ -159,12 +160,12 @@ def test_algorithm_knows_no_files_terminal_or_clock() -> None:
             assert not {"print", "open", "input"} & set(calls), name
 
 
-# The halves of one network: the spec builds the half that learns, and that reads the spec.
+# The two halves of one network: the specification builds the half that learns, which reads the specification.
 CIRCLES = {frozenset({"ppo.mlp", "ppo.mlp_torch"})}
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
-    """Nor by way of an import in a function, or one for type checkers only."""
+def test_imports_form_no_circle() -> None:
+    """Imports in functions, and those for type checkers only, count as well."""
     graph = {name: ours(tree) - {name} for name, tree in modules().items()}
 
     def behind(name: str) -> set[str]:
@@ -179,7 +180,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert circles == CIRCLES
 
 
-# Files above 300 lines, and functions above 40: why each may be so long.
+# The files above 300 lines, each with its reason, and the functions above 40.
 LONG_FILES = {
     "cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives",
     "config/parts.py": "the table of all settings with a line of help for each",
@@ -206,14 +207,14 @@ def test_files_and_functions_are_short() -> None:
     assert {name: lines for name, lines in functions.items() if lines > 60} == {}
 
 
-def test_records_are_for_those_who_run_and_report() -> None:
+def test_only_the_modules_that_run_and_report_import_records() -> None:
     users = {room(name) for name, tree in modules().items() if any(room(one) == "records" for one in ours(tree))}
     assert users - {"records"} <= {"__init__", "building", "commands", "evaluation", "policy", "runner"}
 
 
 def test_a_checkpoint_is_never_unpickled() -> None:
     users = {name for name, tree in modules().items() if theirs(tree) & {"pickle", "cloudpickle", "dill", "shelve"}}
-    assert users <= {"cluster.wire"}  # which unpickles what processes of its own run sent
+    assert users <= {"cluster.wire"}  # it unpickles only messages from processes of the same run
 
 
 # ------------------------------------------------------------------------------------ documentation
@@ -226,11 +227,11 @@ def public_definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.Function
 
 
 @pytest.mark.parametrize("module", sorted(modules()))
-def test_modules_and_public_names_say_what_they_are(module: str) -> None:
+def test_modules_and_public_names_have_docstrings(module: str) -> None:
     tree = modules()[module]
     assert ast.get_docstring(tree), f"dppo.{module} has no docstring"
-    silent = [node.name for node in public_definitions(tree) if not ast.get_docstring(node)]
-    assert not silent, f"dppo.{module}: {', '.join(silent)} have no docstring"
+    missing = [node.name for node in public_definitions(tree) if not ast.get_docstring(node)]
+    assert not missing, f"dppo.{module}: {', '.join(missing)} have no docstring"
 
 
 def test_public_names_of_the_package_exist_and_are_documented() -> None:
@@ -241,18 +242,18 @@ def test_public_names_of_the_package_exist_and_are_documented() -> None:
         _ = dppo.nonsense
 
 
-# --------------------------------------------------------------------------------- what gets loaded
+# --------------------------------------------------------------------------------- loaded libraries
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Libraries that a fresh process has loaded after `statement`."""
+    """Return the libraries that a new process has loaded after `statement`."""
     code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 
-def test_the_package_itself_loads_next_to_nothing() -> None:
+def test_importing_the_package_loads_no_large_library() -> None:
     heavy = {"torch", "ray", "pydantic", "numpy", "gymnasium", "yaml", "matplotlib", "rich"}
     assert not loaded_by("import dppo, dppo.__main__") & heavy
 
@@ -263,11 +264,11 @@ def test_an_actor_loads_neither_torch_nor_ray_nor_pydantic_nor_yaml() -> None:
     assert not loaded & {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"}
 
 
-def test_a_configuration_needs_neither_torch_nor_ray() -> None:
+def test_a_configuration_loads_neither_torch_nor_ray() -> None:
     assert not loaded_by("import dppo; dppo.Config(env_id='CartPole-v1')") & {"torch", "ray", "gymnasium"}
 
 
-def test_a_policy_plays_without_torch_and_without_ray() -> None:
+def test_loading_a_policy_loads_neither_torch_nor_ray() -> None:
     assert not loaded_by("import dppo; dppo.load_policy") & {"torch", "ray"}
 
 

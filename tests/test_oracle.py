@@ -129,6 +129,16 @@ ONLY = {
     "one minibatch": "continuous",
     "linear": "discrete",
 }
+# These are tested with both kinds, with this one in the fast set.
+FAST = {
+    "advantages": "discrete",
+    "clipping": "continuous",
+    "coefficients": "discrete",
+    "early stop": "continuous",
+    "normalised observations": "continuous",
+    "normalised rewards": "discrete",
+    "layers": "continuous",
+}
 EVERYTHING_NORMALISED = {"norm_obs": True, "norm_reward": True}
 
 
@@ -167,7 +177,13 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "env"), [(option, env) for option in OPTIONS for env in ENVS if ONLY.get(option, env) == env]
+    ("option", "env"),
+    [
+        pytest.param(option, env, marks=[] if FAST.get(option, env) == env else pytest.mark.slow)
+        for option in OPTIONS
+        for env in ENVS
+        if ONLY.get(option, env) == env
+    ],
 )
 def test_each_option_has_the_same_effect(option: str, env: str, tmp_path: Path) -> None:
     plain = oracle.Args(env_id=ENVS[env], **SIZES)

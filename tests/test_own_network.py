@@ -43,7 +43,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 # ------------------------------------------------------------------ the promise
 
 
-@pytest.mark.parametrize("num_actors", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_actors_and_a_learner_on_ray_give_the_same_weights(
+    trained: dppo.Result, tmp_path: Path, ray_session: None
+) -> None:
+    """Passed as a class that only this module has."""
+
+    class Plain(own_models.Plain):
+        pass
+
+    result = dppo.train(settings(tmp_path / "run", num_actors=2, num_learners=1, cpus_per_actor=0.5, model=Plain))
+    assert (result.weights_sha256, result.incidents) == (trained.weights_sha256, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_actors", [1, 2])
 def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed by name to one actor, and as a class to two."""
     model = "own_models:Plain" if num_actors == 1 else own_models.Plain
@@ -110,6 +123,7 @@ def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
+@pytest.mark.slow
 def test_two_learners_give_the_same_weights_with_any_number_of_actors(
     trained: dppo.Result, tmp_path: Path, ray_session: None
 ) -> None:
@@ -270,21 +284,22 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
 def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
-    tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+    given: str, tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
     exec(compile("from own_models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
     monkeypatch.setitem(sys.modules, "only_here", here)
-    for number, model in enumerate(("only_here:Net", here.Net)):
-        with pytest.raises(ConfigError) as caught:
-            dppo.train(cartpole(tmp_path / str(number), model=model, num_actors=2))
-        text = str(caught.value)
-        assert text.startswith("model")
-        assert "No module named 'only_here'" in text
-        assert "importable" in text
-        assert len(text.splitlines()) == 1
+    model = "only_here:Net" if given == "name" else here.Net
+    with pytest.raises(ConfigError) as caught:
+        dppo.train(cartpole(tmp_path / "run", model=model, num_actors=2))
+    text = str(caught.value)
+    assert text.startswith("model")
+    assert "No module named 'only_here'" in text
+    assert "importable" in text
+    assert len(text.splitlines()) == 1
 
 
 # ------------------------------------------------------------------ images, and torch's default dtype
@@ -332,7 +347,9 @@ class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
             torch.set_default_dtype(torch.float64)
 
 
-@pytest.mark.parametrize("model", [None, "own_models:Plain", "own_models:Residual"])
+@pytest.mark.parametrize(
+    "model", [None, pytest.param("own_models:Plain", marks=pytest.mark.slow), "own_models:Residual"]
+)
 def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weights(
     model: str | None, tmp_path: Path
 ) -> None:
@@ -340,7 +357,8 @@ def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weigh
 
     weights = set()
     for at in ("nowhere", "constructor", "step"):
-        config = cartpole(tmp_path / at, env_id=SetsDefaultDtype, env_kwargs={"at": at}, model=model)
+        short = {"env_id": SetsDefaultDtype, "env_kwargs": {"at": at}, "total_timesteps": 400}
+        config = cartpole(tmp_path / at, model=model, **short)
         try:
             weights.add(dppo.train(config).weights_sha256)
         finally:

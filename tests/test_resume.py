@@ -231,7 +231,7 @@ def test_a_branch_keeps_the_shape_of_the_network_and_the_normalisation(
 
 def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(tmp_path, "--branch", "new")) == 2
-    assert "branch=new: needs a run to begin with. Name it with --resume RUN." in capsys.readouterr().err
+    assert "branch=new: needs a run to branch from. Name it with --resume RUN." in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
     assert "contains a run already" in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2

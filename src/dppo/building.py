@@ -51,13 +51,14 @@ def build(
     Args:
         stack: closes all parts.
         on_progress: called about once a second while segments are being collected.
-        announce: called once, to show the run: before Ray starts, or, in process, when no space has been refused.
+        announce: called once, to show the run. In process, this is after the environment's spaces are known, so that a
+            refusal is all that is printed; with actors, before Ray starts, which takes seconds.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
-    torch_import = _importing_torch(stack)
+    torch_import = _start_torch_import(stack)
     if config.num_actors > 0:
         announce()
         stop.check()
@@ -69,9 +70,7 @@ def build(
     if config.num_actors == 0:
         announce()
     _log_start(start)
-    if not spaces.deterministic and config.replay:
-        ledger.give_up_replay()
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
+    _check_determinism(config, spaces, ledger)
     torch_import.join()
     logger.info("%s", choose_network(config.network, spaces).in_words())
     parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
@@ -85,6 +84,12 @@ def _log_start(start: Start | None) -> None:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     for change in start.close_changes if start else ():
         logger.warning("%s", change)
+
+
+def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
+    if not spaces.deterministic and config.replay:
+        ledger.give_up_replay()
+        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
 
 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
@@ -151,8 +156,8 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
         ) from error
 
 
-def _importing_torch(stack: ExitStack) -> threading.Thread:
-    """Start to import torch in a thread, in parallel with Ray, which mostly waits."""
+def _start_torch_import(stack: ExitStack) -> threading.Thread:
+    """Import torch in a thread, in parallel with the start of Ray, which mostly waits."""
     thread = threading.Thread(target=_import_torch, daemon=True)
     thread.start()
     stack.callback(thread.join)  # Python must not exit in the middle of an import

@@ -32,6 +32,10 @@ class Disturbance:
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Disturbance:
+        deadline = time.monotonic() + 60
+        while ours(self._title):  # processes of an earlier run that have been killed, but still exist
+            assert time.monotonic() < deadline, f"an earlier process is still busy with {self._title}"
+            time.sleep(0.05)
         self._thread.start()
         return self
 

@@ -19,7 +19,7 @@ from dppo.cluster.collecting.progress_file import make_progress_file, read_progr
 from dppo.cluster.collecting.transports import ReplayLog
 from dppo.cluster.wire import Answer, Question
 from dppo.config import make_config
-from dppo.ppo.progress import Phase, ProgressRecord, place_of
+from dppo.ppo.progress import BYTES, Phase, ProgressRecord, place_of
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.spaces import Spaces
 
@@ -60,7 +60,7 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
 
 def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "progress"
-    for content in (b"", b"123", b"\xff" * 40):
+    for content in (b"", b"123", b"\xff" * BYTES):
         path.write_bytes(content)
         assert read_progress_file(str(path)) is None
 
@@ -110,6 +110,20 @@ def test_an_answer_reports_the_cost_of_its_replay() -> None:
     second.close()
 
 
+def test_env_steps_are_counted_for_each_question_without_replays() -> None:
+    record, seen = ProgressRecord(), list[int]()
+    record.on_step = seen.append
+    ledger, first, second = ReplayLedger(1, replay=True), PPOActor(PLAN), PPOActor(PLAN, progress=record)
+    ledger.record(answered(first, SegmentRequest(0, 0)).made[0][0])
+    answered(second, SegmentRequest(0, 1, ledger.rebuild(0, 1)))
+    assert record.look().steps == 2 * STEPS
+    answered(second, SegmentRequest(0, 2))
+    assert record.look().steps == 2 * STEPS
+    assert seen == [*range(1, 2 * STEPS + 1)] * 2
+    first.close()
+    second.close()
+
+
 def test_a_long_replay_in_process_is_logged_every_half_minute() -> None:
     said: list[str] = []
     now = [1000.0]
@@ -132,6 +146,8 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     path, record = make_progress_file()
     record.begin(to_replay=7)
     record.replay()
+    record.enter(place_of(Phase.STEP))
+    record.stepped()
     watching = Watching(here="another node")
     watching.started(0, ProgressFile(node_id, path))
     watching.started(1, ProgressFile(node_id, "/no/such/file"))
@@ -144,11 +160,16 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert [(one.actor_id, one.process, one.progress.replayed) for one in found] == [(0, 5, 1)]
+    assert [watching.steps_of(actor_id, 5) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
     here = Watching()
     here.started(0, ProgressFile(node_id, path))
     here.look(Look(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]
+    record.stepped()
+    assert here.steps_of(0, 5) == 2
+    record.enter(place_of(Phase.IDLE))
+    assert here.steps_of(0, 5) == 0, "the answer is on its way"
     here.ended(0)
     assert not Path(path).exists()

@@ -92,6 +92,7 @@ def hogs() -> Iterator[list[Hogs]]:
 def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(hogs: list[Hogs]) -> None:
     import ray
 
+    wait_until(lambda: not actors_of_this_process())
     wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
     logged: list[str] = []
     hosts: list[int] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from disturbance import Disturbance, in_the_middle_of_an_update, send
+from incidents import lasting
 from recorder import Notes, Recorder
 
 import dppo
@@ -42,7 +43,7 @@ def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> tup
     run = tmp_path_factory.mktemp("with_two") / "run"
     with Notes() as notes:
         result = dppo.train(run_settings(run, num_actors=1, num_learners=2))
-    assert result.incidents == {}
+    assert lasting(result) == {}
     return result.weights_sha256, notes.texts
 
 
@@ -70,7 +71,7 @@ def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
     num_actors: int, env_id: str, with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, env_id=env_id))
-    assert result.incidents == {}
+    assert lasting(result) == {}
     assert result.weights_sha256 == with_two[0]
 
 
@@ -81,7 +82,7 @@ def test_a_killed_actor_does_not_change_the_weights_of_two_learners(
     delayed = {"env_id": "slow_worlds:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
         result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **delayed))
-    assert result.incidents == {"actor_lost": 1}
+    assert lasting(result) == {"actor_lost": 1}
     assert result.weights_sha256 == with_two[0]
 
 
@@ -93,8 +94,8 @@ def test_a_learner_lost_in_an_update_is_counted_and_does_not_change_the_weights(
     with in_the_middle_of_an_update(send(number)), Notes() as notes:
         recorder = Recorder()
         result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), observers=[recorder])
-    assert result.incidents == {"learners_rebuilt": 1}
-    assert [incident.kind for incident in recorder.incidents] == ["learners_rebuilt"]
+    assert lasting(result) == {"learners_rebuilt": 1}
+    assert "learners_rebuilt" in [incident.kind for incident in recorder.incidents]
     assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
     assert any(note.startswith("learners are back after ") for note in notes.texts)
     assert result.weights_sha256 == with_two[0]

@@ -210,7 +210,7 @@ def test_an_episode_whose_replay_ends_early_is_abandoned() -> None:
     before, actions = played(Counting(), steps=6)
     after = Stepper(group_of([Counting(truncate_after=3)]))
     incidents = after.restore(carried(before.group), (np.array(actions[0]),))
-    assert "its replay ended after 3 of 6 steps" in incidents[0].message
+    assert "the replay ended after 3 of 6 steps" in incidents[0].message
     assert after.log.episodes == []
 
 

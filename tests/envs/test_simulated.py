@@ -123,13 +123,13 @@ def test_the_mean_is_step_s_for_every_distribution(latency: Latency, cv: float) 
     [
         (
             {"step_s": -0.01},
-            r"step_s=-0.01: the mean time of a step in seconds is a finite number of at least 0",
+            r"step_s=-0.01: the mean time of a step in seconds must be a finite number of at least 0",
         ),
         ({"step_s": math.nan}, r"step_s=nan"),
         ({"step_s": "fast"}, r"step_s='fast'"),
         ({"step_s": True}, r"step_s=True"),
         ({"reset_s": math.inf}, r"reset_s=inf"),
-        ({"distribution": "normal"}, r"distribution='normal': is not one of constant, lognormal, spikes"),
+        ({"distribution": "normal"}, r"distribution='normal': must be one of constant, lognormal, spikes"),
         ({"cv": 0.5}, r"cv=0.5 has no effect: distribution is 'constant'.*use distribution='lognormal'"),
         ({"distribution": "lognormal", "cv": -1}, r"cv=-1"),
         ({"distribution": "spikes", "spike_probability": 1.5}, r"spike_probability=1.5.*from 0 to 1"),

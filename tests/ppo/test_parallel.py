@@ -214,8 +214,7 @@ def test_the_cases_match_their_names() -> None:
     assert np.abs(after - before).min() > 1e-6  # far more than the tolerance
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+COMBINATIONS = given(
     case=st.fixed_dictionaries(
         {
             "box": st.booleans(),
@@ -235,7 +234,22 @@ def test_the_cases_match_their_names() -> None:
     ),
     size=st.sampled_from([1, 2, 4]),
 )
+
+
+@settings(max_examples=8, deadline=None)
+@COMBINATIONS
 def test_ranks_equal_one_trainer_with_any_combination_of_options(case: dict[str, Any], size: int) -> None:
+    assert_ranks_equal_one_trainer(case, size)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@COMBINATIONS
+def test_ranks_equal_one_trainer_with_many_combinations_of_options(case: dict[str, Any], size: int) -> None:
+    assert_ranks_equal_one_trainer(case, size)
+
+
+def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> None:
     ranks = Meeting(size).all_do(lambda parallel: train_a_share(case, parallel))
     assert_same_bits(ranks)
     assert_close(ranks[-1], train_alone(case, size))

@@ -10,7 +10,19 @@ import pytest
 
 from dppo.__main__ import main
 
-SMALL = ["CartPole-v1", "--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "96", "--progress", "plain"]
+SMALL = [
+    "CartPole-v1",
+    "--preset",
+    "none",
+    "--num-samplers",
+    "2",
+    "--num-steps",
+    "16",
+    "--total-timesteps",
+    "96",
+    "--progress",
+    "plain",
+]
 SLOW = ["slow_worlds:delayed_cartpole", *SMALL[1:]]
 
 
@@ -45,7 +57,7 @@ def weights(printed: str) -> str:
 
 
 def hinted(printed: str, pattern: str) -> list[str]:
-    """The words of the only flag in brackets that fits `pattern`."""
+    """Return the words of the flag in brackets that matches `pattern`; there must be exactly one."""
     [found] = re.findall(rf"\((--{pattern})\)", printed)
     return shlex.split(found)
 
@@ -59,16 +71,17 @@ def test_actors_by_the_first_lines_give_the_same_weights(train: Runs, ray_sessio
 
 
 def test_overlap_by_the_last_lines_is_accepted(train: Runs, ray_session: None) -> None:
-    """Sixteen steps of 2 ms on the one side, eighty SGD steps on the other: each can hide much of the other."""
+    """Sixteen env steps of 2 ms and eighty SGD steps take about as long, so that overlap gains much."""
     turns = ["--num-actors", "2", "--update-epochs", "10", "--minibatch-size", "4"]
     words = hinted(train(*SLOW, *turns), "overlap")
     assert "Done after 96 steps" in train(*SLOW, *turns, *words)
 
 
 def test_more_actors_by_the_last_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
-    one = train(*SLOW, "--num-actors", "1", "--overlap")
+    slower = [*SLOW, "--env-kwargs", '{"longest_s": 0.02}', "--overlap"]
+    one = train(*slower, "--num-actors", "1")
     assert "with the same result" in one
-    two = train(*SLOW, "--overlap", *hinted(one, r"num-actors \d+"))
+    two = train(*slower, *hinted(one, r"num-actors \d+"))
     assert weights(two) == weights(one)
 
 
@@ -82,6 +95,8 @@ def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(train: 
 
 
 def test_tuned_settings_are_left_out_as_printed(train: Runs) -> None:
-    tuned = train("CartPole-v1", "--total-timesteps", "1024", "--progress", "plain")
-    [words] = re.findall(r"\((--preset \w+) leaves them out\)", tuned)
-    assert "Settings tuned" not in train(*SMALL, *shlex.split(words))
+    short = ["CartPole-v1", "--total-timesteps", "1024", "--progress", "plain"]
+    tuned = train(*short)
+    assert "using the settings tuned for CartPole-v1" in tuned
+    [words] = re.findall(r"(--preset \w+) disables them", tuned)
+    assert "settings tuned" not in train(*short, *shlex.split(words))

@@ -27,8 +27,9 @@ from dppo.config import Config
 from dppo.ppo.segment import CollectionProgress
 from dppo.records import progress
 from dppo.records.display import make_display
+from dppo.records.drawing import History, View, cells_of, draw
 from dppo.records.observer import Observer, RunInfo
-from dppo.records.panel import History, LivePanel, View, cells_of, draw
+from dppo.records.panel import LivePanel
 from dppo.records.progress import Pace, PlainLines, duration, number, plain_line
 from dppo.records.result import Result
 

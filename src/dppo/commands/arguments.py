@@ -93,7 +93,7 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if resume == "auto" and "run_dir" not in flags:
         raise ConfigError("resume=auto: needs a folder that is the same each time. Add --run-dir.")
     if branch is not None and resume in (None, "auto"):
-        raise ConfigError(f"branch={branch}: needs a run to start from. Name it with --resume RUN.")
+        raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
     if resume not in (None, "auto"):
         _check_resumed(flags, config, preset_name, branch)
         if "trust" not in given:

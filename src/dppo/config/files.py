@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _toml(text: str) -> Any:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        raise ValueError("TOML needs Python 3.11 or newer; write YAML") from None
+    else:
+        import tomli as tomllib
     return tomllib.loads(text)
 
 

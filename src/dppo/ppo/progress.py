@@ -37,7 +37,7 @@ class Progress:
     to_replay: int
     """Steps to replay in total."""
     steps: int = 0
-    """Env steps made for the present question, without replays."""
+    """Env steps made for the current question, without replays."""
 
     def __str__(self) -> str:
         if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
@@ -70,7 +70,7 @@ class ProgressRecord:
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
         self.on_step: Callable[[int], None] | None = None
-        """Called after each env step with the number of steps made for the present question."""
+        """Called after each env step with the number of steps made for the current question."""
         self.replay_s = 0.0
         """Seconds spent on replay for the current question."""
 
@@ -112,7 +112,7 @@ def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
 
 
 def look_at(cells: memoryview) -> Progress:
-    """Return what is recorded in `cells` [CELLS]."""
+    """Return a copy of the record in `cells` [CELLS]."""
     moves, began, place, replayed, to_replay, steps = cells.tolist()
     env = place >> 3 & 0x1FFFFFFF
     return Progress(moves, began, Phase(place & 7), place >> 32, env, replayed, to_replay, steps)

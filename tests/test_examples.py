@@ -1,0 +1,225 @@
+"""The examples run, and their wrappers for simulators keep seeds, time out, report errors and clean up."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commandline import descendants
+
+import dppo
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+HEAT = np.array([0.5], np.float32)
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Import an example by its name."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(EXAMPLES) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+# ------------------------------------------------------------------ as programs
+
+
+@pytest.mark.parametrize(
+    ("name", "prints"),
+    [
+        (
+            "python_api.py",
+            r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)"
+            r"Evaluation\(CartPole-v1: return \d+(?s:.*)drawn: \[[01] [01] [01]\]",
+        ),
+        ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
+        ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
+        ("socket_simulator.py", r"Mean return after 2,048 steps: -\d+"),
+    ],
+    ids=lambda value: value if value.endswith(".py") else "",
+)
+def test_an_example_runs(
+    name: str, prints: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "2048"])
+    children = descendants(os.getpid())
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert re.search(prints, capsys.readouterr().out)
+    assert descendants(os.getpid()) <= children
+
+
+def test_the_cluster_example_continues_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **_: None)  # this process is connected already
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    for steps in ("512", "1024"):
+        monkeypatch.setattr(sys, "argv", ["cluster.py", str(tmp_path / "run"), steps])
+        runpy.run_path(str(EXAMPLES / "cluster.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "2 CPUs, 2 actors, 512 steps" in out
+    assert "2 CPUs, 2 actors, 1,024 steps" in out
+    assert "iter_000002 at step 512" in out
+
+
+# ------------------------------------------------------------------ as environments
+
+
+def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:
+    """Play an episode at half power; return its observations and rewards."""
+    obs, _ = env.reset(seed=seed)
+    steps = [(obs.tolist(), 0.0)]
+    done = False
+    while not done:
+        obs, reward, terminated, truncated, _ = env.step(HEAT)
+        assert env.observation_space.contains(obs)
+        steps.append((obs.tolist(), reward))
+        done = terminated or truncated
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("module", "maker"),
+    [("own_environment", "make"), ("callback_simulator", "Building"), ("socket_simulator", "SocketSimulator")],
+)
+def test_an_episode_follows_from_its_seed(module: str, maker: str, example: Callable[[str], Any]) -> None:
+    make = getattr(example(module), maker)
+    env, other = make(), make()
+    first = episode(env, 3)
+    other.reset(seed=5)
+    other.step(HEAT)  # in the middle of an episode
+    assert episode(other, 3) == episode(env, 3) == first != episode(env, 4)
+    for closed in (env, other, env):
+        closed.close()
+
+
+def test_actors_make_the_episodes_of_a_socket_simulator_again(
+    tmp_path: Path, example: Callable[[str], Any], ray_session: None
+) -> None:
+    example("socket_simulator")
+    settings: dict[str, Any] = {
+        "env_id": "socket_simulator:SocketSimulator",
+        "num_samplers": 2,
+        "num_steps": 64,
+        "total_timesteps": 256,
+        "progress": "off",
+    }
+    results = [
+        dppo.train(dppo.Config(**settings, num_actors=actors, run_dir=tmp_path / str(actors))) for actors in (0, 2)
+    ]
+    assert results[0].weights_sha256 == results[1].weights_sha256
+
+
+# ------------------------------------------------------------------ a simulator that calls back
+
+
+def simulator_threads() -> int:
+    return threading.active_count()
+
+
+def test_closing_ends_the_thread_of_a_callback_simulator(example: Callable[[str], Any]) -> None:
+    before = simulator_threads()
+    env = example("callback_simulator").Building()
+    env.close()  # before the first reset
+    env.reset(seed=1)
+    env.step(HEAT)
+    env.reset(seed=2)
+    assert simulator_threads() == before + 1
+    env.close()
+    env.close()
+    assert simulator_threads() == before
+
+
+def test_an_error_of_a_callback_simulator_is_raised_by_step(example: Callable[[str], Any]) -> None:
+    def broken(on_step: Callable[..., float], seed: int) -> None:
+        on_step(20.0, 0.0)
+        raise ArithmeticError("the solver diverged")
+
+    env = example("callback_simulator").Building(run=broken)
+    env.reset(seed=1)
+    with pytest.raises(ArithmeticError, match="the solver diverged"):
+        env.step(HEAT)
+    env.close()
+
+
+def test_a_callback_simulator_that_hangs_times_out(example: Callable[[str], Any]) -> None:
+    released = threading.Event()
+
+    def hanging(on_step: Callable[..., float], seed: int) -> None:
+        on_step(20.0, 0.0)
+        released.wait()
+
+    env = example("callback_simulator").Building(run=hanging)
+    env.reset(seed=1)
+    env.timeout_s = 0.1
+    with pytest.raises(TimeoutError, match=r"no state within 0\.1 s"):
+        env.step(HEAT)
+    released.set()
+    env.timeout_s = 60.0
+    env.close()
+
+
+# ------------------------------------------------------------------ a simulator behind a socket
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+stream = server.accept()[0].makefile("rw")
+stream.readline()
+stream.write('{"obs": [1.0, 0.3]}\\n')
+stream.flush()
+stream.readline()
+"""
+HANGS, DIES = SERVER + "stream.readline()", SERVER + "sys.exit(3)"
+
+
+def test_closing_ends_the_process_of_a_socket_simulator(example: Callable[[str], Any]) -> None:
+    before = descendants(os.getpid())
+    env = example("socket_simulator").SocketSimulator()
+    assert len(descendants(os.getpid()) - before) == 1
+    env.close()
+    env.close()
+    assert descendants(os.getpid()) <= before
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        (HANGS, TimeoutError, r"did not answer {'step': 0\.5} within 0\.2 s"),
+        (DIES, ConnectionError, r"closed the connection instead of answering {'step': 0\.5}"),
+    ],
+)
+def test_a_socket_simulator_that_fails_is_reported(
+    program: str, error: type[Exception], message: str, example: Callable[[str], Any]
+) -> None:
+    before = descendants(os.getpid())
+    env = example("socket_simulator").SocketSimulator([sys.executable, "-c", program])
+    env.reset(seed=1)
+    env.timeout_s = 0.2
+    with pytest.raises(error, match=message):
+        env.step(HEAT)
+    env.close()
+    assert descendants(os.getpid()) <= before
+
+
+def test_a_program_that_prints_no_port_is_reported(example: Callable[[str], Any]) -> None:
+    before = descendants(os.getpid())
+    with pytest.raises(RuntimeError, match="printed 'no licence\\\\n' instead of its port"):
+        example("socket_simulator").SocketSimulator([sys.executable, "-c", "print('no licence')"])
+    assert descendants(os.getpid()) <= before
