@@ -61,7 +61,7 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
-        if obs.dtype.names is not None or (obs.dtype == np.uint8 and self._may_be_images):
+        if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._network.step(raw_inputs(obs, self.spec.dtype, self._obs_scale))
         x = obs.astype(self.spec.dtype)
         return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x))
