@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
+from dppo.records.bottleneck import TimeSplit, bottleneck_in_words
 
 SMALL = [
     "CartPole-v1",
@@ -23,7 +24,6 @@ SMALL = [
     "--progress",
     "plain",
 ]
-SLOW = ["slow_worlds:delayed_cartpole", *SMALL[1:]]
 
 
 class Runs:
@@ -70,18 +70,23 @@ def test_actors_by_the_first_lines_give_the_same_weights(train: Runs, ray_sessio
     assert weights(spread) == weights(alone)
 
 
-def test_overlap_by_the_last_lines_is_accepted(train: Runs, ray_session: None) -> None:
-    """Sixteen env steps of 2 ms and eighty SGD steps take about as long, so that overlap gains much."""
-    turns = ["--num-actors", "2", "--update-epochs", "10", "--minibatch-size", "4"]
-    words = hinted(train(*SLOW, *turns), "overlap")
-    assert "Done after 96 steps" in train(*SLOW, *turns, *words)
+def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
+    """Return the line that is printed after iterations with these times, with one actor for two samplers."""
+    split, iteration_s = TimeSplit(), max(collect_s, update_s) if overlap else collect_s + update_s
+    row = {"iteration": iteration_s, "collect": collect_s, "slowest_actor": collect_s, "update": update_s}
+    for _ in range(3):
+        split.add({f"perf/{name}_s": seconds for name, seconds in row.items()})
+    return bottleneck_in_words(split, num_actors=1, num_samplers=2, overlap=overlap)
 
 
-def test_more_actors_by_the_last_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
-    slower = [*SLOW, "--env-kwargs", '{"longest_s": 0.02}', "--overlap"]
-    one = train(*slower, "--num-actors", "1")
-    assert "with the same result" in one
-    two = train(*slower, *hinted(one, r"num-actors \d+"))
+def test_overlap_and_then_more_actors_by_the_last_lines(train: Runs, ray_session: None) -> None:
+    overlap = hinted(bottleneck(1.0, 0.5, overlap=False), "overlap")
+    slow = bottleneck(1.0, 0.5, overlap=True)
+    assert "with the same result" in slow
+    one = train(*SMALL, "--num-actors", "1", *overlap)
+    two = train(*SMALL, *overlap, *hinted(slow, r"num-actors \d+"))
+    assert "1 Ray actor hosts 2 samplers." in one
+    assert "2 Ray actors host 1 sampler each." in two
     assert weights(two) == weights(one)
 
 

@@ -176,6 +176,12 @@ def test_the_first_and_the_last_iteration_are_always_printed(monkeypatch: pytest
     ]
 
 
+def test_the_bottleneck_is_among_the_last_lines() -> None:
+    plain = PlainLines(stream := io.StringIO())
+    plain.on_end(finished(bottleneck="Bottleneck: the learner."), None)
+    assert "\nBottleneck: the learner.\n" in stream.getvalue()
+
+
 def test_iterations_in_between_are_printed_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(100.0, 0.5)
     now = 0.0
@@ -565,11 +571,13 @@ def test_the_terminal_is_restored_after_an_error() -> None:
 
 def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
     code = """
+        import signal
         import time
         from pathlib import Path
         from dppo.config import Config
         from dppo.records.display import make_display
         from dppo.records.observer import RunInfo
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         shown = make_display("auto")
         try:
             shown.on_start(RunInfo(Config(env_id="CartPole-v1"), Path("run"), "title", (), 1000, None))

@@ -388,7 +388,7 @@ def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> Non
     few = dppo.train(settings(run, checkpoint_interval_s=0))
     assert 0 < few.episodes < 20
     assert not (run / "checkpoints" / "best.json").exists()
-    many = dppo.train(settings(tmp_path / "many", total_timesteps=BATCH * 30, checkpoint_interval_s=0))
+    many = dppo.train(settings(tmp_path / "many", total_timesteps=BATCH * 20, checkpoint_interval_s=0))
     assert many.episodes >= 20
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}

@@ -36,6 +36,7 @@ class PPOAgent:
         self.distribution = spec.distribution
         self._network = spec.acting()
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
+        self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
 
     def load(self, snapshot: PolicySnapshot) -> None:
@@ -62,6 +63,6 @@ class PPOAgent:
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._network.step(raw_inputs(obs, self.spec.dtype, self._obs_scale))
-        x = obs.astype(self.spec.dtype)
+            return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale))
+        x = obs.astype(self._dtype)
         return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x))

@@ -84,6 +84,7 @@ class NumpyMLP:
 
     def __init__(self, spec: MLPSpec) -> None:
         self._spec = spec
+        self._dims = len(spec.obs_shape)
         self._relu = spec.activation == "relu"
 
     def load(self, weights: np.ndarray) -> None:
@@ -108,7 +109,7 @@ class NumpyMLP:
         Each group of E rows has a matrix product of its own, so that leading axes do not change a single bit; larger
         products would.
         """
-        rows = obs.shape[: obs.ndim - len(self._spec.obs_shape)]
+        rows = obs.shape[: obs.ndim - self._dims]
         h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the two trunks
         for weight, bias in self._hidden:
             h = h @ weight
@@ -117,9 +118,10 @@ class NumpyMLP:
                 np.maximum(h, 0, out=h)
             else:
                 np.tanh(h, out=h)
-        head = h[..., 0, :, :] @ self._policy_head[0]
+        policy, value = (h[0], h[-1]) if len(rows) == 1 else (h[..., 0, :, :], h[..., -1, :, :])
+        head = policy @ self._policy_head[0]
         head += self._policy_head[1]
-        values = h[..., -1, :, :] @ self._value_head[0]
+        values = value @ self._value_head[0]
         values += self._value_head[1]
         if self._log_std is not None:
             whole = np.empty((*rows, self._spec.distribution.head_size), head.dtype)

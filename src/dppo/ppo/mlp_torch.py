@@ -82,81 +82,103 @@ class Residuals(NamedTuple):
     value: list[Tensor]
 
 
+class _Layer(NamedTuple):
+    """A linear layer's parameters and their gradients, as plain tensors: views without a graph."""
+
+    weight: Tensor
+    """[outputs, inputs]"""
+    transposed: Tensor
+    bias: Tensor
+    by_weight: Tensor
+    by_bias: Tensor
+
+
 class HandwrittenMLP:
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(self, mlp: MLP, zeros_like: Callable[[Tensor], Tensor] | None = None) -> None:
         self.parameters = FlatParameters(mlp.ordered_parameters(), zeros_like)
-        self._mlp = mlp
-        self._policy, self._value = list(mlp.policy), list(mlp.value)
+        self._policy, self._value = _layers(mlp.policy), _layers(mlp.value)
+        self._free = None if mlp.log_std is None else mlp.log_std.detach()
+        self._by_free = None if mlp.log_std is None else mlp.log_std.grad
         self._outputs = mlp.spec.policy_outputs
         self._tanh = mlp.spec.activation == "tanh"
-        self._space = _Workspace()
+        self._workspaces: dict[int, _Workspace] = {}
 
-    @torch.no_grad()
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Residuals]:
         """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
-        head, policy = self._through("policy", self._policy, flat)
-        values, value = self._through("value", self._value, flat)
-        log_std = self._mlp.log_std
-        if log_std is not None:
-            whole = self._space.take("head", head, self._outputs + len(log_std))
-            whole[:, : self._outputs] = head
-            whole[:, self._outputs :] = log_std
-            head = whole
-        return head, values.squeeze(1), Residuals(policy, value)
+        space = self._workspace(flat)
+        policy = self._through(self._policy, flat, space.policy)
+        value = self._through(self._value, flat, space.value)
+        if self._free is not None:
+            space.free.copy_(self._free)
+        return space.head, space.values, Residuals(policy, value)
 
-    @torch.no_grad()
     def backward(self, residuals: Residuals, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
         """Compute the gradient of every parameter from those of head [rows, H] and values [rows]."""
-        log_std = self._mlp.log_std
-        self._back(self._policy, residuals.policy, by_head[:, : self._outputs], accumulate)
-        self._back(self._value, residuals.value, by_values.unsqueeze(1), accumulate)
-        if log_std is not None:
-            _sum_rows(by_head[:, self._outputs :], log_std, accumulate)
+        space = self._workspace(by_head)
+        self._back(self._policy, residuals.policy, space.by_policy, by_head[:, : self._outputs], accumulate)
+        self._back(self._value, residuals.value, space.by_value, by_values.unsqueeze(1), accumulate)
+        if self._by_free is not None:
+            _sum_rows(by_head[:, self._outputs :], self._by_free, accumulate)
 
-    def _through(self, name: str, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return a trunk's output and the inputs of its linear layers."""
+    def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+        """Write the output of each linear layer into `outputs`; return their inputs."""
         inputs: list[Tensor] = []
-        for layer in layers:
-            if isinstance(layer, nn.Linear):
-                inputs.append(x)
-                space = self._space.take((name, len(inputs)), x, layer.out_features)
-                x = torch.addmm(layer.bias, x, layer.weight.t(), out=space)
-            else:
+        for layer, output in zip(layers, outputs, strict=True):
+            inputs.append(x)
+            x = torch.addmm(layer.bias, x, layer.transposed, out=output)
+            if layer is not layers[-1]:
                 x = x.tanh_() if self._tanh else x.relu_()
-        return x, inputs
+        return inputs
 
-    def _back(self, layers: list[nn.Module], inputs: list[Tensor], by_output: Tensor, accumulate: bool) -> None:
+    def _back(
+        self, layers: list[_Layer], inputs: list[Tensor], by_inputs: list[Tensor], by_output: Tensor, accumulate: bool
+    ) -> None:
         """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.
 
         dL/dW = dL/dy^T x        dL/db = sum(dL/dy)        dL/dx = dL/dy W
         x = tanh(z): dL/dz = dL/dx (1 - x^2)        x = relu(z): dL/dz = dL/dx where x > 0
         """
-        linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        turn = "odd"
-        for layer, x in zip(reversed(linears), reversed(inputs), strict=True):
-            assert layer.weight.grad is not None
-            layer.weight.grad.addmm_(by_output.t(), x, beta=int(accumulate))  # beta=0 does not read the old contents
-            _sum_rows(by_output, layer.bias, accumulate)
-            if layer is not linears[0]:
-                # Two buffers in turn: one is read while the other is written.
-                turn = "even" if turn == "odd" else "odd"
-                by_input = torch.mm(by_output, layer.weight, out=self._space.take(turn, x, layer.in_features))
+        for number in reversed(range(len(layers))):
+            layer, x = layers[number], inputs[number]
+            layer.by_weight.addmm_(by_output.t(), x, beta=int(accumulate))  # beta=0 does not read the old contents
+            _sum_rows(by_output, layer.by_bias, accumulate)
+            if number:
+                by_input = torch.mm(by_output, layer.weight, out=by_inputs[number])
                 if self._tanh:
                     by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
                 else:
                     by_output = by_input.mul_(x > 0)
 
+    def _workspace(self, rows: Tensor) -> _Workspace:
+        """Return the buffers for as many rows as `rows` has."""
+        count = rows.shape[0]
+        space = self._workspaces.get(count)
+        if space is None:
+            if len(self._workspaces) == 2:  # minibatches have at most two sizes, which differ by one row
+                self._workspaces.clear()
+            space = self._workspaces[count] = _Workspace(rows, self._policy, self._value, self._free)
+        return space
 
-def _sum_rows(by_rows: Tensor, parameter: nn.Parameter, accumulate: bool) -> None:
-    """Store the sum over rows [rows, n] as the gradient of `parameter` [n], or add it to the stored one."""
-    assert parameter.grad is not None
+
+def _layers(trunk: nn.Sequential) -> list[_Layer]:
+    layers = []
+    for linear in _linears(trunk):
+        assert linear.weight.grad is not None
+        assert linear.bias.grad is not None
+        weight = linear.weight.detach()
+        layers.append(_Layer(weight, weight.t(), linear.bias.detach(), linear.weight.grad, linear.bias.grad))
+    return layers
+
+
+def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
+    """Store the sum over rows [rows, n] as the gradient [n], or add it to the stored one."""
     if accumulate:
-        parameter.grad += by_rows.sum(dim=0)
+        gradient += by_rows.sum(dim=0)
     else:
-        torch.sum(by_rows, dim=0, out=parameter.grad)
+        torch.sum(by_rows, dim=0, out=gradient)
 
 
 def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
@@ -164,24 +186,38 @@ def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 class _Workspace:
-    """Buffers that all minibatches share.
+    """Buffers for minibatches of one size.
 
     With wide layers, buffers allocated for each minibatch would be returned to the system and mapped again page by
     page, which costs time.
     """
 
-    def __init__(self) -> None:
-        self._by_rows: dict[int, dict[Hashable, Tensor]] = {}
+    def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None) -> None:
+        rows, bound = like.shape[0], policy[-1].bias.numel()
+        self.head = like.new_empty((rows, bound + (0 if free is None else free.numel())))
+        self.free = self.head[:, bound:]
+        """The part of the head that is the same for all observations."""
+        self.policy = [*_outputs(like, policy[:-1]), self.head[:, :bound]]
+        """The output of each linear layer; its activation overwrites it."""
+        self.value = _outputs(like, value)
+        self.values = self.value[-1].squeeze(1)
+        taken: dict[Hashable, Tensor] = {}
+        self.by_policy = _by_inputs(like, policy, taken)
+        """The loss's gradient of the input of each linear layer but the first."""
+        self.by_value = _by_inputs(like, value, taken)
 
-    def take(self, use: Hashable, like: Tensor, columns: int) -> Tensor:
-        """Return a buffer [rows of `like`, `columns`] of its dtype, uninitialised; the same one for the same `use`."""
-        rows = len(like)
-        if rows not in self._by_rows:
-            if len(self._by_rows) == 2:  # minibatches have at most two sizes, which differ by one row
-                self._by_rows.clear()
-            self._by_rows[rows] = {}
-        spaces = self._by_rows[rows]
-        space = spaces.get((use, columns))
-        if space is None:
-            space = spaces[use, columns] = like.new_empty((rows, columns))
-        return space
+
+def _outputs(like: Tensor, layers: list[_Layer]) -> list[Tensor]:
+    return [like.new_empty((like.shape[0], layer.bias.numel())) for layer in layers]
+
+
+def _by_inputs(like: Tensor, layers: list[_Layer], taken: dict[Hashable, Tensor]) -> list[Tensor]:
+    """Return a buffer for the gradient of each layer's input, two of each width in turn: one is read, one written."""
+    spaces = []
+    for number, layer in enumerate(layers):
+        width = layer.weight.shape[1]
+        use = (len(layers) - number) % 2, width
+        if number and use not in taken:
+            taken[use] = like.new_empty((like.shape[0], width))
+        spaces.append(taken[use] if number else like.new_empty(0))
+    return spaces

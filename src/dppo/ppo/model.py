@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dppo.ppo.distributions import Evaluation
@@ -19,7 +18,7 @@ class Scored(NamedTuple):
     values: Tensor
     """[rows]"""
     residuals: Any
-    """Whatever the network needs for `backward`."""
+    """State of the network for `backward`."""
 
 
 class PPOModel:
@@ -44,8 +43,7 @@ class PPOModel:
     def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O]."""
         head, values, residuals = self.network.forward(obs)
-        with torch.no_grad():
-            return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
+        return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
@@ -54,6 +52,5 @@ class PPOModel:
 
         Overwrite the stored gradient or, with `accumulate`, add to it.
         """
-        with torch.no_grad():
-            by_head = scored.policy.gradients(by_logprobs, by_entropies)
+        by_head = scored.policy.gradients(by_logprobs, by_entropies)
         self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)

@@ -191,28 +191,22 @@ class _Run:
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
-        agent, obs, noise = self._agent, self.obs, self._noise
-        actions, heads, values = self._actions, self._heads, self._values
-        all_of_them: int | slice = (
-            slice(None) if len(self._envs) > 1 else 0
-        )  # a single sampler needs no leading axis: faster
+        agent, values = self._agent, self._values
+        one = len(self._envs) == 1  # a single sampler needs no leading axis: faster
+        obs, noise, actions, heads, valued = (
+            own[0] if one else own.swapaxes(0, 1) for own in (self.obs, self._noise, self._actions, self._heads, values)
+        )
+        rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
+        worlds = list(zip(self._envs, *rows, self.logs, strict=True))
         cut: list[tuple[int, int, int, np.ndarray]] = []  # sampler, step, env, final observation at a time limit
         for t in range(values.shape[1]):
-            at = all_of_them, t
-            actions[at], heads[at], values[at] = agent.act(obs[at], noise[at])
-            for s, (envs, log) in enumerate(zip(self._envs, self.logs, strict=True)):
-                final_obs = envs.step(
-                    actions[s, t],
-                    obs[s, t + 1],
-                    self._rewards[s, t],
-                    self._terminated[s, t],
-                    self._truncated[s, t],
-                    log,
-                )
+            actions[t], heads[t], valued[t] = agent.act(obs[t], noise[t])
+            for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
+                final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], terminated[t], truncated[t], log)
                 for env, final in final_obs.items():
                     cut.append((s, t, env, final))
         self._next_values[:, :-1] = values[:, 1:]
-        self._next_values[:, -1] = agent.values(obs[:, -1])
+        self._next_values[:, -1] = agent.values(self.obs[:, -1])
         for s in sorted({one[0] for one in cut}):
             times, which, finals = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
             self._next_values[s, times, which] = agent.values(np.stack(finals))

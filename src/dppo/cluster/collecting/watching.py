@@ -60,7 +60,7 @@ class Watching:
         self._looks[self._witnesses[file.node_id].look.remote(file.path)] = look, file.node_id
 
     def steps_of(self, actor_id: int, process: int) -> int:
-        """Return the env steps that an actor has made for its current question (of an actor on another node: as last seen)."""
+        """Return the env steps that an actor has made for its current question; on another node, as last seen."""
         if not any(look.actor_id == actor_id for look, _ in self._looks.values()):
             self.look(Look(actor_id, process))
         progress = self._latest.get(actor_id)

@@ -21,9 +21,9 @@ def shared_vectors(like: Tensor) -> list[Tensor] | None:
     Waits for: every rank of the default group; all must call this at once.
     Returns: the vectors in the order of ranks; None, in every rank, unless all run on one Linux machine.
     """
-    mine = _Memory(like.numel() * like.element_size())
+    mine = Memory(like.numel() * like.element_size())
     try:
-        seen = [_opened(pid, file, token, mine.bytes) for pid, file, token in _gathered(mine.where())]
+        seen = [open_memory(pid, file, token, mine.bytes) for pid, file, token in _gathered(mine.where())]
         # Clear the token before anybody computes with the vector; close no file before all have opened it.
         everybody = all(ok for (ok,) in _gathered([int(None not in seen)]))
         if mine.map is not None:
@@ -36,7 +36,7 @@ def shared_vectors(like: Tensor) -> list[Tensor] | None:
     return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen if memory is not None]
 
 
-class _Memory:
+class Memory:
     """Memory of this process that others can open; a token at its start identifies it."""
 
     def __init__(self, wanted: int) -> None:
@@ -62,7 +62,7 @@ class _Memory:
             os.close(self._file)
 
 
-def _opened(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
+def open_memory(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
     """Map the memory of another process; return None if that process is not on this machine."""
     try:
         opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)

@@ -25,6 +25,11 @@ class Group:
         self.size = distributed.get_world_size()
         self._vectors: list[Tensor] | None = None
 
+    @property
+    def in_memory(self) -> bool:
+        """Return whether sums go through memory that the ranks share."""
+        return self._vectors is not None
+
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)

@@ -88,11 +88,13 @@ class DiagonalGaussian(Distribution):
         z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
         H = sum(log std) + const    dH / d log std = 1
         """
+        import torch
+
         mean, log_std = head[:, : self.size], head[:, self.size :]
         std = log_std.exp()
-        z = (actions - mean) / std
+        z = (actions - mean).div_(std)
         squared = z.square()
-        logprobs = (-0.5 * squared - (log_std + HALF_LOG_TWO_PI)).sum(dim=1)
+        logprobs = squared.mul(-0.5).sub_(log_std + HALF_LOG_TWO_PI).sum(dim=1)
         entropies = (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
 
         def gradients(
@@ -100,8 +102,8 @@ class DiagonalGaussian(Distribution):
         ) -> Float[Tensor, "rows H"]:
             weight = by_logprobs.unsqueeze(1)
             by_head = head.new_empty(head.shape)
-            by_head[:, : self.size] = (weight * z).div_(std)
-            by_head[:, self.size :] = (squared - 1).mul_(weight).add_(as_column(by_entropies))
+            torch.mul(weight, z, out=by_head[:, : self.size]).div_(std)
+            torch.sub(squared, 1, out=by_head[:, self.size :]).mul_(weight).add_(as_column(by_entropies))
             return by_head
 
         return Evaluation(logprobs, entropies, gradients)
