@@ -100,7 +100,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
-        return " ".join(map(str, value))
+        return " ".join(map(str, value)) or "none"
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 

@@ -137,9 +137,5 @@ def _named(spaces: Spaces, name: str) -> str:
         return f"an image of {shape} bytes"
     if name in spaces.categories:
         counts = spaces.categories[name].counts
-        return (
-            counted(counts[0], "category", "categories")
-            if len(counts) == 1
-            else f"{len(counts)} of {sum(counts)} categories"
-        )
+        return f"{' x '.join(map(str, counts))} categories" if len(counts) < 5 else f"{len(counts)} choices"
     return f"{shape} numbers" if shape != "1" else "1 number"
