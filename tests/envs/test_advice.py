@@ -26,7 +26,7 @@ class Mission(spaces.Space[str]):
     """Like MiniGrid's: a space that inherits from Space alone, and does not say whether it can be flattened."""
 
     def __init__(self) -> None:
-        super().__init__(dtype=str)  # type: ignore[arg-type]
+        super().__init__(dtype=str)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         return "go to the door"
@@ -77,7 +77,7 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
     rewards, terminated, truncated = np.empty(1), np.empty(1, bool), np.empty(1, bool)
     for _ in range(steps):
         if isinstance(found.actions, DiscreteActions):
-            actions = rng.integers(found.actions.n, size=1)
+            actions: Any = rng.integers(found.actions.n, size=1)
         else:
             actions = rng.normal(size=(1, found.actions.size)) * 5
         group.step(actions, obs, rewards, terminated, truncated, log)
@@ -131,9 +131,9 @@ NUMBERED = {
     "a tuple of choices": (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), 6),
     "a dict of choices": (spaces.Dict(turn=spaces.Discrete(3), grip=spaces.Discrete(2)), 6),
 }
-REAL = {
+REAL: dict[str, gym.Space[Any]] = {
     "many dials": spaces.MultiDiscrete([50, 60], start=[-1, 2]),
-    "a table of dials": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "a table of dials": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
     "many switches": spaces.MultiBinary((5, 6)),
     "whole numbers": spaces.Box(-3, 9, (2,), np.int64),
     "bytes": spaces.Box(0, 255, (2, 2), np.uint8),
@@ -142,7 +142,7 @@ REAL = {
     "a dict of arms": spaces.Dict(left=ARMS, right=spaces.Dict(up=ARMS)),
     "a tuple of arms": spaces.Tuple([ARMS, spaces.Box(-1, 1, (3,), np.float64)]),
 }
-LISTED = {
+LISTED: dict[str, gym.Space[Any]] = {
     "mixed parts": spaces.Dict(grip=spaces.Discrete(2), turn=ARMS),
     "choices from elsewhere": spaces.Tuple([spaces.Discrete(2, start=1), spaces.Discrete(3)]),
     "too many choices": spaces.Tuple([spaces.Discrete(50), spaces.Discrete(50)]),

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from several_leaves import OBS
-from testbeds import Counting
 
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces, dtype_of
@@ -128,7 +127,7 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
     env = make_env("CartPole-v1", {})
     assert env.spec is not None
     assert describe_spaces(env).deterministic
-    gym.register("worlds/Chance-v0", entry_point=Counting, nondeterministic=True)
+    gym.register("worlds/Chance-v0", entry_point="testbeds:Counting", nondeterministic=True)
     try:
         assert not describe_spaces(make_env("worlds/Chance-v0", {})).deterministic
     finally:
