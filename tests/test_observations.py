@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, logged: dict[str, list[str
 # ------------------------------------------------------------------ the promise
 
 
-@both
+@pytest.mark.parametrize("case", ["image", pytest.param("dict", marks=pytest.mark.slow)])
 def test_two_actors_give_the_same_weights(
     case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
 ) -> None:
@@ -61,7 +61,7 @@ def test_two_actors_give_the_same_weights(
     assert result.episodes >= 4  # else no reset was compared
 
 
-@both
+@pytest.mark.parametrize("case", [pytest.param("image", marks=pytest.mark.slow), "dict"])
 def test_a_killed_actor_does_not_change_the_weights(
     case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
 ) -> None:
