@@ -13,7 +13,7 @@ from rich.text import Text
 import dppo
 from dppo.records.drawing import View, draw
 
-WIDTH = 110
+WIDTH = 100
 SHARE = 0.7
 
 

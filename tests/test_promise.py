@@ -19,6 +19,7 @@ from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
+from dppo.ppo.segment import IncidentKind
 
 ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {
@@ -232,7 +233,7 @@ def test_segments_lost_before_the_update_are_collected_again(
         result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors), observers=[recorder])
     assert result.weights_sha256 == in_process[case]
     assert lasting(result) == {"segments_lost": 2}
-    assert [incident.kind for incident in recorder.incidents].count("segments_lost") == 2
+    assert [incident.kind for incident in recorder.incidents].count(IncidentKind.SEGMENTS_LOST) == 2
     assert "lost on their way; they are collected again" in notes.texts
 
 
