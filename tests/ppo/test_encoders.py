@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,17 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Several threads only wait for each other in networks this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def config_of(kind: str, **changes: Any) -> Config:
-    base = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 1, "minibatch_size": 80}
+    base = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 16, "update_epochs": 1, "minibatch_size": 64}
     return Config(**(base | {"norm_adv": False, "learning_rate": 0.01} | KINDS[kind] | changes))
 
 
