@@ -28,15 +28,15 @@ from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.spaces import Categories, Spaces, is_image
 
 KINDS: dict[str, dict[str, Any]] = {
-    "impala": {"env_id": "observed_worlds:Picture"},
+    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
     "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
     "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
-    "film": {"env_id": "observed_worlds:Film", "trunk": "separate"},
+    "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},
     "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
     "numbers": {"env_id": "observed_worlds:Numbers"},
     "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
     "normalised everything": {
-        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
+        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True, "image_features": 8,
     },
     "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
     "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
