@@ -235,6 +235,6 @@ def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, caps
     assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
     assert "contains a run already" in capsys.readouterr().err
     assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
-    assert "run_dir=other has no effect with --resume" in capsys.readouterr().err
+    assert "--run-dir other has no effect with --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="branch=True: needs a run"):
         dppo.train(dppo.Config(env_id="CartPole-v1"), branch=True)

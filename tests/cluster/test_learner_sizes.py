@@ -56,7 +56,9 @@ def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
 
 def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
     text = refusal(num_actors=6, num_samplers=6, num_learners=4)
-    assert text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or another number of learners."
+    assert (
+        text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or a different number of learners."
+    )
     assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
 
 
@@ -65,7 +67,8 @@ def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
     [
         (
             {"device": "cuda"},
-            "device=cuda: learners on Ray see only the GPUs that they ask for, and ask for none. Use "
+            "device=cuda: learners on Ray see only the GPUs that they request, and "
+            "learner_gpus=0 requests none. Use "
             "learner_gpus=1, or device=cpu.",
         ),
         (
@@ -78,7 +81,7 @@ def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
         ),
         (
             {"num_actors": 0},
-            "num_learners=2 has no effect: num_actors=0 keeps everything in this process. Use num_actors=1 or more.",
+            "num_learners=2 has no effect: num_actors=0 runs everything in this process. Use num_actors=1 or more.",
         ),
         (
             {"micro_batch_size": 32},
