@@ -36,7 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "numbers": {"env_id": "observed_worlds:Numbers"},
     "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
     "normalised everything": {
-        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True, "image_features": 8,
+        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
+        "image_features": 8,
     },
     "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
     "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
