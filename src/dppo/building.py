@@ -72,7 +72,6 @@ def build(
     _log_start(start)
     _check_determinism(config, spaces, ledger)
     torch_import.join()
-    logger.info("%s", choose_network(config.network, spaces).in_words())
     parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
@@ -124,6 +123,7 @@ def _make_learner(
 ) -> PPOLearner:
     from dppo.cluster.learning.trainers import make_trainers
 
+    logger.info("%s", choose_network(config.network, spaces).in_words())
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = Statistics(
