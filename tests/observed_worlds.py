@@ -18,7 +18,7 @@ WHOLE = spaces.Dict(
     lamps=spaces.MultiBinary(3),
     mission=spaces.Text(20),
     robot=spaces.Dict(
-        arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(-9, 9, ())]), note=spaces.Text(9)
+        arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(0, 15, ())]), note=spaces.Text(9)
     ),
     tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
 )
