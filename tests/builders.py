@@ -43,11 +43,16 @@ def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.n
 
 
 def group_of(
-    envs: Sequence[gym.Env[Any, Any]], *, seed: int = 1, sampler_id: int = 0, drop_bad_steps: bool = False
+    envs: Sequence[gym.Env[Any, Any]],
+    *,
+    seed: int = 1,
+    sampler_id: int = 0,
+    drop_bad_steps: bool = False,
+    drop_obs: Sequence[str] = (),
 ) -> EnvGroup:
     return EnvGroup(
         list(envs),
-        describe_spaces(envs[0]),
+        describe_spaces(envs[0], drop_obs=drop_obs),
         episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
         owner=f"sampler {sampler_id} (Test-v0)",
         sampler_id=sampler_id,

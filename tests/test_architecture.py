@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.segment"},
     "assemble": {"config", "ppo", "envs", "signals"},
     "cluster": {"config", "ppo", "assemble", "signals"},
-    "policy": {"ppo", "records"},
+    "policy": {"ppo", "records", "envs.rows"},
     "evaluation": {"config", "envs", "policy", "ppo.module", "records"},
     "learner": {"config", "ppo", "cluster", "signals"},
     "building": {"config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},

@@ -19,8 +19,8 @@ from dppo.envs.make import close_all, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModuleSpec
+from dppo.ppo.choice import choose_network
+from dppo.ppo.inputs import measured_shape
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.rewards import reward_shaping
@@ -111,7 +111,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         for env in range(plan.sampling.envs_per_sampler):
             progress.enter(place_of(Phase.MAKE, sampler_id, env))
             envs.append(_make_env(plan, f"{owner}, env {env}"))
-        spaces = describe_spaces(envs[0], own_network=plan.network.model is not None)
+        spaces = _spaces(plan, envs[0])
         group = EnvGroup(
             envs,
             spaces,
@@ -155,10 +155,24 @@ def _make_env(plan: SamplerPlan, owner: str) -> Any:
 
 
 def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:
-    """Return the network for these spaces: the user's own, or the default."""
-    if network.model is None:
-        return MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
-    return ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
+    """Return the network for these spaces: the user's own, or the one that fits them."""
+    return choose_network(network, spaces).spec
+
+
+def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
+    """Return the spaces of `env`.
+
+    Raises:
+        ConfigError: they cannot be learnt on, or `norm_obs` finds only images and categories.
+    """
+    spaces = describe_spaces(env, drop_obs=plan.env.drop_obs)
+    alone = spaces.obs.names is None and spaces.categories
+    if plan.ppo.norm_obs and (alone or measured_shape(spaces.obs) == (0,)):
+        raise ConfigError(
+            "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
+            "or categories. Use norm_obs=False."
+        )
+    return spaces
 
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:

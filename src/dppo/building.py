@@ -16,6 +16,8 @@ from dppo.config import Config
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
 from dppo.policy import model_state
+from dppo.ppo.choice import choose_network
+from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import CollectionProgress
 from dppo.records.run_folder import RunFolder, Start
@@ -131,10 +133,11 @@ def _make_learner(
 ) -> PPOLearner:
     from dppo.cluster.learning.trainers import make_trainers
 
+    logger.info("%s", choose_network(config.network, spaces).in_words())
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = Statistics(
-        obs=Moments.empty(spaces.obs.shape) if config.norm_obs else None,
+        obs=Moments.empty(measured_shape(spaces.obs)) if config.norm_obs else None,
         returns=Moments.empty(()) if config.norm_reward else None,
     )
     return PPOLearner(

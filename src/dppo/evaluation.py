@@ -219,9 +219,9 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
         CheckpointError: its spaces are others than the policy's.
         ConfigError: no policy of dppo can have been trained on its spaces.
     """
-    found = describe_spaces(env, own_network=True)  # the policy has been trained: its network reads them
     trained = policy.spaces
-    if found.obs != trained.obs or actions_in_words(found.actions) != actions_in_words(trained.actions):
+    found = describe_spaces(env, drop_obs=trained.dropped)
+    if not trained.same_observations(found) or actions_in_words(found.actions) != actions_in_words(trained.actions):
         raise CheckpointError(
             f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
             f"environment of the run."

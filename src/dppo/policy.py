@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
+from dppo.envs.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
+from dppo.ppo.choice import BUILT_IN
+from dppo.ppo.inputs import measured_shape
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModelClass, ModuleSpec
 from dppo.ppo.network import NetworkSpec
@@ -20,7 +23,15 @@ from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint
-from dppo.spaces import BoxActions, DiscreteActions, Spaces, dtype_as_json, dtype_from_json
+from dppo.spaces import (
+    BoxActions,
+    Categories,
+    DiscreteActions,
+    Spaces,
+    dtype_as_json,
+    dtype_from_json,
+    is_image,
+)
 from dppo.streams import Stream
 
 
@@ -48,12 +59,27 @@ class Policy:
     def act(self, obs: Any, *, generator: np.random.Generator | None = None) -> Any:
         """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
+        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf.
+
         Args:
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
             ValueError: the shape of `obs` is not that of the environment's observations.
         """
+        rows, single = self._rows(obs)
+        if generator is None:
+            actions = self._agent.best_action(rows)
+        else:
+            noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
+            actions = self._agent.act(rows, noise).actions
+        actions = self._for_env(actions)
+        return actions[0] if single else actions
+
+    def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one."""
+        if self.spaces.obs.names is not None:
+            return rows_of(obs, self.spaces)
         rows = np.asarray(obs)
         shape = self.spaces.obs.shape
         single = rows.shape == shape
@@ -63,13 +89,9 @@ class Policy:
             rows = rows[None]
         if np.issubdtype(rows.dtype, np.floating):
             rows = rows.astype(np.float32)  # as in training
-        if generator is None:
-            actions = self._agent.best_action(rows)
-        else:
-            noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-            actions = self._agent.act(rows, noise).actions
-        actions = self._for_env(actions)
-        return actions[0] if single else actions
+        elif is_image(self.spaces.obs):
+            rows = rows.astype(np.uint8, casting="same_kind", copy=False)
+        return rows, single
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:
         space = self.spaces.actions
@@ -107,7 +129,7 @@ class Read:
         """Return the import path of the network that the checkpoint names; None for the default network."""
         model = self.checkpoint.state.get("model")
         name = model.get("model") if isinstance(model, dict) else None
-        return None if name is None else str(name)
+        return None if name is None or name == BUILT_IN else str(name)
 
     def policy(self, model: ModelClass | None = None) -> Policy:
         """Return the policy; import the module that `model_name` names, or use `model` in its place.
@@ -137,7 +159,7 @@ class Read:
             ) from None
         obs_scale = None
         if "obs.count" in statistics:
-            moments = Statistics(obs=Moments.empty(spaces.obs.shape)).loaded(statistics).obs
+            moments = Statistics(obs=Moments.empty(measured_shape(spaces.obs))).loaded(statistics).obs
             assert moments is not None
             obs_scale = ObsScale.of(moments)
         return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
@@ -165,7 +187,9 @@ def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
 
 def spaces_in_words(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
-    return f"obs {_dtype_in_words(spaces.obs)}, actions {actions_in_words(spaces.actions)}"
+    counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
+    coded = f" of {sum(counts.values()):,} categories" if counts else ""
+    return f"obs {_dtype_in_words(spaces.obs)}{coded}, actions {actions_in_words(spaces.actions)}"
 
 
 def actions_in_words(actions: DiscreteActions | BoxActions) -> str:
@@ -184,7 +208,11 @@ def _dtype_in_words(dtype: np.dtype[Any]) -> str:
 def _network_in_words(spec: NetworkSpec) -> str:
     if isinstance(spec, MLPSpec):
         return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
-    return f"network {spec.as_json()['model']}"
+    described = spec.as_json()
+    if described["model"] == BUILT_IN:
+        encoder = described["model_kwargs"].get("image_encoder", "")
+        return f"network of encoders {encoder}".rstrip()
+    return f"network {described['model']}"
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
@@ -200,8 +228,19 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
         "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,
         "actions": described,
+        **_observations_as_json(spaces),
         **network,
     }
+
+
+def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
+    """Return what else is known of the observations, without what is empty."""
+    described = {
+        "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
+        "one_of": list(spaces.one_of),
+        "dropped": list(spaces.dropped),
+    }
+    return {name: value for name, value in described.items() if value}
 
 
 def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
@@ -217,7 +256,15 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     else:
         box = model["actions"]["box"]
         actions = BoxActions(np.array(box["low"], box["dtype"]), np.array(box["high"], box["dtype"]))
-    spaces = Spaces(dtype_from_json(model["obs"]), actions, model["deterministic"])
+    categories = model.get("categories", {}).items()
+    spaces = Spaces(
+        dtype_from_json(model["obs"]),
+        actions,
+        model["deterministic"],
+        categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
+        one_of=tuple(model.get("one_of", ())),
+        dropped=tuple(model.get("dropped", ())),
+    )
     if "model" in model:
         return spaces, ModuleSpec.of(spaces, own or model["model"], model["model_kwargs"], model["dtype"])
     return spaces, MLPSpec.of(spaces, tuple(model["hidden_sizes"]), model["activation"], model["dtype"])

@@ -7,7 +7,7 @@ without padding. So the same code stores, slices, concatenates and sends observa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,16 @@ class BoxActions:
 
 
 @dataclass(frozen=True, slots=True)
+class Categories:
+    """A leaf whose numbers are categories: that of a Discrete or a MultiDiscrete space."""
+
+    counts: tuple[int, ...]
+    """Number of categories of each element of the leaf, flat."""
+    starts: tuple[int, ...]
+    """The first category of each element."""
+
+
+@dataclass(frozen=True, slots=True)
 class Spaces:
     """Observation and action space of an environment."""
 
@@ -50,6 +60,20 @@ class Spaces:
     actions: DiscreteActions | BoxActions
     deterministic: bool = True
     """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
+    categories: dict[str, Categories] = field(default_factory=dict)
+    """The leaves that hold categories, by name; the other leaves hold amounts."""
+    one_of: tuple[str, ...] = ()
+    """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
+    dropped: tuple[str, ...] = ()
+    """Names of leaves that the environment returns and the policy does not read."""
+
+    def same_observations(self, other: Spaces) -> bool:
+        """Return whether a network that reads observations of these spaces can read those of `other`."""
+        return (self.obs, self.categories, self.one_of) == (other.obs, other.categories, other.one_of)
+
+    def leaves(self) -> dict[str, np.dtype[Any]]:
+        """Return the dtype of each leaf of an observation, by name."""
+        return leaf_dtypes(self.obs)
 
 
 def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
@@ -64,6 +88,27 @@ def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
         for part in obs.dtype.names
         for leaf, view in leaves(obs[part], f"{name}.{part}" if name else part).items()
     }
+
+
+def leaf_dtypes(obs: np.dtype[Any], name: str = "") -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each leaf of an observation, by the name that `leaves` gives it."""
+    if obs.names is None:
+        return {name: obs}
+    return {
+        leaf: dtype
+        for part in obs.names
+        for leaf, dtype in leaf_dtypes(obs[part], f"{name}.{part}" if name else part).items()
+    }
+
+
+def is_image(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf holds pixels: bytes with three axes, or four for a stack of images."""
+    return leaf.base == np.uint8 and len(leaf.shape) in (3, 4)
+
+
+def is_amount(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf of several holds real numbers, which can be normalised."""
+    return leaf.base.kind == "f"
 
 
 def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -72,6 +72,41 @@ def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> 
     assert str(caught.value) == words
 
 
+TOOL = spaces.Dict(
+    name=spaces.Text(9), tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]), at=spaces.Discrete(4)
+)
+
+
+def pack_tool(raw: Any) -> np.ndarray:
+    return packer(dtype_of(TOOL, drop=["name"]), one_of=["tool"], dropped=["name"])(raw)
+
+
+def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
+    for raw, expected in (
+        ({"name": "x", "at": 2, "tool": (1, np.array([0.5, -0.5]))}, (2, (1, 0, [0.5, -0.5]))),
+        ({"at": 3, "tool": (np.int64(0), 2)}, (3, (0, 2, [0.0, 0.0]))),
+    ):
+        packed = pack_tool(raw)
+        assert packed["at"] == expected[0]
+        tool = packed["tool"]
+        assert (int(tool["branch"]), int(tool["0"]), tool["1"].tolist()) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ((2, 0), "observation leaf 'tool' of branch 2 instead of one of 0, 1"),
+        ((0,), "observation leaf 'tool' of type tuple instead of (branch, value)"),
+        ((1, np.zeros(3)), "observation leaf 'tool.1' of shape (3,) instead of (2,)"),
+    ],
+    ids=str,
+)
+def test_a_wrong_branch_is_refused_by_name(tool: Any, words: str) -> None:
+    with pytest.raises(BadResult) as caught:
+        pack_tool({"at": 0, "tool": tool})
+    assert str(caught.value) == words
+
+
 def test_a_fault_names_place_and_leaf() -> None:
     class Blind(Robot):
         def observation(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from several_leaves import OBS
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import ConfigError
-from dppo.spaces import BoxActions, DiscreteActions, dtype_as_json, dtype_from_json, leaves
+from dppo.spaces import BoxActions, Categories, DiscreteActions, dtype_as_json, dtype_from_json, is_image, leaves
 
 # ------------------------------------------------------------------------------------------ dtypes
 
@@ -137,13 +137,12 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (Shaped(spaces.Discrete(5)), ("observation_space=Discrete(5): it is a Discrete, and only Box",)),
+        (Shaped(spaces.Text(9)), ("observation_space: is Text(", "encode(obs) that returns n numbers")),
         (
             Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
-            ("observation_space=Dict(", "['arm'] is Box(", "['text'] is Text(", "FlattenObservation"),
+            ("observation_space, leaf 'text': is Text(", "Use drop_obs=text to leave it out"),
         ),
-        (Shaped(spaces.Tuple([spaces.Discrete(2)])), ("observation_space=Tuple(Discrete(2)): it is a Tuple, and",)),
-        (Shaped(spaces.Box(-1, 1, ())), ("has no dimensions", "FlattenObservation")),
+        (Shaped(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])), ("leaf '0': is Sequence(", "encode(obs)")),
         (Shaped(spaces.Box(-1, 1, (3, 0))), ("has no elements",)),
         (Shaped(act=spaces.MultiDiscrete([2, 3])), ("action_space=MultiDiscrete([2 3])", "it is a MultiDiscrete")),
         (Shaped(act=spaces.Box(0, 9, (2,), np.int64)), ("it is a Box of int64 with shape (2,)",)),
@@ -163,9 +162,56 @@ def test_a_refusal_names_the_part(env: gym.Env[Any, Any], words: tuple[str, ...]
     assert "\n" not in str(caught.value)
 
 
+def test_every_part_of_a_nest_is_described() -> None:
+    nest = spaces.Dict(
+        dials=spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, -1]])),
+        hand=spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (3,), np.float64)]),
+        tool=spaces.OneOf([spaces.Discrete(3), spaces.Dict(a=spaces.MultiBinary(2))]),
+    )
+    found = describe_spaces(Shaped(nest))
+    assert list(found.leaves()) == ["dials", "hand.0", "hand.1", "tool.branch", "tool.0", "tool.1.a"]
+    assert found.categories == {
+        "dials": Categories((2, 3), (1, -1)),
+        "hand.0": Categories((4,), (2,)),
+        "tool.branch": Categories((2,), (0,)),
+        "tool.0": Categories((3,), (0,)),
+    }
+    assert (found.one_of, found.dropped) == (("tool",), ())
+    assert found == pickle.loads(pickle.dumps(found))
+
+
+def test_parts_are_left_out_by_name() -> None:
+    nest = spaces.Dict(
+        hand=spaces.Tuple([spaces.Discrete(4), spaces.Text(5)]), mission=spaces.Text(9), where=spaces.Box(-1, 1, (2,))
+    )
+    found = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
+    assert (list(found.leaves()), found.dropped) == (["hand.0", "where"], ("mission", "hand.1"))
+    for names in (["mission", "hand"], ["mission", "hand.0", "hand.1"]):
+        assert list(describe_spaces(Shaped(nest), drop_obs=names).leaves()) == ["where"]
+    for names, words in (
+        (
+            ["mision"],
+            "drop_obs=mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where.",
+        ),
+        (["mission", "hand", "where"], "leaves nothing of the observation"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            describe_spaces(Shaped(nest), drop_obs=names)
+    with pytest.raises(ConfigError, match="It is a single array, which has no names"):
+        describe_spaces(Shaped(spaces.Box(-1, 1, (2,))), drop_obs=["a"])
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1)], ids=str)
+def test_an_image_is_recognised(shape: tuple[int, ...]) -> None:
+    image = describe_spaces(Shaped(spaces.Box(0, 255, shape, np.uint8)))
+    assert image.obs == np.dtype((np.uint8, shape))
+    assert is_image(image.obs)
+
+
 def test_bytes_that_are_not_an_image_are_accepted() -> None:
     for shape in [(128,), (8, 8)]:
-        assert describe_spaces(Shaped(spaces.Box(0, 255, shape, np.uint8))).obs.shape == shape
+        found = describe_spaces(Shaped(spaces.Box(0, 255, shape, np.uint8))).obs
+        assert (found.shape, is_image(found)) == (shape, False)
     assert describe_spaces(Shaped(spaces.Box(0, 1, (8, 8, 3), np.float32))).obs.shape == (8, 8, 3)
 
 

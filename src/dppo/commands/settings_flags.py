@@ -88,7 +88,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     if hint is bool:
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     elif get_origin(hint) is tuple:
-        group.add_argument(flag(name), nargs="*", metavar="INT", help=text)
+        group.add_argument(flag(name), nargs="*", metavar=_metavar(get_args(hint)[0]), help=text)
     else:
         group.add_argument(flag(name), metavar=_metavar(hint), help=text)
 
@@ -100,7 +100,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
-        return " ".join(map(str, value))
+        return " ".join(map(str, value)) or "none"
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 

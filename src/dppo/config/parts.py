@@ -53,6 +53,11 @@ class Env:
         "an incident and starts a new one.",
         resume="free",
     )
+    drop_obs: tuple[str, ...] = setting(
+        (),
+        "Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part.",
+        branch=False,
+    )
 
     @property
     def env_name(self) -> str:
@@ -182,8 +187,8 @@ class Network:
     model: str | Callable[..., Any] | None = setting(
         None,
         "A network of your own, as module:Class (in Python, also the class itself): a torch.nn.Module, built with "
-        "(spaces, head_size), that maps observations to head and values; see examples/own_network.py. Default: two "
-        "MLPs, one for the policy and one for the value.",
+        "(spaces, head_size), that maps observations to head and values; see examples/own_network.py. Default: a "
+        "network that fits the observations.",
         branch=False,
     )
     model_kwargs: dict[str, Any] = setting(
@@ -194,13 +199,39 @@ class Network:
     )
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
-        "Units of the hidden layers, the same for policy and value.",
+        "Units of the hidden layers, the same for policy and value. None follow the encoder of a single image.",
         gt=0,
         branch=False,
         when=(DEFAULT_NETWORK,),
     )
     activation: Literal["tanh", "relu"] = setting(
         "tanh", "Activation between hidden layers.", branch=False, when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS)
+    )
+    image_encoder: Literal["auto", "nature", "impala", "flatten"] = setting(
+        "auto",
+        "Layers that read images: the CNN of the Nature paper, that of IMPALA, or none (flatten); auto: nature, and "
+        "impala below 36 x 36 pixels.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    image_features: int | None = setting(
+        None,
+        "Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala.",
+        gt=0,
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    trunk: Literal["auto", "shared", "separate"] = setting(
+        "auto",
+        "Whether policy and value share all layers but the last; auto: shared if there are images.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    layer_norm: bool = setting(
+        False,
+        "Normalise the inputs of each activation between hidden layers over the layer's units.",
+        branch=False,
+        when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS),
     )
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False

@@ -9,7 +9,7 @@ from typing import Any
 
 from dppo.config.checks import without_effect
 from dppo.config.config import Config, draft, resolved
-from dppo.config.files import flattened
+from dppo.config.files import flattened, plain
 from dppo.config.parts import about, default_of
 from dppo.errors import ConfigError
 
@@ -36,7 +36,7 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
     """
     old, notes = flattened(before), []
     for name, value in resolved(config).items():
-        was, policy = old.get(name, default_of(name)), about(name).resume
+        was, policy = old.get(name, plain(default_of(name))), about(name).resume
         if was == value or policy == "free" or (policy == "raised" and not config.ppo.annealed):
             continue
         if policy == "close":
@@ -65,7 +65,7 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
     """
     old = flattened(before)
     for name, value in resolved(config).items():
-        was = old.get(name, default_of(name))
+        was = old.get(name, plain(default_of(name)))
         if was != value and not about(name).branch:
             raise ConfigError(
                 f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -35,11 +35,6 @@ def kind_of(space: gym.Space[Any]) -> str:
     return f"a {type(space).__name__}"
 
 
-def is_image(space: gym.Space[Any]) -> bool:
-    """Return whether a space holds images: bytes with three axes, or four for a stack of frames."""
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
-
-
 def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
     if isinstance(space, gym.spaces.Dict):
         return list(space.spaces.items())
@@ -63,31 +58,10 @@ def _leaves(
 # ------------------------------------------------------------------ observations
 
 
-def flattened(space: gym.Space[Any]) -> str:
-    """Return how to turn observations of `space` into a vector, leaving out what is not an array of numbers."""
-    odd = [(path, leaf) for path, leaf in _leaves(space) if not isinstance(leaf, NUMBERS)]
-    kept = [key for key, part in _parts(space) if all(isinstance(leaf, NUMBERS) for _, leaf in _leaves(part))]
-    if not odd:
-        return _wrapped("FlattenObservation(env)") + _image(_leaves(space))
-    path, leaf = odd[0]
-    fact = f"{path} is a {type(leaf).__name__}, not an array of numbers. " if path else ""
-    if kept:
-        code = f"FlattenObservation(gymnasium.wrappers.FilterObservation(env, {kept!r}))"
-        return f"{fact}{_wrapped(code, 'To leave it out, return')}{_image(_leaves(space, only=kept))}"
+def encoded() -> str:
+    """Return how to turn observations that are not arrays of numbers into a vector."""
     code = "TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,)))"
-    return f"{fact}Write a function encode(obs) that returns n numbers in float32. {_wrapped(code, 'Then return')}"
-
-
-def _image(leaves: Iterable[tuple[str, gym.Space[Any]]]) -> str:
-    """Return how to read the first image among these leaves as an image; "" if there is none."""
-    for path, leaf in leaves:
-        if is_image(leaf):
-            code = f"TransformObservation(env, lambda obs: obs{path}, env.observation_space{path})"
-            return (
-                f" The image {path} becomes {math.prod(leaf.shape or ()):,} single numbers. To use it as an image, "
-                f"and nothing else, set model to a network of your own and return gymnasium.wrappers.{code}."
-            )
-    return ""
+    return f"Write a function encode(obs) that returns n numbers in float32. {_wrapped(code, 'Then return')}"
 
 
 # ------------------------------------------------------------------ actions

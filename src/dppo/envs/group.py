@@ -65,7 +65,7 @@ class EnvGroup:
         self.obs = spaces.obs
         self._envs = envs
         self._actions = spaces.actions
-        pack = packer(spaces.obs)
+        pack = packer(spaces.obs, one_of=spaces.one_of, dropped=spaces.dropped)
         self._pack = self._unwatched = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
         self._episode_seed = episode_seed
         self._owner = owner

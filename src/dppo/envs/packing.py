@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,21 @@ from dppo.envs.results import BadResult
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
 
-def packer(obs: np.dtype[Any]) -> Callable[[Any], np.ndarray]:
+def packer(
+    obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collection[str] = ()
+) -> Callable[[Any], np.ndarray]:
     """Return a function that copies a returned observation into a new array, and checks it.
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
     one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
     the space, a number is not finite, or a leaf is missing.
+
+    Args:
+        one_of, dropped: as in `dppo.spaces.Spaces`.
     """
     if obs.names is None:
         return _leaf_packer("an observation", obs.base, obs.shape)
-    fill = _filler(obs, "")
+    fill = _Filling(frozenset(one_of), frozenset(dropped)).filler(obs, "")
 
     def pack(raw: Any) -> np.ndarray:
         row = np.empty((), obs)
@@ -55,19 +61,30 @@ def _leaf_packer(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Cal
     return pack
 
 
-def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
-    """Return a function that writes an observation of a Dict or Tuple into one element of `obs`."""
-    names = obs.names
-    assert names is not None
-    expected = set(names)
-    what = f"observation leaf {name!r}" if name else "an observation"
-    parts: list[tuple[str, Callable[[np.ndarray, Any], None]]] = []
-    for part in names:
-        inner, leaf = obs[part], f"{name}.{part}" if name else part
-        if inner.names is not None:
-            parts.append((part, _filler(inner, leaf)))
-        else:
-            parts.append((part, _leaf_filler(_leaf_packer(f"observation leaf {leaf!r}", inner.base, inner.shape))))
+Fill = Callable[[np.ndarray, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """Makes the functions that write a raw observation into one element of a structured dtype."""
+
+    one_of: frozenset[str]
+    dropped: frozenset[str]
+
+    def filler(self, obs: np.dtype[Any], name: str) -> Fill:
+        """Return the function for the part `name` of an observation, of dtype `obs`."""
+        if obs.names is None:
+            return _leaf_filler(_leaf_packer(f"observation leaf {name!r}", obs.base, obs.shape))
+        what = f"observation leaf {name!r}" if name else "an observation"
+        parts = {part: self.filler(obs[part], _joined(name, part)) for part in obs.names}
+        if name in self.one_of:
+            return _one_of_filler(what, parts)
+        return _nest_filler(what, parts, _dropped_parts(self.dropped, name))
+
+
+def _nest_filler(what: str, parts: dict[str, Fill], dropped: frozenset[str]) -> Fill:
+    """Return the function that writes a raw Dict or Tuple, without its `dropped` parts."""
+    expected, fills = set(parts), list(parts.items())
 
     def fill(row: np.ndarray, raw: Any) -> None:
         if isinstance(raw, Mapping):
@@ -75,16 +92,43 @@ def _filler(obs: np.dtype[Any], name: str) -> Callable[[np.ndarray, Any], None]:
         elif isinstance(raw, tuple | list):
             found = {str(index): value for index, value in enumerate(raw)}
         else:
-            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(names)}")
-        for key in sorted(found.keys() ^ expected):
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(parts)}")
+        for key in sorted((found.keys() ^ expected) - dropped):
             raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
-        for part, fill_part in parts:
+        for part, fill_part in fills:
             fill_part(row[part], found[part])
 
     return fill
 
 
-def _leaf_filler(pack: Callable[[Any], np.ndarray]) -> Callable[[np.ndarray, Any], None]:
+def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
+    """Return the function that writes a raw OneOf, (branch, value); the other branches become zeros."""
+    branches = [part for part in parts if part != "branch"]
+
+    def fill(row: np.ndarray, raw: Any) -> None:
+        if not (isinstance(raw, tuple | list) and len(raw) == 2):
+            raise BadResult(f"{what} of type {type(raw).__name__} instead of (branch, value)")
+        row[...] = np.zeros((), row.dtype)
+        parts["branch"](row["branch"], raw[0])
+        branch = str(int(row["branch"]))
+        if branch not in branches:
+            raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
+        parts[branch](row[branch], raw[1])
+
+    return fill
+
+
+def _joined(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
+
+
+def _dropped_parts(dropped: frozenset[str], name: str) -> frozenset[str]:
+    """Return the parts of `name` that are dropped."""
+    inside = f"{name}." if name else ""
+    return frozenset(one.removeprefix(inside) for one in dropped if one.startswith(inside))
+
+
+def _leaf_filler(pack: Callable[[Any], np.ndarray]) -> Fill:
     def fill(row: np.ndarray, raw: Any) -> None:
         row[...] = pack(raw)
 

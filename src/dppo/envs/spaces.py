@@ -2,50 +2,53 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.advice import NUMBERS, chosen, flattened, is_image, kind_of, short
+from dppo.envs.advice import NUMBERS, chosen, encoded, kind_of, short
+from dppo.envs.leaves import categories_of, leaf_spaces, names_to_drop, one_of_names, parts_of
 from dppo.errors import ConfigError
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.spaces import BoxActions, DiscreteActions, Spaces, leaf_dtypes
 
 
-def describe_spaces(env: gym.Env[Any, Any], *, own_network: bool = False) -> Spaces:
+def describe_spaces(env: gym.Env[Any, Any], *, drop_obs: Collection[str] = ()) -> Spaces:
     """Return the spaces of `env` as plain data.
 
     Args:
-        own_network: accept images, which the default network cannot read.
+        drop_obs: names of leaves of the observation to leave out.
 
     Raises:
-        ConfigError: a space is not supported. The text names the part, and a wrapper that helps.
+        ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
     """
-    _check_observations(env.observation_space, own_network)
+    space = env.observation_space
+    _check_package(space, f"observation_space={short(space)}")
+    dropped = names_to_drop(space, drop_obs)
+    _check_leaves(space, dropped)
+    obs = dtype_of(space, drop=dropped)
+    names = leaf_dtypes(obs)
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
-        dtype_of(env.observation_space), _actions(env.action_space), not getattr(spec, "nondeterministic", False)
+        obs,
+        _actions(env.action_space),
+        not getattr(spec, "nondeterministic", False),
+        categories={name: found for name, found in categories_of(space) if name in names},
+        one_of=one_of_names(space),
+        dropped=dropped,
     )
 
 
-def _check_observations(space: gym.Space[Any], own_network: bool) -> None:
-    what = f"observation_space={short(space)}"
-    if not isinstance(space, gym.spaces.Box):
-        _check_package(space, what)
+def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
+    """Refuse leaves that are not arrays of numbers, if the others can do without them."""
+    named = leaf_spaces(space, dropped=dropped)
+    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*NUMBERS, gym.spaces.OneOf))]
+    if odd and len(odd) < len(named):
+        out = "it" if len(odd) == 1 else "them"
         raise ConfigError(
-            f"{what}: it is {kind_of(space)}, and only Box observations are supported. {flattened(space)}"
-        )
-    if 0 in space.shape:
-        raise ConfigError(f"{what}: has no elements. Give it at least one.")
-    if space.shape == ():
-        raise ConfigError(f"{what}: has no dimensions. {flattened(space)}")
-    if is_image(space) and not own_network:
-        raise ConfigError(
-            f"{what}: is an image, and the default network has no layers for images. Set model to a network of your "
-            f"own (module:Class). To pass all {math.prod(space.shape):,} pixels to the default network as single "
-            f"numbers, use gymnasium.wrappers.FlattenObservation."
+            f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
+            f"drop_obs={' '.join([*dropped, *odd])} to leave {out} out."
         )
 
 
@@ -76,23 +79,22 @@ def _check_package(space: Any, what: str) -> None:
 # ------------------------------------------------------------------ space -> dtype
 
 
-def dtype_of(space: gym.Space[Any], name: str = "") -> np.dtype[Any]:
-    """Return the dtype in which one observation of `space` is stored.
+def dtype_of(space: gym.Space[Any], name: str = "", drop: Collection[str] = ()) -> np.dtype[Any]:
+    """Return the dtype in which one observation of `space` is stored, without the leaves named in `drop`.
 
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
-    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ...
+    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
+    OneOf "branch", "0", "1", ...
 
     Raises:
         ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
     """
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        fields = [(str(part), dtype_of(inner, f"{name}.{part}" if name else str(part))) for part, inner in parts]
+    inner = parts_of(space, name)
+    if inner is not None:
+        fields = [(part, dtype_of(one, leaf, drop)) for part, leaf, one in inner if leaf not in drop]
         return _structured(fields, name)
     if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
-        raise ConfigError(
-            f"{_label(name)}: is {short(space)}, which is not an array of numbers. Leave it out, or encode it as a Box."
-        )
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
     return np.dtype((_stored(np.dtype(space.dtype)), space.shape))  # with shape () this is the scalar dtype itself

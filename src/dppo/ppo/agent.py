@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
+from dppo.spaces import is_image
 
 
 class Decision(NamedTuple):
@@ -33,6 +35,7 @@ class PPOAgent:
         self.spec = spec
         self.distribution = spec.distribution
         self._network = spec.acting()
+        self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
 
@@ -59,5 +62,7 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
+        if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
+            return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale))
         x = obs.astype(self._dtype)
         return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x))

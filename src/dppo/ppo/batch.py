@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.advantages import generalized_advantages
+from dppo.ppo.inputs import raw_inputs, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
 from dppo.ppo.segment import Segment
-from dppo.spaces import leaves
+from dppo.spaces import is_amount
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped
@@ -68,7 +69,7 @@ class Batch:
     """
 
     obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
-    """Normalised. For a Dict or Tuple space: each leaf by name, not normalised."""
+    """Normalised; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
     """Log-probabilities under the policy that collected the segments."""
@@ -244,11 +245,11 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
-    if obs.dtype.names is not None:
-        assert scale is None, "observations of several leaves are not normalised"
-        return {
-            name: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf) for name, leaf in leaves(obs).items()
-        }
+    if stays_raw(np.dtype((obs.dtype, obs.shape[2:]))):
+        inputs = raw_inputs(obs, dtype, None if scale is None else scale.astype(dtype))
+        if isinstance(inputs, dict):
+            return {name: rows(leaf.astype(dtype) if is_amount(leaf.dtype) else leaf) for name, leaf in inputs.items()}
+        return rows(inputs)
     obs = obs.astype(dtype, copy=False)
     return rows(obs if scale is None else scale.astype(dtype).normalize(obs))
 

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from dppo.errors import ConfigError
 from dppo.ppo.torch_state import default_dtype
+from dppo.spaces import Spaces, is_image
+
+Inputs = Tensor | dict[str, Tensor]
 
 ROWS = 3  # observations in the trial pass
 
@@ -24,7 +27,7 @@ class Contract:
     """The module `name` maps observations [rows, *O] of `dtype` to a head [rows, head_size] and values [rows]."""
 
     name: str
-    obs_shape: tuple[int, ...]
+    spaces: Spaces
     head_size: int
     dtype: str
 
@@ -71,10 +74,10 @@ class Contract:
 
     def _check_forward(self, module: nn.Module) -> None:
         """Run the module on a few random observations and check its outputs."""
-        rows = np.random.default_rng(0).standard_normal((ROWS, *self.obs_shape))
-        obs = torch.from_numpy(rows).to(getattr(torch, self.dtype))
+        obs = made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
+        alone_obs = {name: leaf[:1] for name, leaf in obs.items()} if isinstance(obs, dict) else obs[:1]
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        first, again, alone = (self._outputs(module, some) for some in (obs, obs, obs[:1]))
+        first, again, alone = (self._outputs(module, some) for some in (obs, obs, alone_obs))
         for name, buffer in module.named_buffers():
             if not torch.equal(buffer, before[name]):
                 raise self._broken(
@@ -95,11 +98,12 @@ class Contract:
                     f"its {name} do not depend on any parameter with requires_grad=True. Compute them from parameters"
                 )
 
-    def _outputs(self, module: nn.Module, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs(self, module: nn.Module, obs: Inputs) -> tuple[Tensor, Tensor]:
         """Return head and values after checking type, shape and dtype."""
-        called = f"forward(obs), with obs of shape {tuple(obs.shape)} and {obs.dtype},"
+        rows, dtype = _size(obs), getattr(torch, self.dtype)
+        called = f"forward(obs), with obs {_inputs_in_words(obs)},"
         try:
-            with torch.enable_grad(), default_dtype(obs.dtype):
+            with torch.enable_grad(), default_dtype(dtype):
                 outputs: Any = module(obs)
         except Exception as error:
             raise self._broken(f"{called} raised {_in_words(error)}") from error
@@ -107,12 +111,12 @@ class Contract:
             raise self._broken(f"{called} returned {_kind(outputs)}. Return two tensors, head and values")
         head, values = outputs
         for name, output, shape, remedy in (
-            ("head", head, (len(obs), self.head_size), "[rows, head_size]"),
-            ("values", values, (len(obs),), "[rows]; values.squeeze(-1) removes a last axis"),
+            ("head", head, (rows, self.head_size), "[rows, head_size]"),
+            ("values", values, (rows,), "[rows]; values.squeeze(-1) removes a last axis"),
         ):
             if output.shape != shape:
                 raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {remedy}")
-            if output.dtype != obs.dtype:
+            if output.dtype != dtype:
                 raise self._broken(f"{called} returned {name} of {output.dtype}. Return the dtype of obs")
             if not torch.isfinite(output).all():
                 raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
@@ -130,6 +134,35 @@ class Contract:
 
     def _broken(self, fact: str) -> ConfigError:
         return _broken(self.name, fact)
+
+
+def made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
+    """Return a module's input for some random observations of `spaces`."""
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for name, leaf in spaces.leaves().items():
+        shape = rows, *leaf.shape
+        if is_image(leaf):
+            numbers: np.ndarray = generator.integers(0, 256, shape)
+        elif name in spaces.categories:
+            found = spaces.categories[name]
+            drawn = generator.integers(0, found.counts, (rows, len(found.counts)))
+            numbers = (drawn + np.array(found.starts)).reshape(shape)
+        else:
+            numbers = generator.standard_normal(shape)
+        inputs[name] = torch.from_numpy(numbers).to(dtype)
+    return inputs if spaces.obs.names is not None else inputs[""]
+
+
+def _size(obs: Inputs) -> int:
+    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+
+
+def _inputs_in_words(obs: Inputs) -> str:
+    if not isinstance(obs, dict):
+        return f"of shape {tuple(obs.shape)} and {obs.dtype}"
+    shapes = ", ".join(f"{name!r}: {tuple(leaf.shape)}" for name, leaf in obs.items())
+    return f"a dict of the shapes {{{shapes}}}"
 
 
 def model_class(model: Any, name: str) -> type[nn.Module]:

@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return head [rows, H] and values [rows] of observations [rows, *O]."""
-        flat = obs.flatten(1)
+        flat = obs.reshape(len(obs), -1)
         head = self.policy(flat)
         if self.log_std is not None:
             head = torch.cat([head, self.log_std.expand(len(head), -1)], dim=1)
@@ -107,7 +107,7 @@ class HandwrittenMLP:
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Residuals]:
         """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
-        flat = obs.flatten(1) if obs.dim() > 2 else obs
+        flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         space = self._workspace(flat)
         policy = self._through(self._policy, flat, space.policy)
         value = self._through(self._value, flat, space.value)

@@ -41,7 +41,7 @@ class PPOModel:
         self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
-    def forward(self, obs: Tensor, actions: Tensor) -> Scored:
+    def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O]."""
         head, values, residuals = self.network.forward(obs)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)

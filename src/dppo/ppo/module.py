@@ -25,8 +25,8 @@ class ModuleSpec(NetworkSpec):
     """A user's module, by its class.
 
     The contract: `Class(spaces, head_size, **kwargs)` returns a `torch.nn.Module` whose `forward(obs)` maps a
-    floating-point tensor of observations [rows, *O] to the head [rows, head_size] and the values [rows].
-    `dppo.ppo.contract` checks it.
+    floating-point tensor of observations [rows, *O] to the head [rows, head_size] and the values [rows]. Of a Dict or
+    Tuple space, it gets a dict of such tensors by the leaf's name. `dppo.ppo.contract` checks it.
     """
 
     obs_shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class ModuleSpec(NetworkSpec):
         from dppo.ppo.contract import Contract, model_class
 
         name = model_name(self.model)
-        contract = Contract(name, self.obs_shape, self.distribution.head_size, self.dtype)
+        contract = Contract(name, self.spaces, self.distribution.head_size, self.dtype)
         made_of = model_class(self.model, name)
 
         def build(seed: int) -> nn.Module:
@@ -92,6 +92,17 @@ class ModuleSpec(NetworkSpec):
 
         with torch.random.fork_rng(devices=[]):
             return contract.checked(build, seed)
+
+    def zeros(self, rows: int) -> Tensor | dict[str, Tensor]:
+        """Return observations of zeros, as a batch holds them."""
+        import torch
+
+        def leaf_of(leaf: np.dtype[Any]) -> Tensor:
+            dtype = self.dtype if leaf.base.kind == "f" else leaf.base
+            return torch.from_numpy(np.zeros((rows, *leaf.shape), dtype))
+
+        named = {name: leaf_of(leaf) for name, leaf in self.spaces.leaves().items()}
+        return named if self.spaces.obs.names is not None else named[""]
 
     def as_json(self) -> dict[str, Any]:
         """Return the import path of the class, its arguments and the dtype."""
@@ -135,12 +146,13 @@ class Autograd:
         self._module = module
         self._dtype = self.parameters.weights.dtype
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, obs: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         import torch
 
+        floats = {name: leaf.to(self._dtype) for name, leaf in obs.items()} if isinstance(obs, dict) else obs
         with torch.enable_grad(), default_dtype(self._dtype):
-            head, values = self._module(obs)
+            head, values = self._module(floats if isinstance(floats, dict) else floats.to(self._dtype))
         return head.detach(), values.detach(), (head, values)
 
     def backward(
@@ -170,13 +182,10 @@ class TorchActing:
         self._module = quick(spec.module(0).requires_grad_(False))
         self._parameters = list(self._module.parameters())
         self._dtype = self._parameters[0].dtype
-        self._dims = len(spec.obs_shape)
+        self._dims = {name: len(leaf.shape) for name, leaf in spec.spaces.leaves().items()}
         self._default_dtype, self._num_threads = torch.get_default_dtype, torch.get_num_threads
-        self._fit(torch.empty((1, *spec.obs_shape), dtype=self._dtype))
-
-    def _fit(self, inputs: Tensor) -> None:
-        """Use `inputs` as the module's input: torch aligns its own memory alike in every process."""
-        self._inputs, self._rows = inputs, inputs.numpy()
+        self._inputs: dict[str, Tensor] = {}
+        self._rows: dict[str, np.ndarray] = {}
 
     def load(self, weights: np.ndarray) -> None:
         """Copy `weights` [P]."""
@@ -188,17 +197,28 @@ class TorchActing:
             parameter.copy_(flat[start:end].view_as(parameter))
             start = end
 
-    def step(self, obs: np.ndarray) -> Outputs:
-        """Return head and values of `obs` [..., E, *O], E rows at a time: larger batches would change the last bits."""
-        if obs.ndim > self._dims + 1:
-            heads, values = zip(*map(self.step, obs), strict=True)
-            return Outputs(np.stack(heads), np.stack(values))
-        if obs.shape != self._rows.shape:
-            self._fit(self._inputs.new_empty(obs.shape))
-        np.copyto(self._rows, obs)
+    def step(self, obs: np.ndarray | dict[str, np.ndarray]) -> Outputs:
+        """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
+        named = obs if isinstance(obs, dict) else {"": obs}
+        for name, leaf in named.items():
+            if leaf.ndim > self._dims[name] + 1:
+                stacked = [{one: view[s] for one, view in named.items()} for s in range(len(leaf))]
+                heads, values = zip(*map(self.step, stacked), strict=True)
+                return Outputs(np.stack(heads), np.stack(values))
+            if name not in self._rows or leaf.shape != self._rows[name].shape:
+                self._fit(name, leaf.shape)
+            np.copyto(self._rows[name], leaf)
+        inputs: Any = self._inputs.get("", self._inputs)
         if self._default_dtype() is self._dtype and self._num_threads() == 1:
-            head, values = self._module(self._inputs)
+            head, values = self._module(inputs)
         else:
             with default_dtype(self._dtype), one_thread():
-                head, values = self._module(self._inputs)
+                head, values = self._module(inputs)
         return Outputs(head.numpy(), values.numpy())
+
+    def _fit(self, name: str, shape: tuple[int, ...]) -> None:
+        """Take memory for the module's input: torch aligns its own memory alike in every process."""
+        import torch
+
+        self._inputs[name] = torch.empty(shape, dtype=self._dtype)
+        self._rows[name] = self._inputs[name].numpy()

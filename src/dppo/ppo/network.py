@@ -15,7 +15,7 @@ import numpy as np
 from dppo.ppo.distributions import Distribution
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
-    from jaxtyping import Float, Shaped
+    from jaxtyping import Float
     from torch import Tensor
 
     from dppo.ppo.flat import FlatParameters
@@ -35,10 +35,11 @@ class ActingNetwork(Protocol):
     def load(self, weights: Float[np.ndarray, " P"]) -> None:
         """Copy `weights` and use them from now on."""
 
-    def step(self, obs: np.ndarray) -> Outputs:
+    def step(self, obs: Any) -> Outputs:
         """Return head and values of observations [E, *O], in the network's dtype.
 
-        With leading axes [..., E, *O], each group of E rows gets the same bits as it would alone.
+        Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes
+        [..., E, *O], each group of E rows gets the same bits as it would alone.
         """
 
 
@@ -49,8 +50,12 @@ class LearningNetwork(Protocol):
     def parameters(self) -> FlatParameters:
         """Return the flat vectors."""
 
-    def forward(self, obs: Shaped[Tensor, " rows *O"]) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
-        """Return head, values and residuals for `backward`; the next call may overwrite all three."""
+    def forward(self, obs: Any) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
+        """Return head, values and residuals for `backward`; the next call may overwrite all three.
+
+        Args:
+            obs: a tensor [rows, *O], or a dict of tensors by the leaf's name, as a `Batch` holds them.
+        """
 
     def backward(
         self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"], *, accumulate: bool
@@ -88,6 +93,12 @@ class NetworkSpec(Protocol):
 
     def as_json(self) -> dict[str, Any]:
         """Return, as JSON values, everything about the network that the environment's spaces do not determine."""
+
+    def zeros(self, rows: int) -> Tensor | dict[str, Tensor]:
+        """Return observations of zeros, as a batch holds them; imports torch."""
+        import torch
+
+        return torch.zeros((rows, *self.obs_shape), dtype=getattr(torch, self.dtype))
 
     # ------------------------------------------------------------------ the same for every network
 

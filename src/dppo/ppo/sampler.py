@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dppo.ppo.agent import PPOAgent
+from dppo.ppo.inputs import measured
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import (
     EnvLog,
@@ -154,7 +155,7 @@ class PPOSampler:
         running, valid = self._discounted_returns, segment.valid
         obs = None
         if self._track_obs:
-            obs = Moments.of(segment.obs[valid])
+            obs = Moments.of(measured(segment.obs[valid]))
         if not self._track_returns:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)

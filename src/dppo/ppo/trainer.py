@@ -161,8 +161,8 @@ class PPOTrainer:
             device=self.device,
         )
         zeros = torch.zeros(rows, dtype=dtype, device=self.device)
-        obs = torch.zeros((rows, *spec.obs_shape), dtype=dtype, device=self.device)
-        self._backward(self.ppo, Batch(obs, actions, zeros, zeros, zeros, zeros))
+        batch = Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros)
+        self._backward(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -193,7 +193,6 @@ class PPOTrainer:
     def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
-        assert isinstance(rows.obs, Tensor), "networks of observations with several leaves are not implemented"
         scored = self.model.forward(rows.obs, rows.actions)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
@@ -283,8 +282,9 @@ class PPOTrainer:
 def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
     """Describe a minibatch whose gradient is not finite."""
     facts = []
-    for name in ("obs", "advantages", "returns"):
-        column = getattr(minibatch, name)
+    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
+    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
+    for name, column in (columns | {"advantages": minibatch.advantages, "returns": minibatch.returns}).items():
         facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
     return (
         f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "

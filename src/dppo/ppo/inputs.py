@@ -1,0 +1,66 @@
+"""What a network reads of observations: amounts as floats, normalised; images and categories as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dppo.ppo.normalizer import ObsScale
+from dppo.spaces import is_amount, is_image, leaf_dtypes, leaves
+
+Inputs = np.ndarray | dict[str, np.ndarray]
+
+
+def stays_raw(obs: np.dtype[Any]) -> bool:
+    """Return whether observations of this dtype, of one leaf or several, are left to the network as they are stored."""
+    return obs.names is not None or is_image(obs)
+
+
+def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> Inputs:
+    """Return what a network reads of observations that stay raw: pixels, or views of the leaves by name.
+
+    Args:
+        scale: of the leaves that `measured` returns, in `dtype`; those become arrays of `dtype`. None: nothing changes.
+    """
+    if obs.dtype.names is None:
+        return obs
+    named = leaves(obs)
+    if scale is not None:
+        for name, columns in _columns(obs.dtype):
+            leaf, shape = named[name], leaf_dtypes(obs.dtype)[name].shape
+            part = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
+            named[name] = part.normalize(leaf.astype(dtype))
+    return named
+
+
+# ------------------------------------------------------------------ what is normalised
+
+
+def measured_shape(obs: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the shape of what is normalised of one observation: all of a single leaf, the floats of several.
+
+    It is (0,) where there is nothing to normalise.
+    """
+    if obs.names is None:
+        return (0,) if is_image(obs) else obs.shape
+    return (sum(columns.stop - columns.start for _, columns in _columns(obs)),)
+
+
+def measured(obs: np.ndarray) -> np.ndarray:
+    """Return what is normalised of `obs` [n]: of several leaves, their floats side by side."""
+    if obs.dtype.names is None:
+        return obs
+    named = leaves(obs)
+    return np.concatenate([named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype)], axis=1)
+
+
+def _columns(obs: np.dtype[Any]) -> Iterator[tuple[str, slice]]:
+    """Yield the name of each leaf of floats, and its columns in `measured`."""
+    start = 0
+    for name, leaf in leaf_dtypes(obs).items():
+        if is_amount(leaf):
+            end = start + int(np.prod(leaf.shape, dtype=int))
+            yield name, slice(start, end)
+            start = end

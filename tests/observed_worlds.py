@@ -1,0 +1,153 @@
+"""Small environments with observations of all kinds: every one follows from the seed and the actions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+WHOLE = spaces.Dict(
+    camera=spaces.Box(0, 255, (8, 9, 3), np.uint8),
+    dials=spaces.MultiDiscrete([3, 2], start=[-1, 5]),
+    gear=spaces.Discrete(4, start=2),
+    lamps=spaces.MultiBinary(3),
+    mission=spaces.Text(20),
+    robot=spaces.Dict(
+        arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(0, 15, ())]), note=spaces.Text(9)
+    ),
+    tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+)
+
+
+class World(gym.Env[Any, Any]):
+    """A point that drifts, and that the actions push; an episode ends far out, and is truncated after 15 steps."""
+
+    action_space: Any = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.at = 0, self.np_random.normal(size=2) * 0.5
+        return self.observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        self.at = self.at + self.np_random.normal(size=2) * 0.2 + 0.1 * (np.mean(action) - 1)
+        far = float(np.abs(self.at).max())
+        return self.observation(), 1.0 - far, far > 2, self.steps == 15, {}
+
+    def observation(self) -> Any:
+        raise NotImplementedError
+
+    def pixels(self, shape: tuple[int, ...]) -> np.ndarray:
+        noise = self.np_random.integers(0, 60, shape)
+        pixels: np.ndarray = (noise + np.clip(90 + 40 * self.at[0], 0, 190)).astype(np.uint8)
+        return pixels
+
+
+class Picture(World):
+    """An image, with the channels behind."""
+
+    def __init__(self, size: int = 8, channels: int = 3) -> None:
+        self.shape = size, size, channels
+        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
+
+    def observation(self) -> Any:
+        return self.pixels(self.shape)
+
+
+class Film(World):
+    """Four images, each with the channels behind, and actions that are real numbers."""
+
+    observation_space = spaces.Box(0, 255, (4, 10, 12, 1), np.uint8)
+    action_space = spaces.Box(-1, 1, (2,))
+
+    def observation(self) -> Any:
+        return self.pixels((4, 10, 12, 1))
+
+
+class Everything(World):
+    """A leaf of each kind; two of them are texts."""
+
+    observation_space = WHOLE
+
+    def observation(self) -> Any:
+        tool = (0, self.steps % 3) if self.steps % 2 else (1, np.clip(self.at, -1, 1).astype(np.float32))
+        return {
+            "tool": tool,
+            "mission": "push",
+            "robot": {"arm": (np.clip(self.at, -9, 9), np.float32(self.steps)), "note": "b"},
+            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),
+            "gear": 2 + self.steps % 4,
+            "dials": np.array([self.steps % 3 - 1, 5 + self.steps % 2]),
+            "camera": self.pixels((8, 9, 3)),
+        }
+
+
+class Numbers(World):
+    """Vectors and categories, and no image."""
+
+    observation_space = spaces.Dict(
+        goal=spaces.Box(-9, 9, (2,), np.float64), step=spaces.Discrete(16), lamps=spaces.MultiBinary(2)
+    )
+
+    def observation(self) -> Any:
+        return {
+            "goal": np.clip(self.at, -9, 9),
+            "step": self.steps,
+            "lamps": np.array([self.steps & 1, self.steps & 2], bool),
+        }
+
+
+class Plain(World):
+    """One space, whichever is asked for."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        kinds: dict[str, gym.Space[Any]] = {
+            "discrete": spaces.Discrete(16, start=-1),
+            "many": spaces.Discrete(5000),
+            "multidiscrete": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+            "multibinary": spaces.MultiBinary((2, 2)),
+            "number": spaces.Box(-9, 9, (), np.float64),
+            "grid": spaces.Box(-9, 9, (2, 3), np.int32),
+            "one of": spaces.OneOf([spaces.Discrete(3), spaces.Box(-9, 9, (2,))]),
+            "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (2,))]),
+        }
+        self.observation_space = kinds[kind]
+
+    def observation(self) -> Any:
+        return {
+            "discrete": self.steps - 1,
+            "many": 300 * self.steps,
+            "multidiscrete": np.array([[self.steps % 2, 2], [3, self.steps % 5]]),
+            "multibinary": np.array([[1, 0], [0, self.steps % 2]], np.int8),
+            "number": np.float64(self.at[0]),
+            "grid": np.full((2, 3), self.steps % 9, np.int32),
+            "one of": (0, self.steps % 3) if self.steps % 2 else (1, self.at.astype(np.float32)),
+            "tuple": (self.steps % 2, self.at.astype(np.float32)),
+        }[self._kind]
+
+
+class Crashing(gym.Wrapper[Any, Any, Any, Any]):
+    """Another of these worlds, which kills its process once: in this episode, at this step."""
+
+    def __init__(self, world: str, at_step: int, at_episode: int, marker: str) -> None:
+        super().__init__(globals()[world]())
+        self._at, self._marker = (at_episode, at_step), Path(marker)
+        self._episode, self._steps = -1, 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._episode, self._steps = self._episode + 1, 0
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if (self._episode, self._steps) == self._at and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)

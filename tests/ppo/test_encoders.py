@@ -1,0 +1,317 @@
+"""Encoders and the networks made of them: acting equals learning, exact codes, initial weights, words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import observed_worlds
+import pytest
+import torch
+from builders import assert_same_bytes, random_weights
+from gymnasium import spaces as gym_spaces
+from torch import nn
+
+from dppo.assemble import build_sampler, build_trainer, network_spec, sampler_plan, trainer_plan
+from dppo.config import Config, Network
+from dppo.envs.spaces import describe_spaces
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.batch import make_batch
+from dppo.ppo.choice import choose_network
+from dppo.ppo.inputs import measured, measured_shape
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.module import ModuleSpec
+from dppo.ppo.modules import Embedding, Flatten, Image, ImpalaCNN, NatureCNN, OneHot
+from dppo.ppo.normalizer import Moments, ObsScale
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.spaces import Categories, Spaces, is_image
+
+KINDS: dict[str, dict[str, Any]] = {
+    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
+    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
+    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
+    "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},
+    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
+    "numbers": {"env_id": "observed_worlds:Numbers"},
+    "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
+    "normalised everything": {
+        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
+        "image_features": 8,
+    },
+    "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
+    "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
+    "one of": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "one of"}},
+    "vector": {"env_id": "CartPole-v1", "trunk": "shared", "layer_norm": True},
+}  # fmt: skip
+kinds = pytest.mark.parametrize("kind", KINDS)
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Several threads only wait for each other in networks this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_of(kind: str, **changes: Any) -> Config:
+    base = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 16, "update_epochs": 1, "minibatch_size": 64}
+    return Config(**(base | {"norm_adv": False, "learning_rate": 0.01} | KINDS[kind] | changes))
+
+
+@kinds
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str) -> None:
+    """On segments of real samplers, under weights that are far from the initial ones."""
+    config = config_of(kind, dtype=dtype)
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
+    spaces = samplers[0].spaces
+    trainer = build_trainer(trainer_plan(config), spaces)
+    trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
+    scale = None
+    for iteration in range(2):  # in the second one there are statistics
+        snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
+        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
+        batch = make_batch([segment for _, segment in collected], scale, None, gamma=0.99, gae_lambda=0.95)
+        scored = trainer.model.forward(batch.obs, batch.actions)
+        tolerance = TOLERANCE[dtype]
+        np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
+        np.testing.assert_allclose(scored.values, batch.values, rtol=10 * tolerance, atol=10 * tolerance)
+        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
+        assert abs(losses["old_approx_kl"]) < tolerance
+        assert losses["clipfrac"] == 0
+        if config.norm_obs:
+            seen = [report.statistics.obs for report, _ in collected]
+            assert seen[0] is not None
+            assert seen[1] is not None
+            scale = ObsScale.of(seen[0].merge(seen[1]))
+
+
+@kinds
+@pytest.mark.parametrize("rows", [1, 3])
+def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
+    config = config_of(kind, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
+    plan = sampler_plan(config)
+    built = [build_sampler(plan, sampler_id) for sampler_id in range(3)]
+    spec = network_spec(config.network, built[0].spaces)
+    scale = ObsScale.of(Moments.empty(measured_shape(built[0].spaces.obs))) if config.norm_obs else None
+    snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), scale)
+    obs = np.stack([segment_of(one, s, snapshot) for s, one in enumerate(built)])
+    agent = PPOAgent(spec)
+    agent.load(snapshot)
+    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, spec.dtype)[0] for s in range(3)])
+    together = agent.act(obs, noise)
+    for s in range(3):
+        alone = agent.act(obs[s], noise[s])
+        assert_same_bytes((together.head[s], together.values[s]), (alone.head, alone.values))
+
+
+def segment_of(built: Any, sampler_id: int, snapshot: PolicySnapshot) -> np.ndarray:
+    obs: np.ndarray = built.sampler.collect(SegmentRequest(sampler_id, 0), snapshot)[1].obs[2]
+    return obs
+
+
+@kinds
+def test_gradients_are_finite_differences(kind: str) -> None:
+    """In float64, on observations that were collected."""
+    config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
+    built = build_sampler(sampler_plan(config), 0)
+    spec = network_spec(config.network, built.spaces)
+    learning = spec.learning(3)
+    scale = ObsScale.of(Moments.empty(measured_shape(built.spaces.obs))) if config.norm_obs else None
+    snapshot = PolicySnapshot(0, learning.parameters.weights.detach().numpy().copy(), scale)
+    _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
+    obs = make_batch([segment], scale, None, gamma=0.9, gae_lambda=0.9).obs
+
+    def loss() -> float:
+        head, values, _ = learning.forward(obs)
+        return float(head.square().sum() + values.exp().sum())
+
+    head, values, residuals = learning.forward(obs)
+    learning.backward(residuals, 2 * head, values.exp(), accumulate=False)
+    gradient, weights = learning.parameters.gradient.numpy(), learning.parameters.weights.data
+    largest = np.argsort(-np.abs(gradient))[:400]
+    for index in np.random.default_rng(0).choice(largest, 6):
+        kept, differences = weights[index].item(), []
+        for step in (1e-6, -1e-6):
+            weights[index] = kept + step
+            differences.append(loss() / 2e-6)
+        weights[index] = kept
+        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-3, abs=1e-5)
+
+
+@kinds
+def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
+    built = build_sampler(sampler_plan(config_of(kind)), 0)
+    spec = network_spec(config_of(kind).network, built.spaces)
+    before = torch.get_rng_state()
+    one, two, other = (spec.learning(seed).parameters.weights.detach().numpy() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.tobytes() == two.tobytes() != other.tobytes()
+    named = spec.unflatten(one)
+    policy, value = named["policy.weight"], named["value.weight"]
+    np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
+    for name, array in named.items():
+        if name.endswith("hidden.0.weight") or name.endswith("last.0.weight"):
+            gram = array @ array.T if len(array) <= array.shape[1] else array.T @ array
+            np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
+        if name in ("policy.bias", "value.bias", "log_std"):
+            assert not array.any()
+
+
+# ------------------------------------------------------------------ encoders
+
+
+def test_one_hot_codes_have_a_column_for_each_category() -> None:
+    encoder = OneHot(Categories((3, 2), (-1, 5)))
+    leaf = torch.tensor([[-1.0, 5.0], [1.0, 6.0], [0.0, 9.0]])
+    assert encoder(leaf).tolist() == [[1, 0, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]
+    assert OneHot(Categories((2,), (0,)))(torch.tensor([1.0, 0.0])).tolist() == [[0, 1], [1, 0]]
+
+
+def test_each_category_has_an_embedding_of_its_own() -> None:
+    encoder = Embedding(Categories((3, 2), (-1, 5)))
+    leaf = torch.tensor([[a, b] for a in (-1.0, 0.0, 1.0) for b in (5.0, 6.0)])
+    table = encoder.table.weight
+    for (a, b), code in zip(leaf.tolist(), encoder(leaf), strict=True):
+        assert torch.equal(code, torch.cat([table[int(a) + 1], table[3 + int(b) - 5]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((84, 80, 4), (4, 84, 80)),
+        ((3, 64, 60), (3, 64, 60)),
+        ((4, 40, 44, 3), (12, 40, 44)),
+        ((2, 3, 40, 44), (6, 40, 44)),
+    ],
+    ids=str,
+)
+def test_axes_of_images_are_recognised(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    image = Image(shape)
+    pixels = torch.arange(2 * int(np.prod(shape))).reshape(2, *shape)
+    seen = image(pixels)
+    assert seen.shape == (2, *expected) == (2, image.channels, image.height, image.width)
+    assert sorted(seen.flatten().tolist()) == pixels.flatten().tolist()
+    if shape == (4, 40, 44, 3):
+        assert torch.equal(seen[1, 3 * 2 + 1], pixels[1, 2, :, :, 1])
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str)
+def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
+    """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
+    cnn = NatureCNN(shape, 16)
+    pixels = torch.randint(0, 256, (3, *shape)).float()
+    x = cnn.image(pixels) / 255
+    convolutions = [layer for layer in cnn.layers if isinstance(layer, nn.Conv2d)]
+    for layer, stride in zip(convolutions, (4, 2, 1), strict=True):
+        x = torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride).relu()
+    torch.testing.assert_close(cnn(pixels), cnn.last(x.flatten(1)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 3), (8, 9, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6)], ids=str)
+def test_the_impala_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
+    cnn = ImpalaCNN(shape, 16)
+    assert cnn(torch.randint(0, 256, (2, *shape)).float()).shape == (2, 16)
+    assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == 15
+
+
+def test_a_flattened_image_is_divided_by_255() -> None:
+    assert Flatten((2, 1, 1), 255.0)(torch.tensor([[[[0.0]], [[255.0]]]])).tolist() == [[0, 1]]
+    assert Flatten(())(torch.tensor([3.0, 4.0])).tolist() == [[3], [4]]
+
+
+# ------------------------------------------------------------------ the batch and the normaliser
+
+
+def test_images_stay_bytes_in_segment_and_batch() -> None:
+    for kind, name in (("impala", None), ("everything", "camera")):
+        config = config_of(kind)
+        built = build_sampler(sampler_plan(config), 0)
+        spec = network_spec(config.network, built.spaces)
+        snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), None)
+        _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
+        batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.9)
+        images = batch.obs if name is None else batch.obs[name]  # type: ignore[index]
+        assert isinstance(images, torch.Tensor)
+        assert images.dtype == torch.uint8
+        assert batch.take(torch.tensor([0, 2])).obs is not None
+
+
+def test_only_floats_of_several_leaves_are_normalised() -> None:
+    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"))
+    assert measured_shape(spaces.obs) == (2 + 1 + 2,)
+    rows = np.zeros(3, spaces.obs)
+    rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
+    rows["robot"]["arm"]["1"] = [7, 8, 9]
+    rows["gear"] = 100
+    np.testing.assert_array_equal(measured(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+
+
+# ------------------------------------------------------------------ the choice
+
+
+def described(space: Any, **more: Any) -> Spaces:
+    class Shaped:
+        observation_space = space
+        action_space = gym_spaces.Box(-1, 1, (2,))
+
+    return describe_spaces(Shaped(), **more)  # type: ignore[arg-type]
+
+
+def test_a_vector_keeps_the_handwritten_mlp() -> None:
+    for space in (gym_spaces.Box(-1, 1, (3,)), gym_spaces.Box(-1, 1, (2, 3)), gym_spaces.MultiBinary(4),
+                  gym_spaces.Box(0, 255, (128,), np.uint8), gym_spaces.Box(-1, 1, ())):  # fmt: skip
+        assert isinstance(choose_network(Network(), described(space)).spec, MLPSpec)
+
+
+def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
+    nature, impala = (
+        choose_network(Network(), described(gym_spaces.Box(0, 255, shape, np.uint8)))
+        for shape in ((84, 84, 4), (20, 20, 3))
+    )
+    convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64
+    outputs = 512 * 2 + 2 + 512 + 1 + 2  # mean of two actions, value, log_std
+    assert nature.spec.num_parameters == convolutions + 7 * 7 * 64 * 512 + 512 + outputs
+    assert nature.in_words() == (
+        f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
+        f"observation is an image of 84 x 84 x 4 bytes."
+    )
+    assert impala.layers == "an IMPALA CNN, shared by policy and value"
+
+
+def test_every_choice_can_be_overridden() -> None:
+    spaces = described(
+        gym_spaces.Dict(camera=gym_spaces.Box(0, 255, (40, 40, 3), np.uint8), arm=gym_spaces.Box(-1, 1, (3,)))
+    )
+    sizes: dict[str, int] = {}
+    changes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "impala": {"image_encoder": "impala"},
+        "flatten": {"image_encoder": "flatten"},
+        "wide": {"image_features": 600},
+        "separate": {"trunk": "separate"},
+        "layer norm": {"layer_norm": True},
+        "deep": {"hidden_sizes": (64, 64, 64)},
+    }
+    for name, changed in changes.items():
+        sizes[name] = choose_network(Network(**changed), spaces).spec.num_parameters
+    assert len(set(sizes.values())) == len(changes)
+    assert sizes["layer norm"] - sizes["default"] == 2 * 64 * 2
+    assert sizes["separate"] > 1.9 * sizes["default"]
+
+
+def test_the_spec_names_a_class_that_anybody_can_name() -> None:
+    """No privilege: a user who gives the same class and arguments gets the same network."""
+    spaces = described(gym_spaces.Box(0, 255, (40, 40, 3), np.uint8))
+    spec = choose_network(Network(), spaces).spec
+    assert isinstance(spec, ModuleSpec)
+    own = Network(model=spec.model, model_kwargs=spec.kwargs)
+    assert choose_network(own, spaces).spec == spec
+    weights = [one.learning(3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
+    assert torch.equal(*weights)
+    assert is_image(spaces.obs)
