@@ -70,7 +70,10 @@ class SpaceChecks:
 
     def change(self, env: int, now: gym.Env[Any, Any]) -> str | None:
         """Describe how the spaces of an environment have changed; None if they are equal."""
-        for name, old in self._spaces[env].items():
+        spaces = self._spaces[env]
+        if now.observation_space is spaces["observation_space"] and now.action_space is spaces["action_space"]:
+            return None
+        for name, old in spaces.items():
             new = getattr(now, name)
             if new is not old:
                 if new != old:
