@@ -33,7 +33,8 @@ class PrecisionWatch:
         """
         stored = leaves(np.empty(1, obs))
         for name, seen in self._seen.items():
-            if name in stored and stored[name].dtype == np.float32:
+            alike = name in stored and {one.shape for one in seen} == {stored[name].shape[1:]}  # not those of a OneOf
+            if alike and stored[name].dtype == np.float32:
                 loss = _loss(np.stack(seen))
                 if loss:
                     return f"{f'observation leaf {name!r}' if name else 'the observation'} {loss}"
