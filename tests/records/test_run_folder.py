@@ -409,14 +409,14 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
         if self._steps == 2 * BATCH + 5 and self._marker.exists():
-            reward = 1e30
+            reward = 1e17  # times scale_reward
         return obs, reward, terminated, truncated, info
 
 
 def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     one: dict[str, Any] = {"num_samplers": 1, "num_steps": BATCH, "minibatch_size": 4, "gamma": 0.0, "gae_lambda": 0.0}
-    one |= {"env_id": Spiking, "env_kwargs": {"marker": str(marker)}, "checkpoint_interval_s": 0}
+    one |= {"env_id": Spiking, "env_kwargs": {"marker": str(marker)}, "checkpoint_interval_s": 0, "scale_reward": 1e13}
     whole = dppo.train(settings(tmp_path / "whole", **one))
     marker.touch()
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
