@@ -105,6 +105,15 @@ class PPOTrainer:
         if lagged:
             batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
         ppo = self.ppo.after(share)
+        steps = self._epochs(ppo, batch, learning_rate, order)
+        figures = self._figures(steps, ppo.clip_coef) | {
+            "explained_variance": explained_variance,
+            "minibatches": float(len(steps)),
+        }
+        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+
+    def _epochs(self, ppo: PPO, batch: Batch, learning_rate: float, order: np.random.Generator) -> list[_Step]:
+        """Train K epochs, or until the KL is too large."""
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
             if number and batch.rollout is not None:
@@ -112,13 +121,9 @@ class PPOTrainer:
             epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
-            if self.ppo.target_kl is not None and steps and self._kl(steps[-1]) > self.ppo.target_kl:
+            if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
-        figures = self._figures(steps, ppo.clip_coef) | {
-            "explained_variance": explained_variance,
-            "minibatches": float(len(steps)),
-        }
-        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+        return steps
 
     def _rows_at_once(self, batch: Batch) -> int:
         return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
