@@ -146,12 +146,11 @@ class Odd(gym.Env[Any, Any]):
     SPACES = {  # noqa: RUF012
         "box": gym.spaces.Box(-1, 1, (3,), np.float32),
         "wider": gym.spaces.Box(-1, 1, (5,), np.float32),
-        "dict": gym.spaces.Dict(
-            {"camera": gym.spaces.Box(0, 255, (4, 4, 3), np.uint8), "gear": gym.spaces.Discrete(5)}
-        ),
-        "image": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        "dict": gym.spaces.Dict({"mission": gym.spaces.Text(9), "gear": gym.spaces.Discrete(5)}),
+        "text": gym.spaces.Text(9),
+        "list": gym.spaces.Sequence(gym.spaces.Discrete(3)),
+        "graph": gym.spaces.Graph(gym.spaces.Discrete(3), None),
         "empty": gym.spaces.Box(-1, 1, (0,), np.float32),
-        "switches": gym.spaces.MultiBinary(4),
         "dials": gym.spaces.MultiDiscrete([3, 4]),
         "whole": gym.spaces.Box(0, 9, (2,), np.int64),
         "two": gym.spaces.Discrete(2),

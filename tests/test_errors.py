@@ -274,16 +274,14 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["Taxi-v4"], ["observation_space=Discrete(500)", "only Box observations", "FlattenObservation"]),
-        (["FrozenLake-v1"], ["observation_space=Discrete(16)", "only Box observations"]),
-        (["Blackjack-v1"], ["observation_space=Tuple(Discrete(32)", "it is a Tuple"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["it is a Dict", "'gear': Discrete(5)"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "switches"}'], ["observation_space=MultiBinary(4)"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Text", "Use --drop-obs mission"]),
         (
-            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "image"}'],
-            ["is an image", "Set model to a network of your own", "FlattenObservation"],
+            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}'],
+            ["observation_space: is Text(", "Transform"],
         ),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space=", "no elements"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
+        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
         (
             ["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'],
             ["action_space=MultiDiscrete([3 4])", "TransformAction"],
@@ -311,9 +309,10 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "Taxi-v4", *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
+    text = ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}']
+    assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith("dppo train: observation_space=Discrete(500)")
+    assert said.startswith("dppo train: observation_space: is Text(")
     assert len(said.splitlines()) <= 2
 
 

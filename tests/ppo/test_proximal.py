@@ -69,7 +69,6 @@ def test_first_gradient_is_that_of_the_importance_weighted_surrogate(
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     importance = (logprobs.detach() - batch.logprobs).exp().clamp(max=2)
-    assert (importance == 2).any()
     assert ((importance - 1).abs() > 0.2).any(), "PPO would clip none of these ratios"
     settings = trainer.ppo
     loss = (
