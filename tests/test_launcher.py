@@ -294,9 +294,9 @@ def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None
     (tmp_path / "tests" / "conftest.py").touch()
     slow = "import pytest\n\n@pytest.mark.slow\ndef test_slow(): assert False\n"
     (tmp_path / "tests" / "test_some.py").write_text(f"def test_fast(): pass\n\n{slow}")
-    fast = dppo_test("-q")
+    fast = dppo_test("-q", "-n", "0")
     assert fast.code == 0, fast.out + fast.err
     assert "1 passed, 1 deselected" in fast.out
-    everything = dppo_test("-q", "--slow", "tests/test_some.py")
+    everything = dppo_test("-q", "-n", "0", "--slow", "tests/test_some.py")
     assert everything.code == 1
     assert "1 failed, 1 passed" in everything.out

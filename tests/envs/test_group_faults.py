@@ -65,6 +65,9 @@ def test_sys_exit_in_a_step_is_a_fault_and_not_an_exit() -> None:
 class Elsewhere:
     """Like a tensor on a GPU."""
 
+    def __repr__(self) -> str:
+        return "Elsewhere()"
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("it lies on a GPU")
 

@@ -9,8 +9,10 @@ from pathlib import Path
 USAGE = """\
 usage: dppo test [--slow] [PYTEST ARGUMENT ...]
 
-Run the fast tests of a source checkout, or all tests with --slow. Other arguments are passed on to pytest, and paths
-are relative to the root of the checkout. For example: dppo test tests/test_launcher.py -k symlink -x"""
+Run the fast tests of a source checkout, or all tests with --slow, in two processes. Other arguments are passed on to
+pytest, and paths are relative to the root of the checkout. For example, in one process, where a debugger works:
+dppo test -n 0 tests/test_launcher.py -k symlink -x"""
+TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]  # by file, because tests of a file share what they set up
 
 
 def main(argv: list[str]) -> int:
@@ -25,4 +27,4 @@ def main(argv: list[str]) -> int:
     everything = ["-m", ""] if "--slow" in argv else []  # undoes the -m "not slow" of pyproject.toml
     passed_on = [word for word in argv if word != "--slow"]
     os.chdir(checkout)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *everything, *passed_on])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *TWO_PROCESSES, *everything, *passed_on])
