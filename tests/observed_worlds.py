@@ -147,7 +147,13 @@ class Crashing(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        if (self._episode, self._steps) == self._at and not self._marker.exists():
-            self._marker.touch()
+        if (self._episode, self._steps) == self._at and self._is_first():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+    def _is_first(self) -> bool:
+        try:
+            self._marker.touch(exist_ok=False)  # atomic: actors come to this step at the same time
+        except FileExistsError:
+            return False
+        return True
