@@ -42,9 +42,23 @@ class Stamping(gym.Wrapper):
         return self.env.step(action)
 
 
-def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None) -> gym.Env:
-    """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given."""
-    env = gym.make(env_id)
+def make_atari(env_id: str) -> gym.Env:
+    """Make a game that returns stacks of four frames of 84 x 84 grey pixels: [4, 84, 84] bytes.
+
+    Source: Machado et al., "Revisiting the Arcade Learning Environment" (arXiv:1709.06009), with no-ops at the start.
+    """
+    import ale_py
+    import cv2
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    cv2.setNumThreads(1)
+    gym.register_envs(ale_py)
+    return FrameStackObservation(AtariPreprocessing(gym.make(env_id, frameskip=1)), 4)
+
+
+def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None, atari: bool = False) -> gym.Env:
+    """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given; with `atari`, as `make_atari` does."""
+    env = make_atari(env_id) if atari else gym.make(env_id)
     if step_s > 0:
         env = Sleeping(env, step_s)
     return env if stamp is None else Stamping(env, stamp)

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_type_hints
 
 from dppo.config.conditions import (
     DEFAULT_NETWORK,
+    FLOAT32_NETWORK,
     ON_GPU,
     OWN_NETWORK,
     OWN_RAY,
@@ -320,6 +321,13 @@ class Learners:
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu", "Device of SGD; auto: a GPU if there is one. Actors always use the CPU.", resume="close"
+    )
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "Arithmetic of the network's layers in SGD. bfloat16 is two to three times as fast for CNNs, on CPUs and GPUs "
+        "that have it. Weights, optimiser, losses, outputs and acting stay float32.",
+        resume="close",
+        when=(FLOAT32_NETWORK,),
     )
     micro_batch_size: int | None = setting(
         None,
