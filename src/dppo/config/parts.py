@@ -16,6 +16,7 @@ from typing import Any, Literal, get_type_hints
 
 from dppo.config.conditions import (
     DEFAULT_NETWORK,
+    FLOAT32_NETWORK,
     ON_GPU,
     OWN_NETWORK,
     OWN_RAY,
@@ -32,7 +33,7 @@ from dppo.config.conditions import (
     WITH_NORMALISER,
     WITH_VALUE_LOSS,
 )
-from dppo.config.setting import KEY, About, When, metadata, setting
+from dppo.config.setting import KEY, About, When, import_path, metadata, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +63,7 @@ class Env:
     @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of a callable."""
-        return _import_path(self.env_id)
-
-
-def _import_path(named: Any) -> str:
-    """Return `module:name` of a class or function, and a string unchanged."""
-    if isinstance(named, str):
-        return named
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
+        return import_path(self.env_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +234,7 @@ class Network:
     @property
     def model_name(self) -> str | None:
         """Return the import path of the user's network; None for the default network."""
-        return None if self.model is None else _import_path(self.model)
+        return None if self.model is None else import_path(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +314,12 @@ class Learners:
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu", "Device of SGD; auto: a GPU if there is one. Actors always use the CPU.", resume="close"
+    )
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "Arithmetic of layers in SGD; bfloat16 is for CNNs. Weights, losses, outputs and acting stay float32.",
+        resume="close",
+        when=(FLOAT32_NETWORK,),
     )
     micro_batch_size: int | None = setting(
         None,
