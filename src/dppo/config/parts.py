@@ -59,6 +59,19 @@ class Env:
         branch=False,
     )
 
+    action_bounds: Literal["clip", "squash", "rescale"] = setting(
+        "clip",
+        "How real-valued actions are brought within the bounds of their Box: clip; rescale: clip to [-1, 1], then map "
+        "to the bounds, for bounds that are far from 1; squash: tanh, then map to the bounds.",
+        branch=False,
+    )
+    action_mask: Literal["auto", "info", "off"] = setting(
+        "auto",
+        "Source of masks of the allowed actions: info, the item action_mask of reset's and step's info; auto: a part "
+        "action_mask of a Dict observation, or the method action_masks() of the environment, if there is one.",
+        branch=False,
+    )
+
     @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of a callable."""
@@ -232,6 +245,13 @@ class Network:
         "Normalise the inputs of each activation between hidden layers over the layer's units.",
         branch=False,
         when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS),
+    )
+    state_dependent_std: bool = setting(
+        False,
+        "Let the standard deviation of real-valued actions depend on the observation; otherwise it is one parameter "
+        "for each element.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
     )
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.actions import BoxActions, DiscreteActions
 from dppo.envs.checks import SpaceChecks, place_in, quick_packer
 from dppo.envs.faults import BadStep, user_traceback
 from dppo.envs.make import close_all
@@ -28,7 +29,7 @@ from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.spaces import Spaces
 
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.ppo.distributions import allowed
 from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import is_image
+from dppo.spaces import MaskSource, is_image, masks_of, without_mask
 
 
 class Decision(NamedTuple):
@@ -31,8 +32,14 @@ class PPOAgent:
     together; each gets the same bits as it would alone.
     """
 
-    def __init__(self, spec: NetworkSpec) -> None:
+    def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
+        """Build the acting network.
+
+        Args:
+            mask: source of the action masks that observations are stored with; None if they have none.
+        """
         self.spec = spec
+        self.mask = mask
         self.distribution = spec.distribution
         self._network = spec.acting()
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
@@ -47,11 +54,14 @@ class PPOAgent:
     def act(self, obs: np.ndarray, noise: np.ndarray) -> Decision:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
         head, values = self._outputs(obs)
+        if self.mask is not None:
+            head = allowed(head, masks_of(obs))
         return Decision(self.distribution.sample(head, noise), head, values)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely action for each row of `obs` [..., E, *O]."""
-        return self.distribution.mode(self._outputs(obs).head)
+        head = self._outputs(obs).head
+        return self.distribution.mode(head if self.mask is None else allowed(head, masks_of(obs)))
 
     def values(self, obs: np.ndarray) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]."""
@@ -62,6 +72,8 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray) -> Outputs:
+        if self.mask is not None:
+            obs = without_mask(obs, self.mask)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale))
         x = obs.astype(self._dtype)

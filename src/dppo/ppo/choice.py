@@ -38,6 +38,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     Raises:
         ConfigError: a setting has no effect on the network for these spaces.
     """
+    spaces = spaces.of_network()
     if network.model is not None:
         spec = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
         return Choice(spec, f"your own {model_name(network.model)}", "model names it")
@@ -46,8 +47,12 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     separate = not images if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
+    if not list(spaces.actions.boxes()):
+        why = f"{spaces.actions.in_words()} actions are not real numbers"
+        _refuse_without_effect(network, ("state_dependent_std",), why)
+    own_std = network.state_dependent_std
     if vector and separate and not network.layer_norm:
-        mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
+        mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)
     lone_image = spaces.obs.names is None and images and encoder != "flatten"
@@ -62,6 +67,8 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         "shared": not separate,
         "layer_norm": network.layer_norm,
     }
+    if own_std:
+        kwargs["state_dependent_std"] = True
     if images:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:

@@ -21,6 +21,7 @@ from dppo.ppo.segment import (
     SegmentReport,
     SegmentRequest,
 )
+from dppo.spaces import masks_of, without_mask
 
 
 class Environments(Protocol):
@@ -234,8 +235,9 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
+        obs, mask = self.obs[s, :-1], self._agent.mask
         segment = Segment(
-            obs=self.obs[s, :-1],
+            obs=obs if mask is None else without_mask(obs, mask),
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
             values=self._values[s],
@@ -244,8 +246,12 @@ class _Run:
             terminated=self._terminated[s],
             truncated=self._truncated[s],
             valid=self._valid[s],
+            masks=None if mask is None else masks_of(obs),
         )
-        return replace(segment, successors=self._successors[s][segment.followed]) if self._keep_successors else segment
+        if not self._keep_successors:
+            return segment
+        successors = self._successors[s][segment.followed]
+        return replace(segment, successors=successors if mask is None else without_mask(successors, mask))
 
 
 def collect_together(
