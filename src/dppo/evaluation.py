@@ -241,7 +241,7 @@ class _Playing:
         self._env_name = player.env_name
         self._env = env
         spaces = player.policy.spaces
-        self._masks = MaskReader(env, spaces.actions, spaces.mask) if spaces.mask in ("method", "info") else None
+        self._masks = MaskReader(env, spaces) if spaces.mask in ("method", "info") else None
         self._seed = seed
         self._deterministic = deterministic
         self._returns: list[float] = []

@@ -58,6 +58,10 @@ class Spaces:
         """Return the dtype of one observation as the environment returns it."""
         return self.obs["obs"] if self.mask in ("method", "info") else self.obs
 
+    def as_returned(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] as the environment returned them."""
+        return obs["obs"] if self.mask in ("method", "info") else obs
+
     def same_observations(self, other: Spaces) -> bool:
         """Return whether a network that reads observations of these spaces can read those of `other`."""
         return (self.obs, self.categories, self.one_of, self.mask) == (

@@ -10,7 +10,7 @@ import numpy as np
 from dppo.actions import Actions
 from dppo.envs.results import BadResult
 from dppo.errors import ConfigError
-from dppo.spaces import MASK, MaskSource
+from dppo.spaces import MASK, MaskSource, Spaces, masks_of
 
 MaskSetting = Literal["auto", "info", "off"]
 METHOD = "action_masks"
@@ -53,9 +53,29 @@ def _method(env: Any) -> Any:
 class MaskReader:
     """Reads and checks the masks of one environment."""
 
-    def __init__(self, env: Any, actions: Actions, source: MaskSource) -> None:
-        self._actions = actions
-        self._method: Callable[[], Any] | None = _method(env) if source == "method" else None
+    def __init__(self, env: Any, spaces: Spaces) -> None:
+        """Find the source of the masks of `env`, which `spaces` names."""
+        self.as_returned = spaces.as_returned
+        self._actions, self._obs, self._in_obs = spaces.actions, spaces.obs, spaces.mask == "leaf"
+        self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
+
+    def beside(self, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
+        """Return one observation with the mask of its state, as both are stored.
+
+        Args:
+            ended: no action follows, so that the mask is not read.
+
+        Raises:
+            BadResult: as `read`.
+        """
+        if self._in_obs:
+            if not ended:
+                check_allows(masks_of(seen), self._actions)
+            return seen
+        stored = np.empty((), self._obs)
+        stored["obs"] = seen
+        stored[MASK] = True if ended else self.read(info)
+        return stored
 
     def read(self, info: Any) -> np.ndarray:
         """Return the mask [M] of the current state.
