@@ -39,7 +39,8 @@ class Actions(ABC):
 
     def each(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
-        return self.to_env(actions)
+        converted = self.to_env(actions)
+        return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # of shape (): still arrays
 
     def boxes(self) -> Iterator[BoxActions]:
         """Yield the parts that are real-valued."""

@@ -120,6 +120,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             sampler_id=sampler_id,
             progress=progress,
             drop_bad_steps=plan.env.on_bad_step == "drop",
+            report_masks=plan.env.action_mask == "auto",
         )
     except BaseException:
         close_all(envs)

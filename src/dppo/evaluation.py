@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,46 +24,13 @@ from dppo.envs.window import check_display, make_in_window
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.policy import Policy, evaluation_generator, read, spaces_in_words
 from dppo.ppo.module import ModelClass
-from dppo.records.result import Result
+from dppo.records.result import Evaluation, Result
 from dppo.records.run_folder import config_of, settings_to_resume
 from dppo.streams import Stream
 
 REPORT_EVERY_S = 5.0
 
 logger = logging.getLogger("dppo")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Evaluation:
-    """Returns and lengths of the episodes that a policy played."""
-
-    env_name: str
-    """The environment's id, or the import path of a callable or class."""
-    returns: tuple[float, ...]
-    """Undiscounted sum of rewards of each episode."""
-    lengths: tuple[int, ...]
-    """Env steps of each episode."""
-
-    @property
-    def mean_return(self) -> float:
-        """Mean of the episode returns."""
-        return fmean(self.returns)
-
-    @property
-    def std_return(self) -> float:
-        """Standard deviation of the episode returns, over these episodes (not an estimate from a sample)."""
-        return pstdev(self.returns)
-
-    @property
-    def mean_length(self) -> float:
-        """Mean number of env steps of an episode."""
-        return fmean(self.lengths)
-
-    def __repr__(self) -> str:
-        return (
-            f"Evaluation({self.env_name}: return {self.mean_return:.1f} +- {self.std_return:.1f}, "
-            f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')})"
-        )
 
 
 def evaluate(

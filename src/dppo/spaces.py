@@ -51,7 +51,8 @@ class Spaces:
         """Return the spaces that a network is built for: without the mask."""
         if self.mask is None:
             return self
-        return replace(self, obs=without_mask(np.empty(0, self.obs), self.mask).dtype, mask=None)
+        fields = [(name, self.obs[name]) for name in self.obs.names or () if name != MASK]
+        return replace(self, obs=np.dtype(fields) if self.mask == "leaf" else self.obs["obs"], mask=None)
 
     @property
     def returned(self) -> np.dtype[Any]:

@@ -125,7 +125,6 @@ def test_observations_without_any_numbers_need_a_function_that_encodes_them(spac
 
 ARMS = spaces.Box(-2, 2, (2,), np.float32)
 REAL: dict[str, gym.Space[Any]] = {
-    "fine dials": spaces.MultiDiscrete([5000, 6000], start=[-1, 2]),
     "whole numbers": spaces.Box(-3000, 9000, (2,), np.int64),
     "a whole number": spaces.Box(-2, 2000, (), np.int32),
 }

@@ -61,15 +61,15 @@ def _converted(space: gym.Space[Any], bounds: Bounds, name: str) -> Actions:
 
 
 def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
-    """Return an array of choices as plain data; None if `space` is none, or has too many choices."""
+    """Return an array of choices as plain data; None if `space` is none, or a Box of too many numbers."""
     if isinstance(space, gym.spaces.MultiDiscrete):
         counts, starts = space.nvec, space.start
     elif isinstance(space, gym.spaces.MultiBinary):
         counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
-    elif (
-        isinstance(space, gym.spaces.Box) and (space.high.astype(float) - space.low.astype(float)).max() < MOST_CHOICES
-    ):
-        counts, starts = space.high.astype(int) - space.low.astype(int) + 1, space.low
+    elif isinstance(space, gym.spaces.Box):
+        counts, starts = space.high.astype(float) - space.low.astype(float) + 1, space.low
+        if counts.max() > MOST_CHOICES:
+            return None
     else:
         return None
     flat = [tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)]

@@ -63,14 +63,11 @@ def chosen(space: gym.Space[Any]) -> str:
 
 
 def _rounded(space: gym.Space[Any]) -> str:
-    """Round real numbers to integers, of a MultiDiscrete or a Box with too many choices."""
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        low, high = "env.action_space.start", "env.action_space.start + env.action_space.nvec - 1"
-    elif isinstance(space, gym.spaces.Box) and _is_exact(space):
-        low, high = "env.action_space.low", "env.action_space.high"
-    else:
+    """Round real numbers to integers, of a Box with too many to choose from."""
+    if not isinstance(space, gym.spaces.Box) or not _is_exact(space):
         return ""
-    return f"lambda a: np.rint(a).astype('{space.dtype}'), gymnasium.spaces.Box({low}, {high}, dtype=np.float32)"
+    box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
+    return f"lambda a: np.array(np.rint(a), '{space.dtype}'), {box}"
 
 
 def _is_exact(space: gym.spaces.Box) -> bool:

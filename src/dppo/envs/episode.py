@@ -25,6 +25,7 @@ from dppo.envs.results import (
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import Episode
 from dppo.signals import INTERRUPTIONS
+from dppo.spaces import MASK
 
 
 class CheckedEnv:
@@ -42,6 +43,7 @@ class CheckedEnv:
         "episode_return",
         "last_obs",
         "length",
+        "offers_mask",
         "pack",
     )
 
@@ -73,6 +75,7 @@ class CheckedEnv:
         self._episode_seed, self._owner, self._masks = episode_seed, owner, masks
         self.pack = pack
         self.episode, self.episode_return, self.length = 0, 0.0, 0
+        self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -137,6 +140,7 @@ class CheckedEnv:
             raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
         if self._masks is not None:
             seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
+        self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
 

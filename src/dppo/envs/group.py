@@ -20,6 +20,10 @@ from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces import Spaces
 
+MASK_NOT_USED = (
+    "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
+    "action_mask=off to leave this message out."
+)
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
@@ -39,6 +43,7 @@ class EnvGroup:
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
         drop_bad_steps: bool = False,
+        report_masks: bool = False,
     ) -> None:
         """Take over `envs`.
 
@@ -47,6 +52,7 @@ class EnvGroup:
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
+            report_masks: report an action mask in the info of the first reset that is not used.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
@@ -75,6 +81,7 @@ class EnvGroup:
             )
             for index, env in enumerate(envs)
         ]
+        self._report_masks = report_masks and spaces.mask is None and spaces.actions.choices is not None
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
@@ -86,6 +93,8 @@ class EnvGroup:
             self._pack_with(self._checks.watching(self._pack))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
+        if self._sampler_id == 0 and self._report_masks and self._envs[0].offers_mask:
+            log.incidents.append(Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}"))
         log.seconds += time.perf_counter() - began
 
     def step(
