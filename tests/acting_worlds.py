@@ -41,7 +41,8 @@ class Actuated(World):
         if not self.action_space.contains(action):
             raise ValueError(f"{action!r} is not in {self.action_space}")
         self.taken.append(action)
-        return super().step(float(np.mean(spaces.flatten(self.action_space, action))))
+        flat: Any = spaces.flatten(self.action_space, action)
+        return super().step(float(np.mean(flat)))
 
     def observation(self) -> Any:
         return self.at.astype(np.float32)

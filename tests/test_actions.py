@@ -64,8 +64,8 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
     for one, obs in zip(parts, observations, strict=True):
         alone = policy.act(obs)
         assert type(one) is type(alone) or np.isscalar(one)
-        both = (gym.spaces.flatten(space, action) for action in (one, alone))
-        np.testing.assert_allclose(*both, rtol=1e-5)  # several rows are summed in another order than one
+        found, expected = (gym.spaces.flatten(space, action) for action in (one, alone))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)  # type: ignore[arg-type]  # several rows are summed in another order than one
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -246,14 +246,14 @@ def test_a_masked_task_is_solved_that_cannot_be_solved_without_the_mask(tmp_path
 @pytest.mark.parametrize("world", [*SPACES, *SOURCES])
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm"])
 @pytest.mark.parametrize("trunk", ["separate", "shared"])
-def test_first_ratio_is_one(world: str, norm_obs: bool, trunk: str) -> None:
-    made = masked(world) if world in SOURCES else {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": world}}
+def test_first_ratio_is_one(world: str, norm_obs: bool, trunk: Any) -> None:
+    made: dict[str, Any] = (
+        masked(world) if world in SOURCES else {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": world}}
+    )
     if world == "wide":
         made |= {"action_bounds": "squash"}
-    config = dppo.Config(
-        num_samplers=2, envs_per_sampler=2, num_steps=30, update_epochs=1, minibatch_size=120, norm_adv=False,
-        norm_obs=norm_obs, trunk=trunk, **made,
-    )  # fmt: skip
+    made |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120}
+    config = dppo.Config(**made, norm_adv=False, norm_obs=norm_obs, trunk=trunk)
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
     trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
     weights = trainer.weights()

@@ -70,17 +70,11 @@ class EnvGroup:
         self._made = envs
         self._envs = [
             CheckedEnv(
-                env,
-                index,
-                owner,
-                self._checks,
-                pack=self._pack,
+                env, index, owner, self._checks, pack=self._pack, each_step=drop_bad_steps, episode_seed=episode_seed,
                 masks=MaskReader(env, spaces) if spaces.mask is not None else None,
-                each_step=drop_bad_steps,
-                episode_seed=episode_seed,
             )
             for index, env in enumerate(envs)
-        ]
+        ]  # fmt: skip
         self._report_masks = report_masks and spaces.mask is None and spaces.actions.choices is not None
         self._dropped_in_a_row = [0] * self.num_envs
 
