@@ -54,14 +54,12 @@ class PPOAgent:
     def act(self, obs: np.ndarray, noise: np.ndarray) -> Decision:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
         head, values = self._outputs(obs)
-        if self.mask is not None:
-            head = allowed(head, masks_of(obs))
+        head = self._allowed(head, obs)
         return Decision(self.distribution.sample(head, noise), head, values)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely action for each row of `obs` [..., E, *O]."""
-        head = self._outputs(obs).head
-        return self.distribution.mode(head if self.mask is None else allowed(head, masks_of(obs)))
+        return self.distribution.mode(self._allowed(self._outputs(obs).head, obs))
 
     def values(self, obs: np.ndarray) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]."""
@@ -71,9 +69,20 @@ class PPOAgent:
         """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
         return self.distribution.log_prob(head, actions)
 
+    def readable(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] without their masks."""
+        return obs if self.mask is None else without_mask(obs, self.mask)
+
+    def masks(self, obs: np.ndarray) -> np.ndarray | None:
+        """Return the masks [..., M] of stored observations [...]; None if there are none."""
+        return None if self.mask is None else masks_of(obs)
+
+    def _allowed(self, head: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        masks = self.masks(obs)
+        return head if masks is None else allowed(head, masks)
+
     def _outputs(self, obs: np.ndarray) -> Outputs:
-        if self.mask is not None:
-            obs = without_mask(obs, self.mask)
+        obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale))
         x = obs.astype(self._dtype)
