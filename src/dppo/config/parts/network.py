@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dppo.config.conditions import DEFAULT_NETWORK, OWN_NETWORK, WITH_HIDDEN_LAYERS
-from dppo.config.parts.env import import_path
-from dppo.config.setting import setting
+from dppo.config.setting import import_path, setting
 
 
 @dataclass(frozen=True, kw_only=True)
