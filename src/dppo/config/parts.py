@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from dppo.config.conditions import (
     DEFAULT_NETWORK,
@@ -138,6 +138,9 @@ class PPO:
     )
     norm_reward: bool = setting(
         False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
+    )
+    norm_value: bool = setting(
+        False, "Learn values in units of their running deviation (PopArt).", branch=False, when=(WITH_VALUE_LOSS,)
     )
     freeze_norm_after: int | None = setting(
         None,
@@ -392,9 +395,3 @@ def default_of(name: str) -> Any:
     """Return the default of a setting, or `dataclasses.MISSING` if it has none."""
     field = settings_by_name()[name]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-@cache
-def types_by_name() -> dict[str, Any]:
-    """Return the type of every setting."""
-    return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}
