@@ -78,7 +78,7 @@ def test_a_resumed_run_with_every_option_is_the_run_that_was_not_interrupted(
 
 def test_a_resumed_run_with_values_in_their_own_unit_continues_the_segment_in_flight(tmp_path: Path) -> None:
     """With `overlap`, the policy in flight has the unit of an earlier update."""
-    options = {"overlap": True, "norm_reward": False, "freeze_norm_after": None, "scale_reward": 100.0}
+    options: dict[str, Any] = {"overlap": True, "norm_reward": False, "freeze_norm_after": None, "scale_reward": 100.0}
     whole = train(tmp_path / "whole", clip_reward=None, **options)
     train(tmp_path / "half", clip_reward=None, stop_after=2, **options)
     resumed = train(tmp_path / "half", clip_reward=None, resume=tmp_path / "half", **options)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
 from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch, Rollout
+from dppo.ppo.divergence import diverged
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
@@ -111,10 +111,8 @@ class PPOTrainer:
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
         steps = self._epochs(ppo, batch, learning_rate, order)
-        figures = self._figures(steps, ppo.clip_coef) | {
-            "explained_variance": explained_variance,
-            "minibatches": float(len(steps)),
-        }
+        figures = self._figures(steps, ppo.clip_coef)
+        figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         if self._popart is not None:
             figures |= self._popart.scale.figures()
         return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
@@ -153,7 +151,7 @@ class PPOTrainer:
             norm = torch.linalg.vector_norm(gradient) / ranks
             length = norm.item()
             if not math.isfinite(length):
-                raise TrainingDiverged(_describe(minibatch, number, losses, length))
+                raise diverged(minibatch, number, losses.policy_loss, losses.value_loss, length)
             # Clip (detail 11) and average over the ranks in at most one pass over memory.
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
@@ -300,18 +298,3 @@ class PPOTrainer:
             self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self._popart is not None:
             self._popart.load(state)
-
-
-def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
-    """Describe a minibatch whose gradient is not finite."""
-    facts = []
-    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
-    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
-    for name, column in (columns | {"advantages": minibatch.advantages, "returns": minibatch.returns}).items():
-        facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
-    return (
-        f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
-        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
-        f"minibatch of {len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and "
-        f"norm_reward if these numbers are large."
-    )
