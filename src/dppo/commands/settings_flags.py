@@ -12,8 +12,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from dppo.commands.parser import Parser
-from dppo.config.parts import PARTS, about, default_of, settings_by_name
-from dppo.config.values import types_by_name
+from dppo.config.parts import PARTS, about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError
 
 FIRST = (  # the settings that people use first

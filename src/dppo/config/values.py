@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from dppo.config.parts import PARTS, about, default_of, settings_by_name
+from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
 
 
@@ -98,9 +98,3 @@ def _in_words(error: Any) -> str:
 def _lower(text: str) -> str:
     text = text.removeprefix("Input ").replace("should be", "must be", 1)
     return text[:1].lower() + text[1:]
-
-
-@cache
-def types_by_name() -> dict[str, Any]:
-    """Return the type of every setting."""
-    return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}

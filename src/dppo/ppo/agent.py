@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.ppo.distributions import allowed
 from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
 from dppo.ppo.value_scale import restoring
-from dppo.spaces import is_image
+from dppo.spaces import MaskSource, is_image, masks_of, without_mask
 
 
 class Decision(NamedTuple):
@@ -32,8 +33,14 @@ class PPOAgent:
     together; each gets the same bits as it would alone.
     """
 
-    def __init__(self, spec: NetworkSpec) -> None:
+    def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
+        """Build the acting network.
+
+        Args:
+            mask: source of the action masks that observations are stored with; None if they have none.
+        """
         self.spec = spec
+        self.mask = mask
         self.distribution = spec.distribution
         self._network = spec.acting()
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
@@ -49,11 +56,12 @@ class PPOAgent:
     def act(self, obs: np.ndarray, noise: np.ndarray) -> Decision:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
         head, values = self._outputs(obs)
+        head = self._allowed(head, obs)
         return Decision(self.distribution.sample(head, noise), head, values)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely action for each row of `obs` [..., E, *O]."""
-        return self.distribution.mode(self._outputs(obs).head)
+        return self.distribution.mode(self._allowed(self._outputs(obs).head, obs))
 
     def values(self, obs: np.ndarray) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]."""
@@ -63,7 +71,20 @@ class PPOAgent:
         """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
         return self.distribution.log_prob(head, actions)
 
+    def readable(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] without their masks."""
+        return obs if self.mask is None else without_mask(obs, self.mask)
+
+    def masks(self, obs: np.ndarray) -> np.ndarray | None:
+        """Return the masks [..., M] of stored observations [...]; None if there are none."""
+        return None if self.mask is None else masks_of(obs)
+
+    def _allowed(self, head: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        masks = self.masks(obs)
+        return head if masks is None else allowed(head, masks)
+
     def _outputs(self, obs: np.ndarray) -> Outputs:
+        obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._step(raw_inputs(obs, self._dtype, self._obs_scale))
         x = obs.astype(self._dtype)

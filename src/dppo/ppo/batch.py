@@ -85,6 +85,8 @@ class Batch:
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
+    masks: Bool[Tensor, "B M"] | None = None
+    """The choices that were allowed; None if all always are."""
     length: int = 1
     """L"""
     rollout: Rollout | None = None
@@ -177,7 +179,7 @@ def make_batch(
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
-        if name != "successors"
+        if name not in ("successors", "masks") or (name == "masks" and segments[0].masks is not None)
     }
     valid = None if merged["valid"].all() else merged["valid"]
     values, dtype = merged["values"], merged["values"].dtype
@@ -206,6 +208,7 @@ def make_batch(
         advantages=rows(advantages),
         returns=rows(advantages + values),
         weights=None if valid is None else rows(valid.astype(dtype)),
+        masks=rows(merged["masks"]) if "masks" in merged else None,
         length=length,
         rollout=_rollout(segments, merged | {"rewards": rewards}, obs_scale, gamma, gae_lambda),
     )

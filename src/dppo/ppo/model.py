@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dppo.ppo.distributions import Evaluation
+from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
 from dppo.ppo.network import NetworkSpec
 
 
@@ -41,9 +41,14 @@ class PPOModel:
         self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
-    def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor) -> Scored:
-        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O]."""
+    def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor, masks: Tensor | None = None) -> Scored:
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
+
+        Args:
+            masks: the actions that were allowed, [rows, H]; None if all were.
+        """
         head, values, residuals = self.network.forward(obs)
+        head = _allowed(head, masks)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
     def values(self, obs: Any) -> Tensor:
@@ -51,10 +56,10 @@ class PPOModel:
         with torch.no_grad():
             return self.network.forward(obs)[1].detach().clone()
 
-    def log_probs(self, obs: Any, actions: Tensor) -> Tensor:
+    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None) -> Tensor:
         """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            head = self.network.forward(obs)[0]
+            head = _allowed(self.network.forward(obs)[0], masks)
             return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
 
     def backward(
@@ -66,3 +71,8 @@ class PPOModel:
         """
         by_head = scored.policy.gradients(by_logprobs, by_entropies)
         self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)
+
+
+def _allowed(head: Tensor, masks: Tensor | None) -> Tensor:
+    """Make the logits impossible that are not allowed. Their gradient is zero, because their probability is."""
+    return head if masks is None else torch.where(masks, head, IMPOSSIBLE)

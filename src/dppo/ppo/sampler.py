@@ -258,8 +258,9 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
+        obs, agent = self.obs[s, :-1], self._agent
         segment = Segment(
-            obs=self.obs[s, :-1],
+            obs=agent.readable(obs),
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
             values=self._values[s],
@@ -268,8 +269,11 @@ class _Run:
             terminated=self._terminated[s],
             truncated=self._truncated[s],
             valid=self._valid[s],
+            masks=agent.masks(obs),
         )
-        return replace(segment, successors=self._successors[s][segment.followed]) if self._keep_successors else segment
+        if not self._keep_successors:
+            return segment
+        return replace(segment, successors=agent.readable(self._successors[s][segment.followed]))
 
 
 def collect_together(

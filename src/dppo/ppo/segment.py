@@ -60,6 +60,8 @@ class Segment(ReadOnly):
     """False for a row that is not a transition and must not affect training."""
     successors: Shaped[np.ndarray, " n *O"] | None = None
     """The observations that the rows of `followed` led to; None if their values are not needed again."""
+    masks: Bool[np.ndarray, "T E M"] | None = None
+    """The choices that were allowed; None if all always are."""
 
     @property
     def followed(self) -> Bool[np.ndarray, "T E"]:
@@ -97,6 +99,7 @@ class IncidentKind(str, Enum):
     BAD_STEP = "bad_step"
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
+    MASK_NOT_USED = "mask_not_used"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
