@@ -80,6 +80,7 @@ REACH = {  # bench_envs.py: standing still has a return of -41
     "gamma": 0.95,
     "norm_reward": True,
 }
+LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
     "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
@@ -88,6 +89,8 @@ ROWS = {
     ),
     "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
     "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
+    "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
+    "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
     "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }
