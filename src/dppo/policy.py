@@ -16,6 +16,7 @@ from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.choice import BUILT_IN
 from dppo.ppo.inputs import measured_shape
+from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModelClass, ModuleSpec
 from dppo.ppo.network import NetworkSpec
@@ -129,7 +130,7 @@ class Read:
         """Return the import path of the network that the checkpoint names; None for the default network."""
         model = self.checkpoint.state.get("model")
         name = model.get("model") if isinstance(model, dict) else None
-        return None if name is None or name == BUILT_IN else str(name)
+        return None if name is None or name in BUILT_IN else str(name)
 
     def policy(self, model: ModelClass | None = None) -> Policy:
         """Return the policy; import the module that `model_name` names, or use `model` in its place.
@@ -209,9 +210,13 @@ def _network_in_words(spec: NetworkSpec) -> str:
     if isinstance(spec, MLPSpec):
         return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
     described = spec.as_json()
-    if described["model"] == BUILT_IN:
-        encoder = described["model_kwargs"].get("image_encoder", "")
-        return f"network of encoders {encoder}".rstrip()
+    kwargs = described.get("memory_mlp") or described["model_kwargs"]
+    memory = f", {kwargs['memory']} {kwargs['memory_size']}" if described.get("model") in (None, MEMORY_NETWORK) else ""
+    if isinstance(spec, MemoryMLPSpec):
+        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}{memory}"
+    if described["model"] in BUILT_IN:
+        encoder = kwargs.get("image_encoder", "")
+        return f"network of encoders {encoder}".rstrip() + memory
     return f"network {described['model']}"
 
 
@@ -267,4 +272,6 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     )
     if "model" in model:
         return spaces, ModuleSpec.of(spaces, own or model["model"], model["model_kwargs"], model["dtype"])
+    if "memory_mlp" in model:
+        return spaces, MemoryMLPSpec.of(spaces, model["dtype"], model["memory_mlp"])
     return spaces, MLPSpec.of(spaces, tuple(model["hidden_sizes"]), model["activation"], model["dtype"])

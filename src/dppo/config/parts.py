@@ -16,6 +16,7 @@ from typing import Any, Literal, get_type_hints
 
 from dppo.config.conditions import (
     DEFAULT_NETWORK,
+    MAYBE_MEMORY,
     ON_GPU,
     OWN_NETWORK,
     OWN_RAY,
@@ -29,10 +30,13 @@ from dppo.config.conditions import (
     WITH_ENTROPY,
     WITH_HIDDEN_LAYERS,
     WITH_LEARNERS,
+    WITH_MEMORY,
     WITH_NORMALISER,
     WITH_VALUE_LOSS,
 )
 from dppo.config.setting import KEY, About, When, metadata, setting
+
+USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +164,15 @@ class PPO:
         1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
     )
 
-    def minibatches_of(self, rows: int) -> int:
-        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one."""
-        return math.ceil(rows / (self.minibatch_size or math.ceil(rows / 4)))
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
+        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one sequence.
+
+        Args:
+            steps: of a sequence; minibatches consist of whole ones.
+        """
+        sequences = rows // steps
+        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // steps)
+        return math.ceil(sequences / most)
 
     @property
     def annealed(self) -> tuple[str, ...]:
@@ -233,9 +243,32 @@ class Network:
         branch=False,
         when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS),
     )
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none",
+        "Memory of past observations between the hidden layers and the outputs: a GRU or an LSTM, whose state starts "
+        "from zero in each episode.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False, when=(WITH_MEMORY,))
+    sequence_length: int | None = setting(
+        None,
+        "Steps of the sequences that a network with memory learns from; must divide num_steps. Gradients do not reach "
+        "further back. A network of your own with memory needs it; none: the largest divisor of num_steps up to 16.",
+        gt=0,
+        when=(MAYBE_MEMORY,),
+    )
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False
     )
+
+    def sequence_steps(self, num_steps: int) -> int:
+        """Return L, the steps of the sequences that minibatches consist of; 1 without memory."""
+        if self.memory == "none" and self.model is None:
+            return 1
+        if self.sequence_length is not None or self.model is not None:
+            return self.sequence_length or 1
+        return max(steps for steps in range(1, USUAL_SEQUENCE + 1) if num_steps % steps == 0)
 
     @property
     def model_name(self) -> str | None:

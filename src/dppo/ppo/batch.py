@@ -13,6 +13,7 @@ from torch import Tensor
 from dppo.ppo.advantages import generalized_advantages
 from dppo.ppo.inputs import raw_inputs, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
+from dppo.ppo.recall import Recall
 from dppo.ppo.segment import Segment
 from dppo.spaces import is_amount
 
@@ -36,6 +37,8 @@ class Rollout:
     """Step and environment of the row that each of them followed."""
     gamma: float
     gae_lambda: float
+    recall: Recall | None = None
+    """Of `successors`, each a sequence of one step, for a network with memory."""
 
     def estimate(
         self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], length: int
@@ -86,6 +89,8 @@ class Batch:
     are the same policy."""
     length: int = 1
     """L"""
+    recall: Recall | None = None
+    """Of the sequences, for a network with memory."""
     rollout: Rollout | None = None
     """Of a batch whose advantages are recomputed before each further epoch."""
 
@@ -101,21 +106,35 @@ class Batch:
         """Return the batch on `device`; on the CPU, the batch itself."""
         if device.type == "cpu":
             return self
-        return self._of_each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return replace(self._of_each(moved), recall=None if self.recall is None else self.recall.of_each(moved))
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
+        recall = None if self.recall is None else self.recall.of_each(lambda tensor: tensor.index_select(0, index))
         if self.length > 1:
             steps = torch.arange(self.length, device=index.device)
             index = (index.unsqueeze(1) * self.length + steps).flatten()
-        return self._of_each(lambda tensor: tensor.index_select(0, index))
+        return replace(self._of_each(lambda tensor: tensor.index_select(0, index)), recall=recall)
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
         rows = [size * self.length for size in sizes]
         names = [name for name in COLUMNS if getattr(self, name) is not None]
         parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
-        return [replace(self, **dict(zip(names, columns, strict=True))) for columns in parts]
+        recalls = [None] * len(sizes) if self.recall is None else self.recall.split(sizes)
+        return [
+            replace(self, recall=recall, **dict(zip(names, columns, strict=True)))
+            for columns, recall in zip(parts, recalls, strict=True)
+        ]
+
+    def pieces(self, rows: int) -> list[Batch]:
+        """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
+        most = max(1, rows // self.length)
+        return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         columns = {name: getattr(self, name) for name in COLUMNS}
@@ -127,7 +146,7 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout"))
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
 
 
 def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Any]:
@@ -163,7 +182,7 @@ def make_batch(
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
-        if name != "successors"
+        if name not in ("successors", "states", "successor_states")
     }
     valid = None if merged["valid"].all() else merged["valid"]
     values, dtype = merged["values"], merged["values"].dtype
@@ -194,6 +213,7 @@ def make_batch(
         weights=None if valid is None else rows(valid.astype(dtype)),
         length=length,
         rollout=_rollout(segments, rewards, obs_scale, gamma, gae_lambda),
+        recall=_recall(segments, merged["terminated"] | merged["truncated"], length),
     )
 
 
@@ -224,7 +244,40 @@ def _rollout(
         lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
     )
     followed = _followed(segments)
-    return Rollout(rewards, terminated, truncated, None if valid.all() else valid, inputs, followed, gamma, gae_lambda)
+    return Rollout(
+        rewards,
+        terminated,
+        truncated,
+        None if valid.all() else valid,
+        inputs,
+        followed,
+        gamma,
+        gae_lambda,
+        recall=_recall_of_successors(segments),
+    )
+
+
+def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall | None:
+    """Return where the sequences of a batch start; None without memory.
+
+    Args:
+        done: the episode ended in this row, so that the next row starts another one.
+    """
+    states = [one.states for one in segments if one.states is not None]
+    if not states:
+        return None
+    starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
+    starts[1:] = done[:-1]
+    rows = _sequences(np.concatenate(states, axis=1), 1)
+    return Recall(torch.from_numpy(rows), torch.from_numpy(_sequences(starts, length).reshape(-1, length)))
+
+
+def _recall_of_successors(segments: Sequence[Segment]) -> Recall | None:
+    states = [one.successor_states for one in segments if one.successor_states is not None]
+    if not states:
+        return None
+    joined = torch.from_numpy(np.concatenate(states))
+    return Recall(joined, torch.zeros((len(joined), 1), dtype=torch.bool))
 
 
 def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:

@@ -7,12 +7,14 @@ from typing import Any
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
+from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec, model_name
 from dppo.ppo.network import NetworkSpec
 from dppo.spaces import Spaces, is_image
 
-BUILT_IN = "dppo.ppo.modules:EncoderNetwork"
+ENCODER_NETWORK = "dppo.ppo.modules:EncoderNetwork"
+BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "flatten": 0}
 ENCODERS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "flatten": "an MLP over all pixels"}
@@ -40,13 +42,15 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     """
     if network.model is not None:
         spec = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
+        _check_sequence_length(network, spec)
         return Choice(spec, f"your own {model_name(network.model)}", "model names it")
     images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
     vector = spaces.obs.names is None and not images and not spaces.categories
-    separate = not images if network.trunk == "auto" else network.trunk == "separate"
+    remembers = network.memory != "none"
+    separate = not images and not remembers if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
-    if vector and separate and not network.layer_norm:
+    if vector and separate and not network.layer_norm and not remembers:
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)
@@ -66,9 +70,33 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:
         del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
+    if remembers:
+        kwargs |= {"memory": network.memory, "memory_size": network.memory_size}
     layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network))
+    if remembers:
+        layers += f", {'an LSTM' if network.memory == 'lstm' else 'a GRU'} of {network.memory_size} units"
     whole = f"{layers}, {'one for policy and value each' if separate else 'shared by policy and value'}"
-    return Choice(ModuleSpec.of(spaces, BUILT_IN, kwargs, network.dtype), whole, _observed(spaces))
+    spec: NetworkSpec
+    if vector and remembers and not network.layer_norm:
+        spec = MemoryMLPSpec.of(spaces, network.dtype, kwargs)
+    else:
+        spec = ModuleSpec.of(spaces, MEMORY_NETWORK if remembers else ENCODER_NETWORK, kwargs, network.dtype)
+    return Choice(spec, whole, _observed(spaces))
+
+
+def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
+    """Refuse a module of the user's with memory and no length of sequences, or the other way round."""
+    name = model_name(spec.model)
+    if spec.state_size and network.sequence_length is None:
+        raise ConfigError(
+            f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
+            f"sequence_length to a divisor of num_steps; 16 is usual."
+        )
+    if not spec.state_size and network.sequence_length is not None:
+        raise ConfigError(
+            f"sequence_length={network.sequence_length} has no effect: model={name} has no attribute state_size, and so "
+            f"no memory. Leave it out."
+        )
 
 
 def _image_encoder(network: Network, spaces: Spaces, images: list[str]) -> str:

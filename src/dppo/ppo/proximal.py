@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch, split_rows
+from dppo.ppo.batch import Batch
 
 MOST_IMPORTANCE = 2.0
 
@@ -25,12 +25,11 @@ def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
     Args:
-        log_probs_of: maps observations and actions to log-probabilities under `pi_now`.
+        log_probs_of: maps observations, actions, and their `Recall` where there is memory, to log-probabilities under
+            `pi_now`.
         rows: most rows to pass to it at once.
     """
-    sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
-    pieces = zip(split_rows(batch.obs, sizes), batch.actions.split(sizes), strict=True)
-    now = torch.cat([log_probs_of(obs, actions) for obs, actions in pieces])
+    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.recall) for piece in batch.pieces(rows)])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

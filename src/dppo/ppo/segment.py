@@ -57,6 +57,10 @@ class Segment(ReadOnly):
     """False for a row that is not a transition and must not affect training."""
     successors: Shaped[np.ndarray, " n *O"] | None = None
     """The observations that the rows of `followed` led to; None if their values are not needed again."""
+    states: Float[np.ndarray, "K E S"] | None = None
+    """States of the memory before the first step of each of K sequences; None without memory."""
+    successor_states: Float[np.ndarray, " n S"] | None = None
+    """States of the memory to which `successors` belong."""
 
     @property
     def followed(self) -> Bool[np.ndarray, "T E"]:
@@ -145,6 +149,8 @@ class SamplerCarry(ReadOnly):
     """Running discounted return, for the reward normaliser."""
     checksums: UInt32[np.ndarray, " E"]
     """Checksum of the observation that the next segment starts from, to verify a replay."""
+    memory: Float[np.ndarray, "E S"] | None = None
+    """State of the policy's memory; None without memory."""
 
 
 @dataclass(frozen=True, slots=True)
