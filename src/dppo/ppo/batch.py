@@ -14,54 +14,12 @@ from dppo.ppo.advantages import generalized_advantages
 from dppo.ppo.inputs import raw_inputs, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
 from dppo.ppo.recall import Recall
+from dppo.ppo.rollout import Rollout, followed_by_successors, in_sequences, recall_of_successors
 from dppo.ppo.segment import Segment
 from dppo.spaces import is_amount
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """Everything that advantages are estimated from, kept to repeat the estimate when values change."""
-
-    rewards: Float64[np.ndarray, "T envs"]
-    """As they are learnt from: limited and scaled."""
-    terminated: Bool[np.ndarray, "T envs"]
-    truncated: Bool[np.ndarray, "T envs"]
-    valid: Bool[np.ndarray, "T envs"] | None
-    """None: all rows are."""
-    successors: Shaped[Tensor, " n *O"] | dict[str, Shaped[Tensor, "n ..."]]
-    """Normalised observations that followed a row, but are in no row themselves."""
-    followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
-    """Step and environment of the row that each of them followed."""
-    gamma: float
-    gae_lambda: float
-    recall: Recall | None = None
-    """Of `successors`, each a sequence of one step, for a network with memory."""
-
-    def estimate(
-        self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], length: int
-    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """Return advantages and returns by the values of all rows, in their order in the batch, and of `successors`."""
-        steps = _steps(values, length, self.rewards.shape)
-        next_values = np.empty_like(steps)
-        next_values[:-1] = steps[1:]
-        next_values[self.followed] = successors
-        advantages = generalized_advantages(
-            self.rewards,
-            steps,
-            next_values,
-            self.terminated,
-            self.truncated,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            valid=self.valid,
-        )
-        returns = advantages + steps
-        if self.valid is not None:
-            returns = np.where(self.valid, returns, returns.dtype.type(0))
-        return torch.from_numpy(_sequences(advantages, length)), torch.from_numpy(_sequences(returns, length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +159,7 @@ def make_batch(
     def rows(array: np.ndarray) -> Tensor:
         if valid is not None:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return torch.from_numpy(_sequences(array, length))
+        return torch.from_numpy(in_sequences(array, length))
 
     return Batch(
         obs=_inputs(merged["obs"], dtype, obs_scale, rows),
@@ -243,7 +201,7 @@ def _rollout(
         obs_scale,
         lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
     )
-    followed = _followed(segments)
+    followed = followed_by_successors(segments)
     return Rollout(
         rewards,
         terminated,
@@ -253,7 +211,7 @@ def _rollout(
         followed,
         gamma,
         gae_lambda,
-        recall=_recall_of_successors(segments),
+        recall=recall_of_successors(segments),
     )
 
 
@@ -268,27 +226,8 @@ def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], lengt
         return None
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
-    rows = _sequences(np.concatenate(states, axis=1), 1)
-    return Recall(torch.from_numpy(rows), torch.from_numpy(_sequences(starts, length).reshape(-1, length)))
-
-
-def _recall_of_successors(segments: Sequence[Segment]) -> Recall | None:
-    states = [one.successor_states for one in segments if one.successor_states is not None]
-    if not states:
-        return None
-    joined = torch.from_numpy(np.concatenate(states))
-    return Recall(joined, torch.zeros((len(joined), 1), dtype=torch.bool))
-
-
-def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-    """Return step and environment, among those of all segments, of the rows that `successors` follow."""
-    steps, envs, before = [], [], 0
-    for segment in segments:
-        t, env = np.nonzero(segment.followed)
-        steps.append(t)
-        envs.append(env + before)
-        before += segment.followed.shape[1]
-    return np.concatenate(steps), np.concatenate(envs)
+    rows = in_sequences(np.concatenate(states, axis=1), 1)
+    return Recall(torch.from_numpy(rows), torch.from_numpy(in_sequences(starts, length).reshape(-1, length)))
 
 
 def _inputs(
@@ -305,18 +244,3 @@ def _inputs(
         return rows(inputs)
     obs = obs.astype(dtype, copy=False)
     return rows(obs if scale is None else scale.astype(dtype).normalize(obs))
-
-
-def _sequences(array: Shaped[np.ndarray, "T envs *rest"], length: int) -> Shaped[np.ndarray, " T*envs *rest"]:
-    """Cut `array` into sequences of `length` steps, laid one after the other."""
-    if length > 1:
-        array = array.reshape(-1, length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
-        array = array.reshape(-1, length, *array.shape[3:])
-    return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))
-
-
-def _steps(rows: Shaped[np.ndarray, " rows"], length: int, shape: tuple[int, ...]) -> Shaped[np.ndarray, "T envs"]:
-    """Undo `_sequences`: [T * envs] -> [T, envs], which is `shape`."""
-    if length > 1:
-        rows = rows.reshape(-1, shape[1], length).swapaxes(1, 2)
-    return rows.reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -28,15 +28,15 @@ class NumpyCells(Protocol):
         """Return outputs and new states; `state` is not changed."""
 
 
-def numpy_cells(kind: str, parameters: list[Mapping[str, np.ndarray]]) -> NumpyCells:
+def numpy_cells(kind: str, parameters: Sequence[Mapping[str, np.ndarray]]) -> NumpyCells:
     """Return copies of K cells of a kind, by the parameters of each under torch's names."""
-    return {"gru": NumpyGRU, "lstm": NumpyLSTM}[kind](parameters)
+    return NumpyGRU(parameters) if kind == "gru" else NumpyLSTM(parameters)
 
 
 class NumpyLSTM:
     """`torch.nn.LSTMCell`; the state is h and c side by side."""
 
-    def __init__(self, parameters: list[Mapping[str, np.ndarray]]) -> None:
+    def __init__(self, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
         self._by_x = _stacked(parameters, "weight_ih", _lstm_order)
         self._by_h = _stacked(parameters, "weight_hh", _lstm_order)
         self._bias = np.stack([_lstm_order(one["bias_ih"] + one["bias_hh"])[None] for one in parameters])
@@ -63,7 +63,7 @@ class NumpyLSTM:
 class NumpyGRU:
     """`torch.nn.GRUCell`; the state is h."""
 
-    def __init__(self, parameters: list[Mapping[str, np.ndarray]]) -> None:
+    def __init__(self, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
         self._by_x = _stacked(parameters, "weight_ih", _gru_order)
         self._by_h = _stacked(parameters, "weight_hh", _gru_order)
         self._bias, self._h_bias = (
@@ -90,7 +90,7 @@ class NumpyGRU:
 
 
 def _stacked(
-    parameters: list[Mapping[str, np.ndarray]], name: str, order: Callable[[np.ndarray], np.ndarray]
+    parameters: Sequence[Mapping[str, np.ndarray]], name: str, order: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Return the weights of all cells, [K, inputs, gates]."""
     return np.stack([order(one[name]).T for one in parameters])

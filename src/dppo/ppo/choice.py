@@ -46,11 +46,11 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         return Choice(spec, f"your own {model_name(network.model)}", "model names it")
     images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
     vector = spaces.obs.names is None and not images and not spaces.categories
-    remembers = network.memory != "none"
-    separate = not images and not remembers if network.trunk == "auto" else network.trunk == "separate"
+    alone = network.memory == "none"
+    separate = alone and not images if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
-    if vector and separate and not network.layer_norm and not remembers:
+    if vector and separate and alone and not network.layer_norm:
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)
@@ -70,18 +70,19 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:
         del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
-    if remembers:
-        kwargs |= {"memory": network.memory, "memory_size": network.memory_size}
-    layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network))
-    if remembers:
-        layers += f", {'an LSTM' if network.memory == 'lstm' else 'a GRU'} of {network.memory_size} units"
+    layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network)) + _memory(network)
     whole = f"{layers}, {'one for policy and value each' if separate else 'shared by policy and value'}"
-    spec: NetworkSpec
-    if vector and remembers and not network.layer_norm:
-        spec = MemoryMLPSpec.of(spaces, network.dtype, kwargs)
-    else:
-        spec = ModuleSpec.of(spaces, MEMORY_NETWORK if remembers else ENCODER_NETWORK, kwargs, network.dtype)
-    return Choice(spec, whole, _observed(spaces))
+    return Choice(_built(network, spaces, kwargs, vector=vector), whole, _observed(spaces))
+
+
+def _built(network: Network, spaces: Spaces, kwargs: dict[str, Any], *, vector: bool) -> NetworkSpec:
+    """Return a network of encoders, in NumPy for acting where that is possible."""
+    if network.memory == "none":
+        return ModuleSpec.of(spaces, ENCODER_NETWORK, kwargs, network.dtype)
+    kwargs = kwargs | {"memory": network.memory, "memory_size": network.memory_size}
+    if vector and not network.layer_norm:
+        return MemoryMLPSpec.of(spaces, network.dtype, kwargs)
+    return ModuleSpec.of(spaces, MEMORY_NETWORK, kwargs, network.dtype)
 
 
 def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
@@ -94,8 +95,8 @@ def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
         )
     if not spec.state_size and network.sequence_length is not None:
         raise ConfigError(
-            f"sequence_length={network.sequence_length} has no effect: model={name} has no attribute state_size, and so "
-            f"no memory. Leave it out."
+            f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
+            f"because it has no attribute state_size. Leave it out."
         )
 
 
@@ -128,6 +129,11 @@ def _refuse_without_effect(network: Network, names: tuple[str, ...], reason: str
 
 
 # ------------------------------------------------------------------ in words
+
+
+def _memory(network: Network) -> str:
+    kind = {"none": "", "gru": ", a GRU", "lstm": ", an LSTM"}[network.memory]
+    return kind and f"{kind} of {network.memory_size} units"
 
 
 def _hidden(network: Network) -> str:

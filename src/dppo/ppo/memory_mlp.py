@@ -76,8 +76,8 @@ class MemoryMLPSpec(NetworkSpec):
             for name, shape in (("weight_ih", (gates, sizes[-1])), ("weight_hh", (gates, units))):
                 shapes[f"{trunk}memory.{name}"] = shape
             shapes |= {f"{trunk}memory.{name}": (gates,) for name in ("bias_ih", "bias_hh")}
-        for layer, outputs in (("policy", self.distribution.head_size - free), ("value", 1)):
-            shapes |= {f"{layer}.weight": (outputs, units), f"{layer}.bias": (outputs,)}
+        for name, outputs in (("policy", self.distribution.head_size - free), ("value", 1)):
+            shapes |= {f"{name}.weight": (outputs, units), f"{name}.bias": (outputs,)}
         return shapes
 
     def acting(self) -> ActingNetwork:

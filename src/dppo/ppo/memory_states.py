@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
+
+
+def states_from(
+    memories: Sequence[Float[np.ndarray, "E S"] | None], steps: int, length: int, *, keep_all: bool
+) -> States | None:
+    """Return the states of a segment that starts from those of each sampler; None without memory."""
+    found = [memory for memory in memories if memory is not None]
+    return States(np.stack(found), steps, length, keep_all=keep_all) if found else None
 
 
 class States:

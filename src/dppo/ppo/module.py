@@ -98,9 +98,10 @@ class ModuleSpec(NetworkSpec):
         import torch
 
         from dppo.ppo.contract import Contract, model_class
+        from dppo.ppo.trial import Trial
 
         name = model_name(self.model)
-        contract = Contract(name, self.spaces, self.distribution.head_size, self.dtype)
+        contract = Contract(Trial(name, self.spaces, self.distribution.head_size, self.dtype))
         made_of = model_class(self.model, name)
 
         def build(seed: int) -> nn.Module:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch, Rollout, split_rows
+from dppo.ppo.batch import Batch, split_rows
 from dppo.ppo.recall import Recall
+from dppo.ppo.rollout import Rollout
 
 
 def with_new_advantages(batch: Batch, rollout: Rollout, value_of: Callable[..., Tensor], rows: int) -> Batch:

@@ -39,11 +39,15 @@ def over_time(
             return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
     if isinstance(cell, nn.GRUCell):
         gates = F.linear(inputs, cell.weight_ih, cell.bias_ih)
-        outputs: Tensor = _GRU.apply(gates, cell.weight_hh, cell.bias_hh, state, starts)
+        outputs: Tensor = _GRU.apply(  # type: ignore[no-untyped-call]
+            gates, cell.weight_hh, cell.bias_hh, state, starts
+        )
         return outputs, outputs[-1]
     gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
     h, c = state.chunk(2, dim=1)
-    outputs, last = _LSTM.apply(gates, cell.weight_hh, h, c, starts)
+    outputs, last = _LSTM.apply(  # type: ignore[no-untyped-call]
+        gates, cell.weight_hh, h, c, starts
+    )
     return outputs, torch.cat([outputs[-1], last], dim=1)
 
 
@@ -58,7 +62,7 @@ class _LSTM(Function):
         """Return h of each step [L, rows, H] and the last c [rows, H]; `gates` [L, rows, 4H] hold x W_i + b."""
         gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
         starting, keep = _kept(starts, gates.dtype)
-        h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size)
+        h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size).unbind()
         by_h = weight.t()
         for t, some in enumerate(starting):
             if some:
@@ -113,7 +117,7 @@ class _GRU(Function):
         """Return h of each step [L, rows, H]; `gates` [L, rows, 3H] hold x W_i + b_i."""
         gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
         starting, keep = _kept(starts, gates.dtype)
-        h_before, hidden_n, outputs = gates.new_empty(3, *gates.shape[:2], size)
+        h_before, hidden_n, outputs = gates.new_empty(3, *gates.shape[:2], size).unbind()
         by_h = weight.t()
         for t, some in enumerate(starting):
             if some:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.inputs import measured
-from dppo.ppo.memory_states import States
+from dppo.ppo.memory_states import states_from
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import (
     EnvLog,
@@ -216,10 +216,8 @@ class _Run:
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
         self._valid = np.ones(rows, bool)
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
-        memories = [sampler._memory for sampler in samplers if sampler._memory is not None]
-        self.states = (
-            States(np.stack(memories), steps, first._length, keep_all=self._keep_successors) if memories else None
-        )
+        memories = [sampler._memory for sampler in samplers]
+        self.states = states_from(memories, steps, first._length, keep_all=self._keep_successors)
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""

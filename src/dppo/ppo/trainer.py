@@ -20,8 +20,8 @@ from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.proximal import from_current_policy
-from dppo.ppo.recall import Recall
 from dppo.ppo.recompute import with_new_advantages
+from dppo.ppo.rehearsal import zero_batch
 
 
 class _Losses(NamedTuple):
@@ -165,20 +165,7 @@ class PPOTrainer:
 
         With memory, the rows are whole sequences: fewer, or one.
         """
-        rows = max(1, rows // self._length) * self._length
-        spec, dtype = self.model.spec, self._parameters.weights.dtype
-        distribution = spec.distribution
-        actions = torch.zeros(
-            (rows, *distribution.action_shape),
-            dtype=getattr(torch, distribution.action_dtype(spec.dtype)),
-            device=self.device,
-        )
-        zeros = torch.zeros(rows, dtype=dtype, device=self.device)
-        recall = None
-        if spec.state_size:
-            states = torch.zeros((rows // self._length, spec.state_size), dtype=dtype)
-            recall = Recall(states, torch.zeros((rows // self._length, self._length), dtype=torch.bool))
-        batch = Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, length=self._length, recall=recall)
+        batch = zero_batch(self.model.spec, max(1, rows // self._length), self._length)
         self._backward(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
