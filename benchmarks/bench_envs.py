@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+
+POSITIONS = "bench_envs:cartpole_positions"
 
 
 class Sleeping(gym.Wrapper):
@@ -23,6 +26,18 @@ class Sleeping(gym.Wrapper):
         result = self.env.step(action)
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         return result
+
+
+class PositionsOnly(gym.ObservationWrapper):
+    """Leave the velocities out: [position of the cart, angle of the pole]. The policy has to remember."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[[0, 2]]
 
 
 class Stamping(gym.Wrapper):
@@ -42,9 +57,14 @@ class Stamping(gym.Wrapper):
         return self.env.step(action)
 
 
+def cartpole_positions() -> gym.Env:
+    """Make CartPole without velocities."""
+    return PositionsOnly(gym.make("CartPole-v1"))
+
+
 def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None) -> gym.Env:
     """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given."""
-    env = gym.make(env_id)
+    env = cartpole_positions() if env_id == POSITIONS else gym.make(env_id)
     if step_s > 0:
         env = Sleeping(env, step_s)
     return env if stamp is None else Stamping(env, stamp)

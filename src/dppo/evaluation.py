@@ -256,11 +256,11 @@ class _Playing:
     def _play(self, episode: int, episodes: int) -> None:
         generator = None if self._deterministic else evaluation_generator(self._seed, episode)
         seed = streams.integer(self._seed, Stream.EVALUATION, episode)
-        episode_return, length, done = 0.0, 0, False
+        episode_return, length, done, state = 0.0, 0, False, None
         where = f"{self._env_name}: reset of episode {episode} (seed {seed})"
         obs, _ = self._call(where, self._env.reset, seed=seed)
         while not done:
-            action = self._policy.act(obs, generator=generator)
+            action, state = self._act(obs, state, generator)
             where = f"{self._env_name}: step {length} of episode {episode} (seed {seed})"
             obs, reward, terminated, truncated, _ = self._call(where, self._env.step, action)
             episode_return += float(reward)
@@ -269,6 +269,13 @@ class _Playing:
             self._report(episodes, length, episode_return)
         self._returns.append(episode_return)
         self._lengths.append(length)
+
+    def _act(self, obs: Any, state: Any, generator: np.random.Generator | None) -> tuple[Any, Any]:
+        """Return the action, and the state of a policy with memory."""
+        if self._policy.state_size:
+            action, state = self._policy.act(obs, state, generator=generator)
+            return action, state
+        return self._policy.act(obs, generator=generator), None
 
     @staticmethod
     def _call(where: str, method: Any, *args: Any, **kwargs: Any) -> Any:

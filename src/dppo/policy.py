@@ -57,25 +57,51 @@ class Policy:
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
-    def act(self, obs: Any, *, generator: np.random.Generator | None = None) -> Any:
+    @property
+    def state_size(self) -> int:
+        """Size of the memory's state; 0 without memory."""
+        return self._agent.state_size
+
+    def act(self, obs: Any, state: np.ndarray | None = None, *, generator: np.random.Generator | None = None) -> Any:
         """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
-        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf.
+        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf. A policy with memory returns the
+        pair of action and state, and takes this state with the next observation.
 
         Args:
+            state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
-            ValueError: the shape of `obs` is not that of the environment's observations.
+            ValueError: the shape of `obs` is not that of the environment's observations, or that of `state` does not
+                fit; or a policy without memory was given a state.
         """
         rows, single = self._rows(obs)
+        before = self._before(state, len(rows), single=single)
         if generator is None:
-            actions = self._agent.best_action(rows)
+            decision = self._agent.decide(rows, before)
         else:
             noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-            actions = self._agent.act(rows, noise).actions
-        actions = self._for_env(actions)
-        return actions[0] if single else actions
+            decision = self._agent.act(rows, noise, before)
+        actions = self._for_env(decision.actions)
+        action = actions[0] if single else actions
+        if decision.state is None:
+            return action
+        return action, decision.state[0] if single else decision.state
+
+    def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
+        """Return the state [rows, S] before the step; None without memory."""
+        if not self.state_size:
+            if state is not None:
+                raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
+            return None
+        if state is None:
+            return self._agent.start(rows)
+        expected = (self.state_size,) if single else (rows, self.state_size)
+        state = np.asarray(state, self._agent.spec.dtype)
+        if state.shape != expected:
+            raise ValueError(f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None.")
+        return state.reshape(rows, -1)
 
     def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one."""

@@ -46,11 +46,10 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         return Choice(spec, f"your own {model_name(network.model)}", "model names it")
     images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
     vector = spaces.obs.names is None and not images and not spaces.categories
-    alone = network.memory == "none"
-    separate = alone and not images if network.trunk == "auto" else network.trunk == "separate"
+    separate = not images if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
-    if vector and separate and alone and not network.layer_norm:
+    if vector and separate and network.memory == "none" and not network.layer_norm:
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)

@@ -98,7 +98,8 @@ def _outputs(trial: Trial, module: nn.Module, pieces: tuple[_Sequences, ...]) ->
         head, value, state = trial.outputs(module, (piece.obs, state, piece.starts), called, expected)
         heads.append(head)
         values.append(value)
-    return torch.cat(heads), torch.cat(values), state
+    with torch.enable_grad():
+        return torch.cat(heads), torch.cat(values), state
 
 
 def _each(obs: Any, change: Callable[[Tensor], Tensor]) -> Any:
