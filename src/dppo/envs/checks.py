@@ -97,15 +97,19 @@ class SpaceChecks:
                 return _first_outside(limits, column, inside)
         return None
 
+    def stored(self, seen: np.ndarray) -> np.ndarray:
+        """Return a copy of one observation in the dtype in which it is stored."""
+        stored = np.empty((), self._obs)
+        stored[...] = seen
+        return stored
+
     def check_limits(self, seen: np.ndarray) -> None:
         """Check one observation.
 
         Raises:
             BadResult: it is outside its space.
         """
-        stored = np.empty(1, self._obs)
-        stored[0] = seen
-        outside = self.outside(stored)
+        outside = self.outside(self.stored(seen)[None])
         if outside is not None:
             raise BadResult(outside.what)
 

@@ -1,10 +1,8 @@
-"""EnvGroup: the E environments of a sampler, stepped in turn; each has its own episodes, and errors name it."""
+"""EnvGroup: the E environments of a sampler, stepped in turn; episodes that end are logged, dropped or replayed."""
 
 from __future__ import annotations
 
 import time
-import traceback
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,22 +10,13 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks import SpaceChecks, place_in, quick_packer
-from dppo.envs.faults import BadStep, user_traceback
+from dppo.envs.episode import CheckedEnv
+from dppo.envs.faults import BadStep
 from dppo.envs.make import close_all
 from dppo.envs.packing import packer
-from dppo.envs.results import (
-    LARGEST_REWARD,
-    OLD_API,
-    BadResult,
-    describe_bad_reset,
-    describe_bad_step,
-    flag_of,
-    reward_of,
-)
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
-from dppo.ppo.segment import EnvLog, Episode, Incident, IncidentKind, SamplerCarry
-from dppo.signals import INTERRUPTIONS
+from dppo.ppo.segment import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces import BoxActions, DiscreteActions, Spaces
 
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
@@ -63,20 +52,21 @@ class EnvGroup:
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
-        self._envs = envs
         self._actions = spaces.actions
         pack = packer(spaces.obs, one_of=spaces.one_of, dropped=spaces.dropped)
-        self._pack = self._unwatched = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
-        self._episode_seed = episode_seed
+        self._pack = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
         self._owner = owner
         self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
         self._progress = progress or ProgressRecord()
-        # Lists, because reading or writing one element of an array takes three times as long.
-        self._episodes = [0] * self.num_envs
-        self._returns = [0.0] * self.num_envs
-        self._lengths, self._dropped_in_a_row = [0] * self.num_envs, [0] * self.num_envs
-        self._last_obs: list[np.ndarray] = [np.empty(0)] * self.num_envs
         self._checks, self._drops = SpaceChecks(envs, spaces.obs, owner), drop_bad_steps
+        self._made = envs
+        self._envs = [
+            CheckedEnv(
+                env, index, owner, self._checks, pack=self._pack, each_step=drop_bad_steps, episode_seed=episode_seed
+            )
+            for index, env in enumerate(envs)
+        ]
+        self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
 
@@ -84,7 +74,7 @@ class EnvGroup:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
         if self._sampler_id == 0:  # the observations of the other samplers are alike
-            self._pack, self._unwatched = self._checks.watching(self._pack), self._pack
+            self._pack_with(self._checks.watching(self._pack))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
         log.seconds += time.perf_counter() - began
@@ -115,7 +105,7 @@ class EnvGroup:
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self._for_envs(actions)):
             try:
-                seen, rewards[env], ended, cut, info = self._step(env, action)
+                seen, rewards[env], ended, cut, info = self._envs[env].step(action)
             except BadStep as error:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
                 obs[env] = self._drop_step(env, error, log)
@@ -124,21 +114,15 @@ class EnvGroup:
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._checked_final(env, seen)
+                    final_obs[env] = self._envs[env].checked_final(seen)
                 seen = self._end_episode(env, info, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
 
-    def _checked_final(self, env: int, seen: np.ndarray) -> np.ndarray:
-        """Return an observation as it is stored; it is not part of the segment, and so checked alone."""
-        stored = np.empty((), self.obs)
-        stored[...] = seen
-        outside = self._checks.outside(stored[None])
-        if outside is not None and outside.fatal:
-            where = self._place(env, "step", self._episodes[env], self._lengths[env])
-            raise BadStep(f"{where} returned {outside.what}.")
-        return stored
+    def _pack_with(self, pack: Callable[[Any], np.ndarray]) -> None:
+        for one in self._envs:
+            one.pack = pack
 
     def _for_envs(self, actions: np.ndarray) -> Any:
         """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
@@ -147,63 +131,15 @@ class EnvGroup:
             return (actions + space.start).tolist() if space.start else actions.tolist()
         return _into_box(actions, space)
 
-    def _step(self, env: int, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        try:
-            answer: Any = self._envs[env].step(action)
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            raise self._fault(env, "step", error) from None
-        try:
-            raw, reward, terminated, truncated, info = answer
-            if type(terminated) is not bool or type(truncated) is not bool:
-                terminated, truncated = flag_of(terminated), flag_of(truncated)
-        except Exception:
-            raise self._bad(env, "step", describe_bad_step(answer)) from None
-        try:
-            seen = self._pack(raw)
-            if type(reward) is not float or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
-                reward = reward_of(reward)
-            if self._drops:
-                self._checks.check_limits(seen)
-        except BadResult as error:
-            raise self._bad(env, "step", str(error)) from None
-        self._returns[env] += reward
-        self._lengths[env] += 1
-        self._last_obs[env] = seen
-        return seen, reward, terminated, truncated, info
-
     def _reset(self, env: int, episode: int) -> np.ndarray:
-        """Start an episode. Nothing writes to the returned array again."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
-        self._episodes[env] = episode
-        self._returns[env] = 0.0
-        self._lengths[env] = 0
-        try:
-            answer = self._envs[env].reset(seed=self._episode_seed(env, episode))
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            raise self._fault(env, "reset", error) from None
-        problem = describe_bad_reset(answer)
-        if problem:
-            raise EnvironmentFault(f"{self._where(env, 'reset')} returned {problem}.")
-        problem = self._checks.change(env, self._envs[env])
-        if problem:
-            raise EnvironmentFault(f"{self._where(env, 'reset')} {problem}")
-        try:
-            self._last_obs[env] = seen = self._pack(answer[0])
-            if self._drops:
-                self._checks.check_limits(seen)
-        except BadResult as error:
-            raise self._bad(env, "reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
-        return seen
+        return self._envs[env].reset(episode)
 
     def _end_episode(self, env: int, info: dict[str, Any], log: EnvLog) -> np.ndarray:
         """Log the episode, and start the next one."""
-        log.episodes.append(self._finished(env, info))
+        log.episodes.append(self._envs[env].finished(info))
         self._dropped_in_a_row[env] = 0
-        return self._begin_episode(env, self._episodes[env] + 1, log)
+        return self._begin_episode(env, self._envs[env].episode + 1, log)
 
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode; if its first observation is invalid and may be dropped, the next one."""
@@ -226,8 +162,8 @@ class EnvGroup:
                 f"{error.message} The {MOST_DROPPED} episodes before it were dropped as well, and none was finished."
             )
         message = f"{error.message} The episode was dropped, and a new one started."
-        log.incidents.append(Incident(IncidentKind.BAD_STEP, message, env=env, lost_steps=self._lengths[env]))
-        return self._begin_episode(env, self._episodes[env] + 1, log)
+        log.incidents.append(Incident(IncidentKind.BAD_STEP, message, env=env, lost_steps=self._envs[env].length))
+        return self._begin_episode(env, self._envs[env].episode + 1, log)
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a whole segment against the limits and the precision of their space.
@@ -246,28 +182,19 @@ class EnvGroup:
         outside = None if self._drops else self._checks.outside(obs)  # checked at each step where these are dropped
         if outside is not None:
             row, env = outside.row
-            episode, step = place_in(row, done[:, env], log, env, self._episodes[env], self._lengths[env])
-            message = f"{self._place(env, 'step' if step else 'reset', episode, step)} returned {outside.what}."
+            one = self._envs[env]
+            place = place_in(row, done[:, env], log, env, one.episode, one.length)
+            message = f"{one.place(*place)} returned {outside.what}."
             if outside.fatal:
                 raise EnvironmentFault(message)
             if first:
                 raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
             if self._checks.report_outside():
                 log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
-        self._pack = self._unwatched
+        self._pack_with(self._pack)  # precision is watched in the first segment only
         finding = self._checks.precision_lost()
         if finding:
             log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
-
-    def _finished(self, env: int, info: dict[str, Any]) -> Episode:
-        success = info.get("is_success") if isinstance(info, dict) else None
-        return Episode(
-            env=env,
-            index=self._episodes[env],
-            episode_return=self._returns[env],
-            length=self._lengths[env],
-            success=None if success is None else bool(np.all(success)),
-        )
 
     # ------------------------------------------------------------------ replay
 
@@ -306,7 +233,7 @@ class EnvGroup:
                     )
                 )
                 self._begin_episode(env, episode + 1, log)
-            obs[env] = self._last_obs[env]
+            obs[env] = self._envs[env].last_obs
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds
@@ -325,11 +252,11 @@ class EnvGroup:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
         for number, action in enumerate(self._for_envs(actions)):
-            _, _, terminated, truncated, _ = self._step(env, action)
+            _, _, terminated, truncated, _ = self._envs[env].step(action)
             self._progress.replay()
             if terminated or truncated:
                 return f"the replay ended after {number + 1} of {len(actions)} steps"
-        if self._checksum(env) != int(carry.checksums[env]):
+        if self._envs[env].checksum() != int(carry.checksums[env]):
             return (
                 "the replay produced another observation or return: the environment is not deterministic given its seed"
             )
@@ -338,44 +265,15 @@ class EnvGroup:
     def open_episodes(self) -> dict[str, np.ndarray]:
         """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
         return {
-            "episodes": np.array(self._episodes, np.int64),
-            "episode_returns": np.array(self._returns, np.float64),
-            "episode_lengths": np.array(self._lengths, np.int64),
-            "checksums": np.array([self._checksum(env) for env in range(self.num_envs)], np.uint32),
+            "episodes": np.array([one.episode for one in self._envs], np.int64),
+            "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
+            "episode_lengths": np.array([one.length for one in self._envs], np.int64),
+            "checksums": np.array([one.checksum() for one in self._envs], np.uint32),
         }
-
-    def _checksum(self, env: int) -> int:
-        """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
-        return zlib.crc32(np.float64(self._returns[env]).tobytes(), zlib.crc32(self._last_obs[env].tobytes()))
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""
-        close_all(self._envs)
-
-    # ------------------------------------------------------------------ faults
-
-    def _bad(self, env: int, phase: str, what: str) -> BadStep:
-        return BadStep(f"{self._where(env, phase)} returned {what}.")
-
-    def _fault(self, env: int, phase: str, error: BaseException) -> EnvironmentFault:
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        if phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error):
-            summary += OLD_API
-        if phase == "step":
-            try:
-                self._checks.check_limits(self._last_obs[env])
-            except BadResult as before:
-                summary += f" (the environment had returned {before})"
-        return EnvironmentFault(f"{self._where(env, phase)} raised {summary}", user_traceback(error))
-
-    def _where(self, env: int, phase: str) -> str:
-        return self._place(env, phase, self._episodes[env], self._lengths[env] + (phase == "step"))
-
-    def _place(self, env: int, phase: str, episode: int, step: int) -> str:
-        return (
-            f"{self._owner}, env {env}: {phase} of episode {episode} (seed {self._episode_seed(env, episode)}, "
-            f"step {step})"
-        )
+        close_all(self._made)
 
 
 def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
