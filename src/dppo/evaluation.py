@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
+
 from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.faults import user_traceback
