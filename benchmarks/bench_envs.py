@@ -33,7 +33,7 @@ class PositionsOnly(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        space = env.observation_space
+        space: Any = env.observation_space
         self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:

@@ -202,9 +202,10 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     import ray
 
+    from dppo.actions import BoxActions
     from dppo.assemble import trainer_plan
     from dppo.cluster.learning.ranks import RayTrainers
-    from dppo.spaces import BoxActions, Spaces
+    from dppo.spaces import Spaces
 
     limit = np.ones(ACTIONS, np.float32)
     spaces = Spaces(np.dtype((np.float32, (OBS,))), BoxActions(-limit, limit))

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo import streams
+from dppo.actions import BoxActions, DiscreteActions
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
@@ -19,7 +20,6 @@ from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.sampler import PPOSampler
 from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import BoxActions, DiscreteActions
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)

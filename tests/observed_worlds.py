@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -134,10 +135,12 @@ class Plain(World):
 
 
 class Crashing(gym.Wrapper[Any, Any, Any, Any]):
-    """Another of these worlds, which kills its process once: in this episode, at this step."""
+    """The `world` of a module, which kills its process once: in this episode, at this step."""
 
-    def __init__(self, world: str, at_step: int, at_episode: int, marker: str) -> None:
-        super().__init__(globals()[world]())
+    def __init__(
+        self, world: str, at_step: int, at_episode: int, marker: str, module: str = __name__, **kwargs: Any
+    ) -> None:
+        super().__init__(getattr(importlib.import_module(module), world)(**kwargs))
         self._at, self._marker = (at_episode, at_step), Path(marker)
         self._episode, self._steps = -1, 0
 

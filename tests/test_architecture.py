@@ -14,11 +14,12 @@ import pytest
 import dppo
 
 SRC = Path(dppo.__file__).parent
-BASE = {"errors", "spaces", "streams"}  # every module may import these
+BASE = {"actions", "errors", "spaces", "streams"}  # every module may import these
 
 # The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "actions": set(),
     "spaces": set(),
     "streams": set(),
     "signals": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.segment"},
     "assemble": {"config", "ppo", "envs", "signals"},
     "cluster": {"config", "ppo", "assemble", "signals"},
-    "policy": {"ppo", "records", "envs.rows"},
+    "policy": {"ppo", "records", "envs.masks", "envs.results", "envs.rows"},
     "evaluation": {"config", "envs", "policy", "ppo.module", "records"},
     "learner": {"config", "ppo", "cluster", "signals"},
     "building": {"config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},
@@ -183,7 +184,6 @@ def test_imports_form_no_circle() -> None:
 # The files above 300 lines, each with its reason, and the functions above 40.
 LONG_FILES = {
     "cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives",
-    "config/parts.py": "the table of all settings with a line of help for each",
 }
 LONG_FUNCTIONS = {
     "evaluation.evaluate",

@@ -28,10 +28,10 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a 
 
 if TYPE_CHECKING:
     from dppo.config import Config
-    from dppo.evaluation import Evaluation, evaluate
+    from dppo.evaluation import evaluate
     from dppo.policy import Policy, load_policy
     from dppo.records.observer import Observer, RunInfo
-    from dppo.records.result import Result
+    from dppo.records.result import Evaluation, Result
     from dppo.runner import train
     from dppo.spaces import Spaces
 

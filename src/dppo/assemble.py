@@ -126,6 +126,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             sampler_id=sampler_id,
             progress=progress,
             drop_bad_steps=plan.env.on_bad_step == "drop",
+            report_masks=plan.env.action_mask == "auto",
         )
     except BaseException:
         close_all(envs)
@@ -136,7 +137,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
 def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
     return PPOSampler(
         sampler_id,
-        PPOAgent(network_spec(plan.network, spaces)),
+        PPOAgent(network_spec(plan.network, spaces), spaces.mask),
         group,
         num_steps=plan.sampling.num_steps,
         gamma=plan.ppo.gamma,
@@ -172,9 +173,11 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
     Raises:
         ConfigError: they cannot be learnt on, or `norm_obs` finds only images and categories.
     """
-    spaces = describe_spaces(env, drop_obs=plan.env.drop_obs)
-    alone = spaces.obs.names is None and spaces.categories
-    if plan.ppo.norm_obs and (alone or measured_shape(spaces.obs) == (0,)):
+    of = plan.env
+    spaces = describe_spaces(env, drop_obs=of.drop_obs, action_bounds=of.action_bounds, action_mask=of.action_mask)
+    read = spaces.of_network()
+    alone = read.obs.names is None and read.categories
+    if plan.ppo.norm_obs and (alone or measured_shape(read.obs) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
             "or categories. Use norm_obs=False."

@@ -137,7 +137,7 @@ def _make_learner(
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = Statistics(
-        obs=Moments.empty(measured_shape(spaces.obs)) if config.norm_obs else None,
+        obs=Moments.empty(measured_shape(spaces.of_network().obs)) if config.norm_obs else None,
         returns=Moments.empty(()) if config.norm_reward else None,
     )
     return PPOLearner(

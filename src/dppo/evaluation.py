@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,51 +17,20 @@ from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.faults import user_traceback
 from dppo.envs.make import EnvId, check_env_id, close_all, make_env
+from dppo.envs.masks import MaskReader, MaskSetting
+from dppo.envs.results import BadResult
 from dppo.envs.spaces import describe_spaces
 from dppo.envs.window import check_display, make_in_window
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
-from dppo.policy import Policy, actions_in_words, evaluation_generator, read, spaces_in_words
+from dppo.policy import Policy, evaluation_generator, read, spaces_in_words
 from dppo.ppo.module import ModelClass
-from dppo.records.result import Result
+from dppo.records.result import Evaluation, Result
 from dppo.records.run_folder import config_of, settings_to_resume
 from dppo.streams import Stream
 
 REPORT_EVERY_S = 5.0
 
 logger = logging.getLogger("dppo")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Evaluation:
-    """Returns and lengths of the episodes that a policy played."""
-
-    env_name: str
-    """The environment's id, or the import path of a callable or class."""
-    returns: tuple[float, ...]
-    """Undiscounted sum of rewards of each episode."""
-    lengths: tuple[int, ...]
-    """Env steps of each episode."""
-
-    @property
-    def mean_return(self) -> float:
-        """Mean of the episode returns."""
-        return fmean(self.returns)
-
-    @property
-    def std_return(self) -> float:
-        """Standard deviation of the episode returns, over these episodes (not an estimate from a sample)."""
-        return pstdev(self.returns)
-
-    @property
-    def mean_length(self) -> float:
-        """Mean number of env steps of an episode."""
-        return fmean(self.lengths)
-
-    def __repr__(self) -> str:
-        return (
-            f"Evaluation({self.env_name}: return {self.mean_return:.1f} +- {self.std_return:.1f}, "
-            f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')})"
-        )
 
 
 def evaluate(
@@ -222,8 +191,9 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
         ConfigError: no policy of dppo can have been trained on its spaces.
     """
     trained = policy.spaces
-    found = describe_spaces(env, drop_obs=trained.dropped)
-    if not trained.same_observations(found) or actions_in_words(found.actions) != actions_in_words(trained.actions):
+    setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
+    found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting)
+    if not trained.same_observations(found) or found.actions.in_words() != trained.actions.in_words():
         raise CheckpointError(
             f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
             f"environment of the run."
@@ -237,6 +207,8 @@ class _Playing:
         self._policy = player.policy
         self._env_name = player.env_name
         self._env = env
+        spaces = player.policy.spaces
+        self._masks = MaskReader(env, spaces) if spaces.mask in ("method", "info") else None
         self._seed = seed
         self._deterministic = deterministic
         self._returns: list[float] = []
@@ -260,11 +232,11 @@ class _Playing:
         seed = streams.integer(self._seed, Stream.EVALUATION, episode)
         episode_return, length, done, state = 0.0, 0, False, None
         where = f"{self._env_name}: reset of episode {episode} (seed {seed})"
-        obs, _ = self._call(where, self._env.reset, seed=seed)
+        obs, info = self._call(where, self._env.reset, seed=seed)
         while not done:
-            action, state = self._act(obs, state, generator)
+            action, state = self._act(obs, state, self._mask(where, info), generator)
             where = f"{self._env_name}: step {length} of episode {episode} (seed {seed})"
-            obs, reward, terminated, truncated, _ = self._call(where, self._env.step, action)
+            obs, reward, terminated, truncated, info = self._call(where, self._env.step, action)
             episode_return += float(reward)
             length += 1
             done = terminated or truncated
@@ -272,12 +244,18 @@ class _Playing:
         self._returns.append(episode_return)
         self._lengths.append(length)
 
-    def _act(self, obs: Any, state: Any, generator: np.random.Generator | None) -> tuple[Any, Any]:
+    def _act(self, obs: Any, state: Any, mask: np.ndarray | None, generator: Any) -> tuple[Any, Any]:
         """Return the action, and the state of a policy with memory."""
         if self._policy.state_size:
-            action, state = self._policy.act(obs, state, generator=generator)
+            action, state = self._policy.act(obs, state, action_mask=mask, generator=generator)
             return action, state
-        return self._policy.act(obs, generator=generator), None
+        return self._policy.act(obs, action_mask=mask, generator=generator), None
+
+    def _mask(self, where: str, info: Any) -> np.ndarray | None:
+        try:
+            return None if self._masks is None else self._masks.read(info)
+        except BadResult as error:
+            raise EnvironmentFault(f"{where} returned {error}.") from None
 
     @staticmethod
     def _call(where: str, method: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
+from dppo.actions import actions_from_json
+from dppo.envs.masks import check_allows, checked_masks
+from dppo.envs.results import BadResult
 from dppo.envs.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
@@ -24,15 +27,7 @@ from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint
-from dppo.spaces import (
-    BoxActions,
-    Categories,
-    DiscreteActions,
-    Spaces,
-    dtype_as_json,
-    dtype_from_json,
-    is_image,
-)
+from dppo.spaces import MASK, Categories, Spaces, dtype_as_json, dtype_from_json, is_image, masks_of
 from dppo.streams import Stream
 
 
@@ -62,29 +57,39 @@ class Policy:
         """Size of the memory's state; 0 without memory."""
         return self._agent.state_size
 
-    def act(self, obs: Any, state: np.ndarray | None = None, *, generator: np.random.Generator | None = None) -> Any:
+    def act(
+        self,
+        obs: Any,
+        state: np.ndarray | None = None,
+        *,
+        action_mask: Any = None,
+        generator: np.random.Generator | None = None,
+    ) -> Any:
         """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
-        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf. A policy with memory returns the
-        pair of action and state, and takes this state with the next observation.
+        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf, and so have its actions. A policy
+        with memory returns the pair of action and state, and takes this state with the next observation.
 
         Args:
             state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
+            action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
+                `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
-            ValueError: the shape of `obs` is not that of the environment's observations, or that of `state` does not
-                fit; or a policy without memory was given a state.
+            ValueError: the shape of `obs` is not that of the environment's observations; or `action_mask` is missing,
+                allows nothing, or is not used by this policy; or `state` does not fit, or there is no memory.
         """
         rows, single = self._rows(obs)
         before = self._before(state, len(rows), single=single)
+        rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
             decision = self._agent.decide(rows, before)
         else:
             noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
             decision = self._agent.act(rows, noise, before)
-        actions = self._for_env(decision.actions)
-        action = actions[0] if single else actions
+        actions = self.spaces.actions
+        action = actions.each(decision.actions)[0] if single else actions.to_env(decision.actions)
         if decision.state is None:
             return action
         return action, decision.state[0] if single else decision.state
@@ -103,12 +108,35 @@ class Policy:
             raise ValueError(f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None.")
         return state.reshape(rows, -1)
 
+    def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
+        """Return observations [n, *O] with their masks, as they are stored in training."""
+        spaces = self.spaces
+        if spaces.mask not in ("method", "info"):
+            if masks is not None:
+                why = "it reads masks from the observation" if spaces.mask else "it was trained without masks"
+                raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
+        elif masks is None:
+            source = "env.action_masks()" if spaces.mask == "method" else 'info["action_mask"]'
+            raise ValueError(f"action_mask is missing: this policy was trained with masks. Pass {source}.")
+        try:
+            if spaces.mask == "leaf":
+                check_allows(masks_of(rows), spaces.actions)
+            elif spaces.mask is not None:
+                stored = np.empty(len(rows), spaces.obs)
+                stored["obs"] = rows
+                stored[MASK] = checked_masks(masks, () if single else (len(rows),), spaces.actions)
+                rows = stored
+        except BadResult as error:
+            raise ValueError(f"action_mask is {error}.") from None
+        return rows
+
     def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one."""
-        if self.spaces.obs.names is not None:
+        """Return observations [n, *O] as they are returned in training, and whether `obs` is a single one."""
+        returned = self.spaces.returned
+        if returned.names is not None:
             return rows_of(obs, self.spaces)
         rows = np.asarray(obs)
-        shape = self.spaces.obs.shape
+        shape = returned.shape
         single = rows.shape == shape
         if not single and rows.shape[1:] != shape:
             raise ValueError(f"obs has shape {rows.shape}. Pass {shape}, or (n, {', '.join(map(str, shape))}).")
@@ -116,17 +144,9 @@ class Policy:
             rows = rows[None]
         if np.issubdtype(rows.dtype, np.floating):
             rows = rows.astype(np.float32)  # as in training
-        elif is_image(self.spaces.obs):
+        elif is_image(returned):
             rows = rows.astype(np.uint8, casting="same_kind", copy=False)
         return rows, single
-
-    def _for_env(self, actions: np.ndarray) -> np.ndarray:
-        space = self.spaces.actions
-        if isinstance(space, DiscreteActions):
-            return actions + space.start
-        shaped = actions.reshape(len(actions), *space.shape)
-        clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
-        return clipped
 
 
 def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
@@ -168,7 +188,7 @@ class Read:
         try:
             spaces, spec = model_from(state, model)
             weights = spec.flatten(arrays["model"])
-            agent = PPOAgent(spec)
+            agent = PPOAgent(spec, spaces.mask)
             statistics = arrays["normalizer"]
         except ConfigError as error:
             raise CheckpointError(
@@ -186,7 +206,7 @@ class Read:
             ) from None
         obs_scale = None
         if "obs.count" in statistics:
-            moments = Statistics(obs=Moments.empty(measured_shape(spaces.obs))).loaded(statistics).obs
+            moments = Statistics(obs=Moments.empty(measured_shape(spaces.of_network().obs))).loaded(statistics).obs
             assert moments is not None
             obs_scale = ObsScale.of(moments)
         return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
@@ -216,14 +236,9 @@ def spaces_in_words(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
     counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
     coded = f" of {sum(counts.values()):,} categories" if counts else ""
-    return f"obs {_dtype_in_words(spaces.obs)}{coded}, actions {actions_in_words(spaces.actions)}"
-
-
-def actions_in_words(actions: DiscreteActions | BoxActions) -> str:
-    """Return `Discrete(2)` or `Box[3]`; a bound is not part of it, since actions are clipped to the policy's own."""
-    if isinstance(actions, DiscreteActions):
-        return f"Discrete({actions.n}{f', start={actions.start}' if actions.start else ''})"
-    return f"Box{list(actions.shape)}"
+    masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
+    masks = masked.get(spaces.mask, " with masks from info")
+    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions.in_words()}{masks}"
 
 
 def _dtype_in_words(dtype: np.dtype[Any]) -> str:
@@ -248,17 +263,11 @@ def _network_in_words(spec: NetworkSpec) -> str:
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     """Return spaces and network as JSON values, for `model_from`."""
-    actions = spaces.actions
-    if isinstance(actions, DiscreteActions):
-        described: dict[str, Any] = {"discrete": {"n": actions.n, "start": actions.start}}
-    else:
-        dtype = str(actions.low.dtype)
-        described = {"box": {"low": actions.low.tolist(), "high": actions.high.tolist(), "dtype": dtype}}
     network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
     return {
         "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,
-        "actions": described,
+        "actions": spaces.actions.as_json(),
         **_observations_as_json(spaces),
         **network,
     }
@@ -270,6 +279,7 @@ def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
         "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
         "one_of": list(spaces.one_of),
         "dropped": list(spaces.dropped),
+        "mask": spaces.mask,
     }
     return {name: value for name, value in described.items() if value}
 
@@ -281,23 +291,25 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
         own: the class of the user's network, in place of the one that the state names.
     """
     model = state["model"]
-    actions: DiscreteActions | BoxActions
-    if "discrete" in model["actions"]:
-        actions = DiscreteActions(**model["actions"]["discrete"])
-    else:
-        box = model["actions"]["box"]
-        actions = BoxActions(np.array(box["low"], box["dtype"]), np.array(box["high"], box["dtype"]))
     categories = model.get("categories", {}).items()
     spaces = Spaces(
         dtype_from_json(model["obs"]),
-        actions,
+        actions_from_json(model["actions"]),
         model["deterministic"],
         categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
         one_of=tuple(model.get("one_of", ())),
         dropped=tuple(model.get("dropped", ())),
+        mask=model.get("mask"),
     )
+    read = spaces.of_network()
     if "model" in model:
-        return spaces, ModuleSpec.of(spaces, own or model["model"], model["model_kwargs"], model["dtype"])
+        return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
     if "memory_mlp" in model:
-        return spaces, MemoryMLPSpec.of(spaces, model["dtype"], model["memory_mlp"])
-    return spaces, MLPSpec.of(spaces, tuple(model["hidden_sizes"]), model["activation"], model["dtype"])
+        return spaces, MemoryMLPSpec.of(read, model["dtype"], model["memory_mlp"])
+    return spaces, MLPSpec.of(
+        read,
+        tuple(model["hidden_sizes"]),
+        model["activation"],
+        model["dtype"],
+        state_dependent_std=model.get("state_dependent_std", False),
+    )

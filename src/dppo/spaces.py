@@ -7,38 +7,15 @@ without padding. So the same code stores, slices, concatenates and sends observa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from dppo.actions import Actions
 
-@dataclass(frozen=True, slots=True)
-class DiscreteActions:
-    """One of n choices, which the environment numbers from `start` and the rest of the code from 0."""
-
-    n: int
-    start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BoxActions:
-    """An array of real numbers; the environment receives them clipped to [low, high]."""
-
-    low: np.ndarray
-    """[*A] of the space's dtype."""
-    high: np.ndarray
-    """[*A]"""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of an action, *A."""
-        return self.low.shape
-
-    @property
-    def size(self) -> int:
-        """Return the number of elements of an action."""
-        return int(self.low.size)
+MASK = "action_mask"
+MaskSource = Literal["leaf", "method", "info"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +34,7 @@ class Spaces:
 
     obs: np.dtype[Any]
     """Dtype of one observation as it is stored and sent; float64 becomes float32. `obs.shape` is [*O]."""
-    actions: DiscreteActions | BoxActions
+    actions: Actions
     deterministic: bool = True
     """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
     categories: dict[str, Categories] = field(default_factory=dict)
@@ -66,10 +43,34 @@ class Spaces:
     """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
     dropped: tuple[str, ...] = ()
     """Names of leaves that the environment returns and the policy does not read."""
+    mask: MaskSource | None = None
+    """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
+    environment's `action_masks()` or `info["action_mask"]`. These two stand beside the field `obs`. None: no masks."""
+
+    def of_network(self) -> Spaces:
+        """Return the spaces that a network is built for: without the mask."""
+        if self.mask is None:
+            return self
+        fields = [(name, self.obs[name]) for name in self.obs.names or () if name != MASK]
+        return replace(self, obs=np.dtype(fields) if self.mask == "leaf" else self.obs["obs"], mask=None)
+
+    @property
+    def returned(self) -> np.dtype[Any]:
+        """Return the dtype of one observation as the environment returns it."""
+        return self.obs["obs"] if self.mask in ("method", "info") else self.obs
+
+    def as_returned(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] as the environment returned them."""
+        return obs["obs"] if self.mask in ("method", "info") else obs
 
     def same_observations(self, other: Spaces) -> bool:
         """Return whether a network that reads observations of these spaces can read those of `other`."""
-        return (self.obs, self.categories, self.one_of) == (other.obs, other.categories, other.one_of)
+        return (self.obs, self.categories, self.one_of, self.mask) == (
+            other.obs,
+            other.categories,
+            other.one_of,
+            other.mask,
+        )
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
         """Return the dtype of each leaf of an observation, by name."""
@@ -99,6 +100,24 @@ def leaf_dtypes(obs: np.dtype[Any], name: str = "") -> dict[str, np.dtype[Any]]:
         for part in obs.names
         for leaf, dtype in leaf_dtypes(obs[part], f"{name}.{part}" if name else part).items()
     }
+
+
+def with_mask(obs: np.dtype[Any], size: int) -> np.dtype[Any]:
+    """Return the dtype of an observation with an action mask of `size` choices beside it."""
+    return np.dtype([("obs", obs), (MASK, np.bool_, (size,))])
+
+
+def without_mask(obs: np.ndarray, source: MaskSource) -> np.ndarray:
+    """Return a view of observations [...], stored with masks from `source`, without these."""
+    if source != "leaf":
+        return obs["obs"]
+    assert obs.dtype.names is not None
+    return obs[[name for name in obs.dtype.names if name != MASK]]
+
+
+def masks_of(obs: np.ndarray) -> np.ndarray:
+    """Return the masks [..., M] of observations [...] that are stored with them, as booleans."""
+    return obs[MASK].astype(bool, copy=False)
 
 
 def is_image(leaf: np.dtype[Any]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dppo import streams
+from dppo.actions import DiscreteActions
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import dtype_of
 from dppo.ppo.agent import PPOAgent
@@ -17,7 +18,7 @@ from dppo.ppo.distributions import Categorical
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.network import Outputs
 from dppo.ppo.sampler import PPOSampler
-from dppo.spaces import DiscreteActions, Spaces, leaves
+from dppo.spaces import Spaces, leaves
 from dppo.streams import Stream
 
 ROBOT = spaces.Dict(

@@ -13,10 +13,10 @@ import pytest
 from builders import group_of
 from gymnasium import spaces
 
+from dppo.actions import DiscreteActions
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.segment import EnvLog
-from dppo.spaces import DiscreteActions
 
 FOUR = spaces.Box(-1, 1, (4,))
 PIXELS = spaces.Box(0, 255, (4, 4, 3), np.uint8)
@@ -79,7 +79,7 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
         if isinstance(found.actions, DiscreteActions):
             actions: Any = rng.integers(found.actions.n, size=1)
         else:
-            actions = rng.normal(size=(1, found.actions.size)) * 5
+            actions = rng.normal(size=(1, found.actions.width)) * 5
         group.step(actions, obs, rewards, terminated, truncated, log)
 
 
@@ -124,56 +124,28 @@ def test_observations_without_any_numbers_need_a_function_that_encodes_them(spac
 # ------------------------------------------------------------------ actions
 
 ARMS = spaces.Box(-2, 2, (2,), np.float32)
-NUMBERED = {
-    "dials": (spaces.MultiDiscrete([3, 4]), 12),
-    "dials from elsewhere": (spaces.MultiDiscrete([3, 4], start=[-1, 2]), 12),
-    "switches": (spaces.MultiBinary(4), 16),
-    "a tuple of choices": (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), 6),
-    "a dict of choices": (spaces.Dict(turn=spaces.Discrete(3), grip=spaces.Discrete(2)), 6),
-}
 REAL: dict[str, gym.Space[Any]] = {
-    "many dials": spaces.MultiDiscrete([50, 60], start=[-1, 2]),
-    "a table of dials": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
-    "many switches": spaces.MultiBinary((5, 6)),
-    "whole numbers": spaces.Box(-3, 9, (2,), np.int64),
-    "bytes": spaces.Box(0, 255, (2, 2), np.uint8),
-    "a number": spaces.Box(0, 9, (), np.float32),
-    "a whole number": spaces.Box(-2, 9, (), np.int32),
-    "a dict of arms": spaces.Dict(left=ARMS, right=spaces.Dict(up=ARMS)),
-    "a tuple of arms": spaces.Tuple([ARMS, spaces.Box(-1, 1, (3,), np.float64)]),
+    "whole numbers": spaces.Box(-3000, 9000, (2,), np.int64),
+    "a whole number": spaces.Box(-2, 2000, (), np.int32),
 }
 LISTED: dict[str, gym.Space[Any]] = {
-    "mixed parts": spaces.Dict(grip=spaces.Discrete(2), turn=ARMS),
-    "choices from elsewhere": spaces.Tuple([spaces.Discrete(2, start=1), spaces.Discrete(3)]),
-    "too many choices": spaces.Tuple([spaces.Discrete(50), spaces.Discrete(50)]),
+    "a text among others": spaces.Dict(grip=spaces.Text(3), turn=ARMS),
     "large numbers": spaces.Box(-(2**40), 2**40, (2,), np.int64),
     "text": spaces.Text(3),
+    "one of several": spaces.OneOf([spaces.Discrete(2), ARMS]),
 }
 
 
 def advised_actions(space: gym.Space[Any]) -> tuple[Sampled, gym.Env[Any, Any], str]:
     env = Sampled(act=space)
     message = refusal_of(env)
-    assert message.startswith("action_space=")
+    assert message.startswith("action_space")
     choices = [space.sample() for _ in range(5)]
     return env, wrapped_as_advised(message, env=env, CHOICES=choices), message
 
 
-@pytest.mark.parametrize("name", NUMBERED)
-def test_a_few_choices_are_numbered(name: str) -> None:
-    space, count = NUMBERED[name]
-    env, wrapped, _ = advised_actions(space)
-    assert describe_spaces(wrapped).actions == DiscreteActions(count)
-    play(wrapped)
-    env.actions.clear()
-    for number in range(count):
-        wrapped.step(number)
-    assert all(space.contains(action) for action in env.actions)
-    assert len({str(action) for action in env.actions}) == count  # each number is another choice
-
-
 @pytest.mark.parametrize("name", REAL)
-def test_many_choices_are_rounded_and_arrays_are_rearranged(name: str) -> None:
+def test_many_choices_are_rounded(name: str) -> None:
     env, wrapped, _ = advised_actions(REAL[name])
     play(wrapped)
     assert all(REAL[name].contains(action) for action in env.actions)

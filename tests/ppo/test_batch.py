@@ -136,7 +136,7 @@ def test_segments_are_not_modified() -> None:
     segment = numbered(0)
     for field in dataclasses.fields(segment):
         array = getattr(segment, field.name)
-        if array is not None:  # this segment has no successors and no memory
+        if array is not None:  # this segment has no successors, masks or memory
             array.flags.writeable = False
     scale = ObsScale(np.zeros((2, 2)), np.ones((2, 2)))
     batch = make_batch([segment], scale, 4.0, gamma=0.9, gae_lambda=0.8)

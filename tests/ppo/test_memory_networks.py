@@ -13,6 +13,7 @@ import torch
 from builders import BOX, DISCRETE, random_weights
 from torch import Tensor, nn
 
+from dppo.actions import Actions
 from dppo.config import make_config
 from dppo.errors import ConfigError
 from dppo.ppo.agent import PPOAgent
@@ -23,18 +24,18 @@ from dppo.ppo.network import NetworkSpec
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.recall import Recall
 from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.spaces import Spaces
 
 STEPS, ENVS = 12, 3
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 VECTOR = np.dtype((np.float32, (2, 2)))
 IMAGE = np.dtype((np.uint8, (8, 8, 3)))
 NEST = np.dtype([("camera", IMAGE), ("speed", "<f4", (2,))])
-ACTIONS: dict[str, DiscreteActions | BoxActions] = {"discrete": DISCRETE, "box": BOX}
+ACTIONS: dict[str, Actions] = {"discrete": DISCRETE, "box": BOX}
 
 
-def chosen(obs: np.dtype[Any], **settings: Any) -> Callable[[DiscreteActions | BoxActions, str], NetworkSpec]:
-    def spec(actions: DiscreteActions | BoxActions, dtype: str) -> NetworkSpec:
+def chosen(obs: np.dtype[Any], **settings: Any) -> Callable[[Actions, str], NetworkSpec]:
+    def spec(actions: Actions, dtype: str) -> NetworkSpec:
         config = make_config({"env_id": "Test-v0", "dtype": dtype, **settings})
         return choose_network(config.network, Spaces(obs, actions)).spec
 
@@ -114,9 +115,8 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
 
     recall = Recall(torch.from_numpy(first), torch.from_numpy(starts.T.copy()))
     rows = as_rows(obs, dtype)
-    scored = model.forward(
-        rows, torch.from_numpy(np.stack(drawn, axis=1).reshape(ENVS * STEPS, *drawn[0].shape[1:])), recall
-    )
+    chosen = torch.from_numpy(np.stack(drawn, axis=1).reshape(ENVS * STEPS, *drawn[0].shape[1:]))
+    scored = model.forward(rows, chosen, recall=recall)
     head, learnt, _ = model.network.forward(rows, recall)
     tolerance = TOLERANCE[dtype]
     for found, expected in ((heads, head), (values, learnt)):

@@ -21,6 +21,7 @@ from meetings import Meeting, OwnOrders
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
+from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
 from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch, make_batch
@@ -32,7 +33,6 @@ from dppo.ppo.parallel import Parallel
 from dppo.ppo.rewards import reward_shaping, shaped_rewards
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.trainer import PPOTrainer
-from dppo.spaces import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 MINIBATCHES = 4

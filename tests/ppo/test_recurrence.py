@@ -140,7 +140,7 @@ def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> No
     rng = np.random.default_rng(0)
     for inputs_size, units, k in itertools.product((1, 5, 64), (1, 7, 64, 128), (1, 2)):
         gates = {"gru": 3, "lstm": 4}[kind] * units
-        shapes = {"weight_ih": (gates, inputs_size), "weight_hh": (gates, units)}
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (gates, inputs_size), "weight_hh": (gates, units)}
         shapes |= {"bias_ih": (gates,), "bias_hh": (gates,)}
         cells = numpy_cells(
             kind, [{name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()} for _ in range(k)]

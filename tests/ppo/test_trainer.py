@@ -13,6 +13,7 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
+from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo import distributions as ppo
@@ -22,7 +23,6 @@ from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
 from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
-from dppo.spaces import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 PLAIN = PPO(

@@ -8,8 +8,9 @@ from typing import Any
 
 from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
 from dppo.commands.settings_flags import TRUST, parsed_json
-from dppo.evaluation import Evaluation, evaluate
+from dppo.evaluation import evaluate
 from dppo.records.progress import ShowLog
+from dppo.records.result import Evaluation
 
 PROG = "dppo eval"
 DESCRIPTION = (

@@ -12,6 +12,7 @@ import numpy as np
 
 from dppo.envs.checks import SpaceChecks
 from dppo.envs.faults import BadStep, user_traceback
+from dppo.envs.masks import MaskReader
 from dppo.envs.results import (
     LARGEST_REWARD,
     OLD_API,
@@ -24,6 +25,7 @@ from dppo.envs.results import (
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import Episode
 from dppo.signals import INTERRUPTIONS
+from dppo.spaces import MASK
 
 
 class CheckedEnv:
@@ -35,11 +37,13 @@ class CheckedEnv:
         "_env",
         "_episode_seed",
         "_index",
+        "_masks",
         "_owner",
         "episode",
         "episode_return",
         "last_obs",
         "length",
+        "offers_mask",
         "pack",
     )
 
@@ -51,6 +55,7 @@ class CheckedEnv:
         checks: SpaceChecks,
         *,
         pack: Callable[[Any], np.ndarray],
+        masks: MaskReader | None,
         each_step: bool,
         episode_seed: Callable[[int, int], int],
     ) -> None:
@@ -61,14 +66,16 @@ class CheckedEnv:
             owner: prefix of error messages.
             checks: of the spaces of the group.
             pack: converts an observation to the form in which it is stored; the caller may replace it later.
+            masks: reads action masks, which are stored with observations; None if there are none.
             each_step: check the limits of the space at each step and reset.
             episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
         """
         self._env, self._index = env, index
         self._checks, self._each_step = checks, each_step
-        self._episode_seed, self._owner = episode_seed, owner
+        self._episode_seed, self._owner, self._masks = episode_seed, owner, masks
         self.pack = pack
         self.episode, self.episode_return, self.length = 0, 0.0, 0
+        self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -98,6 +105,8 @@ class CheckedEnv:
                 self._checks.check_limits(seen)
         except BadResult as error:
             raise self._bad("step", str(error)) from None
+        if self._masks is not None:
+            seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
         self.episode_return += reward
         self.length += 1
         self.last_obs = seen
@@ -124,12 +133,27 @@ class CheckedEnv:
         if problem:
             raise EnvironmentFault(f"{self._here('reset')} {problem}")
         try:
-            self.last_obs = seen = self.pack(answer[0])
+            seen = self.pack(answer[0])
             if self._each_step:
                 self._checks.check_limits(seen)
         except BadResult as error:
             raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
+        if self._masks is not None:
+            seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
+        self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
+        self.last_obs = seen
         return seen
+
+    def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
+        """Return an observation with the mask of its state, as both are stored."""
+        try:
+            return masks.beside(seen, info, ended=ended)
+        except INTERRUPTIONS:
+            raise
+        except BadResult as error:
+            raise self._bad(phase, str(error)) from None
+        except BaseException as error:
+            raise self._fault(phase, error) from None
 
     def checked_final(self, seen: np.ndarray) -> np.ndarray:
         """Return the last observation of an episode as it is stored.
@@ -139,11 +163,12 @@ class CheckedEnv:
         Raises:
             BadStep: nothing can be learnt from it.
         """
-        stored = self._checks.stored(seen)
+        returned = seen if self._masks is None else self._masks.as_returned(seen)
+        stored = self._checks.stored(returned)
         outside = self._checks.outside(stored[None])
         if outside is not None and outside.fatal:
             raise BadStep(f"{self.place(self.episode, self.length)} returned {outside.what}.")
-        return stored
+        return stored if returned is seen else seen
 
     def finished(self, info: Any) -> Episode:
         """Describe the open episode, which has ended with `info`."""
@@ -178,7 +203,8 @@ class CheckedEnv:
             summary += OLD_API
         if phase == "step":
             try:
-                self._checks.check_limits(self.last_obs)
+                last = self.last_obs
+                self._checks.check_limits(last if self._masks is None else self._masks.as_returned(last))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
         return EnvironmentFault(f"{self._here(phase)} raised {summary}", user_traceback(error))

@@ -13,12 +13,17 @@ from dppo.envs.checks import SpaceChecks, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.faults import BadStep
 from dppo.envs.make import close_all
+from dppo.envs.masks import MaskReader
 from dppo.envs.packing import packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.segment import EnvLog, Incident, IncidentKind, SamplerCarry
-from dppo.spaces import BoxActions, DiscreteActions, Spaces
+from dppo.spaces import Spaces
 
+MASK_NOT_USED = (
+    "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
+    "action_mask=off to leave this message out."
+)
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
@@ -38,6 +43,7 @@ class EnvGroup:
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
         drop_bad_steps: bool = False,
+        report_masks: bool = False,
     ) -> None:
         """Take over `envs`.
 
@@ -46,6 +52,7 @@ class EnvGroup:
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
+            report_masks: report an action mask in the info of the first reset that is not used.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
@@ -53,19 +60,22 @@ class EnvGroup:
         self.num_envs = len(envs)
         self.obs = spaces.obs
         self._actions = spaces.actions
-        pack = packer(spaces.obs, one_of=spaces.one_of, dropped=spaces.dropped)
-        self._pack = pack if drop_bad_steps else quick_packer(spaces.obs, pack)
+        self._spaces = spaces
+        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+        self._pack = pack if drop_bad_steps else quick_packer(spaces.returned, pack)
         self._owner = owner
         self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
         self._progress = progress or ProgressRecord()
-        self._checks, self._drops = SpaceChecks(envs, spaces.obs, owner), drop_bad_steps
+        self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         self._made = envs
         self._envs = [
             CheckedEnv(
-                env, index, owner, self._checks, pack=self._pack, each_step=drop_bad_steps, episode_seed=episode_seed
+                env, index, owner, self._checks, pack=self._pack, each_step=drop_bad_steps, episode_seed=episode_seed,
+                masks=MaskReader(env, spaces) if spaces.mask is not None else None,
             )
             for index, env in enumerate(envs)
-        ]
+        ]  # fmt: skip
+        self._report_masks = report_masks and spaces.mask is None and spaces.actions.choices is not None
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
@@ -77,6 +87,8 @@ class EnvGroup:
             self._pack_with(self._checks.watching(self._pack))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
+        if self._sampler_id == 0 and self._report_masks and self._envs[0].offers_mask:
+            log.incidents.append(Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}"))
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -103,7 +115,7 @@ class EnvGroup:
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
-        for env, action in enumerate(self._for_envs(actions)):
+        for env, action in enumerate(self._actions.each(actions)):
             try:
                 seen, rewards[env], ended, cut, info = self._envs[env].step(action)
             except BadStep as error:
@@ -123,13 +135,6 @@ class EnvGroup:
     def _pack_with(self, pack: Callable[[Any], np.ndarray]) -> None:
         for one in self._envs:
             one.pack = pack
-
-    def _for_envs(self, actions: np.ndarray) -> Any:
-        """Convert actions to the action space: add `start`, or clip to the box (detail 27)."""
-        space = self._actions
-        if isinstance(space, DiscreteActions):
-            return (actions + space.start).tolist() if space.start else actions.tolist()
-        return _into_box(actions, space)
 
     def _reset(self, env: int, episode: int) -> np.ndarray:
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
@@ -179,7 +184,9 @@ class EnvGroup:
         Raises:
             EnvironmentFault: an observation is outside its space.
         """
-        outside = None if self._drops else self._checks.outside(obs)  # checked at each step where these are dropped
+        outside = (
+            None if self._drops else self._checks.outside(self._spaces.as_returned(obs))
+        )  # checked at each step where these are dropped
         if outside is not None:
             row, env = outside.row
             one = self._envs[env]
@@ -251,7 +258,7 @@ class EnvGroup:
     def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
-        for number, action in enumerate(self._for_envs(actions)):
+        for number, action in enumerate(self._actions.each(actions)):
             _, _, terminated, truncated, _ = self._envs[env].step(action)
             self._progress.replay()
             if terminated or truncated:
@@ -274,10 +281,3 @@ class EnvGroup:
     def close(self) -> None:
         """Close every environment, also if some fail to close."""
         close_all(self._made)
-
-
-def _into_box(actions: np.ndarray, space: BoxActions) -> np.ndarray:
-    """Reshape and clip actions [n, size] to the box [n, *A]; a new array, which the environment may keep."""
-    shaped = actions.reshape(len(actions), *space.shape)
-    clipped: np.ndarray = np.clip(shaped, space.low, space.high).astype(space.low.dtype)
-    return clipped

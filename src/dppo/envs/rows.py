@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.envs.packing import packer
 from dppo.envs.results import BadResult
-from dppo.spaces import Spaces
+from dppo.spaces import Spaces, leaf_dtypes
 
 
 def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
@@ -21,19 +21,19 @@ def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     Raises:
         ValueError: it is not an observation of `spaces`, with the reason.
     """
-    pack = packer(spaces.obs, one_of=spaces.one_of, dropped=spaces.dropped)
+    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
     many = None if spaces.one_of else _several(raw, spaces)
     try:
         packed = [pack(one) for one in ([raw] if many is None else many)]
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
-    return np.array(packed, spaces.obs), many is None
+    return np.array(packed, spaces.returned), many is None
 
 
 def _several(raw: Any, spaces: Spaces) -> list[Any] | None:
     """Return the observations in `raw`; None where it is a single one."""
-    leaf = next(iter(spaces.leaves().values()))
-    found, parts, dtype = raw, [], spaces.obs
+    leaf = next(iter(leaf_dtypes(spaces.returned).values()))
+    found, parts, dtype = raw, [], spaces.returned
     while dtype.names is not None:
         part = dtype.names[0]
         parts.append(part)

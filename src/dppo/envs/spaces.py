@@ -8,35 +8,48 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.advice import NUMBERS, chosen, encoded, kind_of, short
+from dppo.actions import Bounds
+from dppo.envs.action_spaces import actions_of, check_package
+from dppo.envs.advice import NUMBERS, encoded, short
 from dppo.envs.leaves import categories_of, leaf_spaces, names_to_drop, one_of_names, parts_of
+from dppo.envs.masks import MaskSetting, mask_source
 from dppo.errors import ConfigError
-from dppo.spaces import BoxActions, DiscreteActions, Spaces, leaf_dtypes
+from dppo.spaces import MASK, Spaces, leaf_dtypes, with_mask
 
 
-def describe_spaces(env: gym.Env[Any, Any], *, drop_obs: Collection[str] = ()) -> Spaces:
+def describe_spaces(
+    env: gym.Env[Any, Any],
+    *,
+    drop_obs: Collection[str] = (),
+    action_bounds: Bounds = "clip",
+    action_mask: MaskSetting = "auto",
+) -> Spaces:
     """Return the spaces of `env` as plain data.
 
     Args:
         drop_obs: names of leaves of the observation to leave out.
+        action_bounds, action_mask: the settings.
 
     Raises:
         ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
     """
     space = env.observation_space
-    _check_package(space, f"observation_space={short(space)}")
+    check_package(space, f"observation_space={short(space)}")
     dropped = names_to_drop(space, drop_obs)
     _check_leaves(space, dropped)
     obs = dtype_of(space, drop=dropped)
-    names = leaf_dtypes(obs)
+    actions = actions_of(env.action_space, action_bounds)
+    mask = mask_source(env, obs, actions, action_mask)
+    names = leaf_dtypes(obs).keys() - ({MASK} if mask == "leaf" else set())
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
-        obs,
-        _actions(env.action_space),
+        with_mask(obs, sum(actions.choices or ())) if mask in ("method", "info") else obs,
+        actions,
         not getattr(spec, "nondeterministic", False),
         categories={name: found for name, found in categories_of(space) if name in names},
         one_of=one_of_names(space),
         dropped=dropped,
+        mask=mask,
     )
 
 
@@ -49,30 +62,6 @@ def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
         raise ConfigError(
             f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
             f"drop_obs={' '.join([*dropped, *odd])} to leave {out} out."
-        )
-
-
-def _actions(space: gym.Space[Any]) -> DiscreteActions | BoxActions:
-    if isinstance(space, gym.spaces.Discrete):
-        return DiscreteActions(int(space.n), int(space.start))
-    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in (space.shape or (0,)):
-        return BoxActions(np.asarray(space.low), np.asarray(space.high))
-    what = f"action_space={short(space)}"
-    _check_package(space, what)
-    if 0 in (space.shape or ()):
-        raise ConfigError(f"{what}: has no elements. Give it at least one.")
-    raise ConfigError(
-        f"{what}: it is {kind_of(space)}, and only Discrete and floating-point Box actions are supported. "
-        f"{chosen(space)}"
-    )
-
-
-def _check_package(space: Any, what: str) -> None:
-    if type(space).__module__.partition(".")[0] == "gym":
-        raise ConfigError(
-            f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
-            f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
-            f"(older)."
         )
 
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.ppo.distributions import allowed
 from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import is_image
+from dppo.spaces import MaskSource, is_image, masks_of, without_mask
 
 
 class Decision(NamedTuple):
@@ -33,8 +34,14 @@ class PPOAgent:
     together; each gets the same bits as it would alone.
     """
 
-    def __init__(self, spec: NetworkSpec) -> None:
+    def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
+        """Build the acting network.
+
+        Args:
+            mask: source of the action masks that observations are stored with; None if they have none.
+        """
         self.spec = spec
+        self.mask = mask
         self.distribution = spec.distribution
         self.state_size = spec.state_size
         self._network = spec.acting()
@@ -58,11 +65,15 @@ class PPOAgent:
             state: [..., E, S] before the step, of a network with memory.
         """
         head, values, after = self._outputs(obs, state)
+        if self.mask is not None:
+            head = allowed(head, masks_of(obs))
         return Decision(self.distribution.sample(head, noise), head, values, after)
 
     def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> Decision:
         """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
         head, values, after = self._outputs(obs, state)
+        if self.mask is not None:
+            head = allowed(head, masks_of(obs))
         return Decision(self.distribution.mode(head), head, values, after)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
@@ -78,6 +89,8 @@ class PPOAgent:
         return self.distribution.log_prob(head, actions)
 
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
+        if self.mask is not None:
+            obs = without_mask(obs, self.mask)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale), state)
         x = obs.astype(self._dtype)

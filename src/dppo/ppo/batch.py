@@ -45,6 +45,8 @@ class Batch:
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
+    masks: Bool[Tensor, "B M"] | None = None
+    """The choices that were allowed; None if all always are."""
     length: int = 1
     """L"""
     recall: Recall | None = None
@@ -140,7 +142,7 @@ def make_batch(
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
-        if name not in ("successors", "states", "successor_states")
+        if name not in ("successors", "states", "successor_states") and getattr(segments[0], name) is not None
     }
     valid = None if merged["valid"].all() else merged["valid"]
     values, dtype = merged["values"], merged["values"].dtype
@@ -169,6 +171,7 @@ def make_batch(
         advantages=rows(advantages),
         returns=rows(advantages + values),
         weights=None if valid is None else rows(valid.astype(dtype)),
+        masks=rows(merged["masks"]) if "masks" in merged else None,
         length=length,
         rollout=_rollout(segments, rewards, obs_scale, gamma, gae_lambda),
         recall=_recall(segments, merged["terminated"] | merged["truncated"], length),

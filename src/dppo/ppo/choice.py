@@ -40,6 +40,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     Raises:
         ConfigError: a setting has no effect on the network for these spaces.
     """
+    spaces = spaces.of_network()
     if network.model is not None:
         spec = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
         _check_sequence_length(network, spec)
@@ -49,8 +50,9 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     separate = not images if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
+    own_std = _own_std(network, spaces)
     if vector and separate and network.memory == "none" and not network.layer_norm:
-        mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype)
+        mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)
     lone_image = spaces.obs.names is None and images and encoder != "flatten"
@@ -65,6 +67,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         "shared": not separate,
         "layer_norm": network.layer_norm,
     }
+    kwargs |= {"state_dependent_std": True} if own_std else {}
     if images:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:
@@ -97,6 +100,14 @@ def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
+
+
+def _own_std(network: Network, spaces: Spaces) -> bool:
+    """Return whether the standard deviation of real-valued actions depends on the observation."""
+    if not list(spaces.actions.boxes()):
+        why = f"{spaces.actions.in_words()} actions are not real numbers"
+        _refuse_without_effect(network, ("state_dependent_std",), why)
+    return network.state_dependent_std
 
 
 def _image_encoder(network: Network, spaces: Spaces, images: list[str]) -> str:

@@ -35,20 +35,23 @@ class MemoryMLPSpec(NetworkSpec):
     memory: str
     memory_size: int
     dtype: str
+    state_dependent_std: bool
     spaces: Spaces = field(compare=False, repr=False)
 
     @staticmethod
     def of(spaces: Spaces, dtype: str, kwargs: dict[str, Any]) -> MemoryMLPSpec:
         """Return the network for these spaces; `kwargs` are those of `MemoryNetwork`."""
+        own_std = kwargs.get("state_dependent_std", False)
         return MemoryMLPSpec(
             spaces.obs.shape,
-            distribution_of(spaces.actions),
+            distribution_of(spaces.actions, state_dependent_std=own_std),
             tuple(kwargs["hidden_sizes"]),
             kwargs["activation"],
             kwargs["shared"],
             kwargs["memory"],
             kwargs["memory_size"],
             dtype,
+            own_std,
             spaces,
         )
 
@@ -99,6 +102,7 @@ class MemoryMLPSpec(NetworkSpec):
             "shared": self.shared,
             "memory": self.memory,
             "memory_size": self.memory_size,
+            **({"state_dependent_std": True} if self.state_dependent_std else {}),
         }
 
     def as_json(self) -> dict[str, Any]:

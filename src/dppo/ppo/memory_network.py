@@ -32,23 +32,20 @@ class MemoryNetwork(nn.Module):
         *,
         memory: str = "gru",
         memory_size: int = 64,
-        image_encoder: str = "nature",
-        image_features: int = 512,
-        hidden_sizes: Iterable[int] = (64, 64),
-        activation: str = "tanh",
         shared: bool = True,
-        layer_norm: bool = False,
+        state_dependent_std: bool = False,
+        **layers: Any,
     ) -> None:
-        """Draw the initial weights from torch's global generator; arguments as those of `EncoderNetwork`."""
+        """Draw the initial weights from torch's global generator.
+
+        Args:
+            shared: whether policy and value have all layers in common but the last.
+            layers: arguments of `body_of`.
+        """
         super().__init__()
-        free = distribution_of(spaces.actions).free_size
-
-        def body() -> Body:
-            encoders = [encoder_of(spaces, name, image_encoder, image_features) for name in spaces.leaves()]
-            return Body(encoders, list(spaces.leaves()), tuple(hidden_sizes), activation, layer_norm=layer_norm)
-
-        self.body = body()
-        self.value_body = None if shared else body()
+        free = distribution_of(spaces.actions, state_dependent_std=state_dependent_std).free_size
+        self.body = body_of(spaces, **layers)
+        self.value_body = None if shared else body_of(spaces, **layers)
         self.memory = orthogonal_cell(CELLS[memory](self.body.features, memory_size))
         self.value_memory = None if shared else orthogonal_cell(CELLS[memory](self.body.features, memory_size))
         self.policy = orthogonal(nn.Linear(memory_size, head_size - free), 0.01)
@@ -74,6 +71,20 @@ class MemoryNetwork(nn.Module):
             hidden, of_value = _remembered(self.value_body, self.value_memory, rows, states[1], starts)
             state = torch.cat([state, of_value], dim=1)
         return head, self.value(hidden).squeeze(2), state
+
+
+def body_of(
+    spaces: Spaces,
+    *,
+    image_encoder: str = "nature",
+    image_features: int = 512,
+    hidden_sizes: Iterable[int] = (64, 64),
+    activation: str = "tanh",
+    layer_norm: bool = False,
+) -> Body:
+    """Return what is in front of the cell; arguments as those of `EncoderNetwork`."""
+    encoders = [encoder_of(spaces, name, image_encoder, image_features) for name in spaces.leaves()]
+    return Body(encoders, list(spaces.leaves()), tuple(hidden_sizes), activation, layer_norm=layer_norm)
 
 
 def orthogonal_cell(cell: nn.GRUCell | nn.LSTMCell) -> nn.GRUCell | nn.LSTMCell:

@@ -30,11 +30,15 @@ class MLPSpec(NetworkSpec):
     hidden_sizes: tuple[int, ...]
     activation: str
     dtype: str
+    state_dependent_std: bool = False
 
     @staticmethod
-    def of(spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str) -> MLPSpec:
+    def of(
+        spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str, *, state_dependent_std: bool = False
+    ) -> MLPSpec:
         """Return the network for these spaces."""
-        return MLPSpec(spaces.obs.shape, distribution_of(spaces.actions), hidden_sizes, activation, dtype)
+        distribution = distribution_of(spaces.actions, state_dependent_std=state_dependent_std)
+        return MLPSpec(spaces.obs.shape, distribution, hidden_sizes, activation, dtype, state_dependent_std)
 
     @property
     def obs_size(self) -> int:
@@ -71,8 +75,9 @@ class MLPSpec(NetworkSpec):
         return HandwrittenMLP(initial_mlp(self, seed).to(device), zeros_like)
 
     def as_json(self) -> dict[str, Any]:
-        """Return hidden sizes, activation and dtype."""
-        return {"hidden_sizes": list(self.hidden_sizes), "activation": self.activation, "dtype": self.dtype}
+        """Return hidden sizes, activation and dtype, and whether the standard deviation depends on the state."""
+        described = {"hidden_sizes": list(self.hidden_sizes), "activation": self.activation, "dtype": self.dtype}
+        return described | {"state_dependent_std": True} if self.state_dependent_std else described
 
 
 class NumpyMLP:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dppo.ppo.distributions import Evaluation
+from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.recall import Recall
 
@@ -42,13 +42,21 @@ class PPOModel:
         self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
-    def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor, recall: Recall | None = None) -> Scored:
+    def forward(
+        self,
+        obs: Tensor | dict[str, Tensor],
+        actions: Tensor,
+        masks: Tensor | None = None,
+        recall: Recall | None = None,
+    ) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
 
         Args:
+            masks: the actions that were allowed, [rows, H]; None if all were.
             recall: of the sequences that the rows are, for a network with memory.
         """
         head, values, residuals = self.network.forward(obs, recall)
+        head = _allowed(head, masks)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
     def values(self, obs: Any, recall: Recall | None = None) -> Tensor:
@@ -56,10 +64,10 @@ class PPOModel:
         with torch.no_grad():
             return self.network.forward(obs, recall)[1].detach().clone()
 
-    def log_probs(self, obs: Any, actions: Tensor, recall: Recall | None = None) -> Tensor:
+    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None, recall: Recall | None = None) -> Tensor:
         """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            head = self.network.forward(obs, recall)[0]
+            head = _allowed(self.network.forward(obs, recall)[0], masks)
             return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
 
     def backward(
@@ -71,3 +79,8 @@ class PPOModel:
         """
         by_head = scored.policy.gradients(by_logprobs, by_entropies)
         self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)
+
+
+def _allowed(head: Tensor, masks: Tensor | None) -> Tensor:
+    """Make the logits impossible that are not allowed. Their gradient is zero, because their probability is."""
+    return head if masks is None else torch.where(masks, head, IMPOSSIBLE)

@@ -39,6 +39,7 @@ class EncoderNetwork(nn.Module):
         activation: str = "tanh",
         shared: bool = True,
         layer_norm: bool = False,
+        state_dependent_std: bool = False,
     ) -> None:
         """Draw the initial weights from torch's global generator.
 
@@ -48,7 +49,7 @@ class EncoderNetwork(nn.Module):
             shared: whether policy and value have all layers in common but the last.
         """
         super().__init__()
-        free = distribution_of(spaces.actions).free_size
+        free = distribution_of(spaces.actions, state_dependent_std=state_dependent_std).free_size
 
         def body() -> Body:
             encoders = [encoder_of(spaces, name, image_encoder, image_features) for name in spaces.leaves()]

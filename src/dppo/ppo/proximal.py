@@ -25,11 +25,12 @@ def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
     Args:
-        log_probs_of: maps observations, actions, and their `Recall` where there is memory, to log-probabilities under
-            `pi_now`.
+        log_probs_of: maps observations, actions, masks, and the `Recall` of a network with memory, to
+            log-probabilities under `pi_now`.
         rows: most rows to pass to it at once.
     """
-    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.recall) for piece in batch.pieces(rows)])
+    pieces = batch.pieces(rows)
+    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recall) for piece in pieces])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

@@ -22,6 +22,7 @@ from dppo.ppo.segment import (
     SegmentReport,
     SegmentRequest,
 )
+from dppo.spaces import masks_of, without_mask
 
 
 class Environments(Protocol):
@@ -255,8 +256,9 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
+        obs, mask = self.obs[s, :-1], self._agent.mask
         segment = Segment(
-            obs=self.obs[s, :-1],
+            obs=obs if mask is None else without_mask(obs, mask),
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
             values=self._values[s],
@@ -265,14 +267,19 @@ class _Run:
             terminated=self._terminated[s],
             truncated=self._truncated[s],
             valid=self._valid[s],
+            masks=None if mask is None else masks_of(obs),
         )
         if self.states is not None:
             segment = replace(segment, states=self.states.of_sequences[s])
         if not self._keep_successors:
             return segment
         followed = segment.followed
-        states = None if self.states is None else self.states.after_steps[s][followed]
-        return replace(segment, successors=self._successors[s][followed], successor_states=states)
+        successors = self._successors[s][followed]
+        return replace(
+            segment,
+            successors=successors if mask is None else without_mask(successors, mask),
+            successor_states=None if self.states is None else self.states.after_steps[s][followed],
+        )
 
 
 def collect_together(

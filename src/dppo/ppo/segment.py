@@ -57,6 +57,8 @@ class Segment(ReadOnly):
     """False for a row that is not a transition and must not affect training."""
     successors: Shaped[np.ndarray, " n *O"] | None = None
     """The observations that the rows of `followed` led to; None if their values are not needed again."""
+    masks: Bool[np.ndarray, "T E M"] | None = None
+    """The choices that were allowed; None if all always are."""
     states: Float[np.ndarray, "K E S"] | None = None
     """States of the memory before the first step of each of K sequences; None without memory."""
     successor_states: Float[np.ndarray, " n S"] | None = None
@@ -98,6 +100,7 @@ class IncidentKind(str, Enum):
     BAD_STEP = "bad_step"
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
+    MASK_NOT_USED = "mask_not_used"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"

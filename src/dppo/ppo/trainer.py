@@ -195,7 +195,7 @@ class PPOTrainer:
     def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
-        scored = self.model.forward(rows.obs, rows.actions, rows.recall)
+        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recall)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
             if weights is not None:

@@ -1,9 +1,10 @@
-"""The result of a run: as a record, and in words."""
+"""The results of a run and of an evaluation: as records, and in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from dppo.config.trust import resume_command
 from dppo.errors import counted
@@ -111,3 +112,36 @@ def _cause(error: Exception) -> list[str]:
     """Return the first line of an error's message, if it has one; the rest is reported where the error is caught."""
     first = str(error).strip().partition("\n")[0]
     return [f"Cause: {first}"] if first else []
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation:
+    """Returns and lengths of the episodes that a policy played."""
+
+    env_name: str
+    """The environment's id, or the import path of a callable or class."""
+    returns: tuple[float, ...]
+    """Undiscounted sum of rewards of each episode."""
+    lengths: tuple[int, ...]
+    """Env steps of each episode."""
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the episode returns."""
+        return fmean(self.returns)
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation of the episode returns, over these episodes (not an estimate from a sample)."""
+        return pstdev(self.returns)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of env steps of an episode."""
+        return fmean(self.lengths)
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation({self.env_name}: return {self.mean_return:.1f} +- {self.std_return:.1f}, "
+            f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')})"
+        )

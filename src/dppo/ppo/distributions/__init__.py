@@ -4,15 +4,40 @@ Noise is passed in, so that an action is a pure function of the head and the noi
 `torch.distributions` costs as much as a small network; tested against it.
 """
 
-from dppo.ppo.distributions.base import Distribution, Evaluation
+from dppo.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
+from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed
 from dppo.ppo.distributions.categorical import Categorical
 from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint
-from dppo.spaces import BoxActions, DiscreteActions
+from dppo.ppo.distributions.multi_categorical import MultiCategorical
+from dppo.ppo.distributions.squashed import SquashedGaussian
 
-__all__ = ["Categorical", "DiagonalGaussian", "Distribution", "Evaluation", "Joint", "distribution_of"]
+__all__ = [
+    "IMPOSSIBLE",
+    "Categorical",
+    "DiagonalGaussian",
+    "Distribution",
+    "Evaluation",
+    "Joint",
+    "MultiCategorical",
+    "SquashedGaussian",
+    "allowed",
+    "distribution_of",
+]
 
 
-def distribution_of(actions: DiscreteActions | BoxActions) -> Distribution:
-    """Return the distribution over `actions`."""
-    return Categorical(actions.n) if isinstance(actions, DiscreteActions) else DiagonalGaussian(actions.size)
+def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> Distribution:
+    """Return the distribution over `actions`.
+
+    Args:
+        state_dependent_std: let the standard deviation of real-valued actions depend on the observation.
+    """
+    if isinstance(actions, DiscreteActions):
+        return Categorical(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return MultiCategorical(actions.counts)
+    if isinstance(actions, BoxActions):
+        kind = SquashedGaussian if actions.bounds == "squash" else DiagonalGaussian
+        return kind(actions.size, state_dependent_std)
+    assert isinstance(actions, NestedActions)
+    return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))

@@ -11,6 +11,15 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Shaped
     from torch import Tensor
 
+IMPOSSIBLE = (
+    -1e9
+)  # the logit of a choice that must not be taken: its probability is exactly zero, and nothing is infinite
+
+
+def allowed(head: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Return logits [..., H] of which those that `masks` [..., H] does not allow are impossible."""
+    return np.where(masks, head, head.dtype.type(IMPOSSIBLE))
+
 
 class Evaluation(NamedTuple):
     """Log-probabilities of actions and entropies of their distributions, with the derivative of both."""

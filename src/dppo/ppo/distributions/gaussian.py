@@ -22,6 +22,8 @@ class DiagonalGaussian(Distribution):
     """Independent normal variables (detail 25); the head is [mean, log of the standard deviation]."""
 
     size: int
+    state_dependent: bool = False
+    """Log std depends on the observation."""
 
     @property
     def head_size(self) -> int:
@@ -30,8 +32,8 @@ class DiagonalGaussian(Distribution):
 
     @property
     def free_size(self) -> int:
-        """Return the size: log std need not depend on the observation."""
-        return self.size
+        """Return the size, unless log std depends on the observation."""
+        return 0 if self.state_dependent else self.size
 
     @property
     def noise_size(self) -> int:

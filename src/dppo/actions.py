@@ -1,0 +1,257 @@
+"""Action spaces as plain data, and the conversion of a policy's actions to those of the environment.
+
+A policy's action is one number, or one vector for all parts of a composite space: choices are counted from 0, and real
+numbers are not limited yet. `to_env` turns n of them into n actions of the environment's own space.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Bounds = Literal["clip", "squash", "rescale"]
+
+
+class Actions(ABC):
+    """An action space."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Return the number of elements of a policy's action."""
+
+    @abstractmethod
+    def to_env(self, actions: np.ndarray) -> Any:
+        """Convert `actions` [n, *A]: an array [n, ...], or a dict or tuple of such arrays. Its arrays are new."""
+
+    @abstractmethod
+    def in_words(self) -> str:
+        """Return a short description: `Discrete(2)`."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values, under one key that names the kind of space."""
+
+    def each(self, actions: np.ndarray) -> Any:
+        """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
+        converted = self.to_env(actions)
+        return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # of shape (): still arrays
+
+    def boxes(self) -> Iterator[BoxActions]:
+        """Yield the parts that are real-valued."""
+        return iter(())
+
+    @property
+    def choices(self) -> tuple[int, ...] | None:
+        """Return the number of choices of each element, which an action mask lists; None where masks do not apply."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteActions(Actions):
+    """One of n choices, which the environment numbers from `start`."""
+
+    n: int
+    start: int = 0
+
+    @property
+    def width(self) -> int:
+        """Return 1."""
+        return 1
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Return (n,)."""
+        return (self.n,)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Add `start` to actions [n]."""
+        return actions + self.start
+
+    def each(self, actions: np.ndarray) -> list[int]:
+        """Return integers of Python."""
+        numbers: list[int] = (actions + self.start).tolist() if self.start else actions.tolist()
+        return numbers
+
+    def in_words(self) -> str:
+        """Return `Discrete(2)`, with `start` unless it is 0."""
+        return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return `n` and `start`."""
+        return {"discrete": {"n": self.n, "start": self.start}}
+
+
+@dataclass(frozen=True, slots=True)
+class BoxActions(Actions):
+    """An array of real numbers within bounds."""
+
+    low: np.ndarray
+    """[*A] of the space's dtype."""
+    high: np.ndarray
+    """[*A]"""
+    bounds: Bounds = "clip"
+    """How actions are brought within [low, high]: clip; rescale: clip to [-1, 1], then map linearly; squash: tanh, then
+    map linearly."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an environment's action."""
+        return self.low.shape
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements of an action."""
+        return int(self.low.size)
+
+    @property
+    def width(self) -> int:
+        """Return the number of elements of an action."""
+        return self.size
+
+    def boxes(self) -> Iterator[BoxActions]:
+        """Yield this box."""
+        yield self
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Reshape actions [n, size] to the box, and bring them within its bounds (detail 27)."""
+        shaped = actions.reshape(len(actions), *self.shape)
+        if self.bounds != "clip":
+            unit = np.tanh(shaped) if self.bounds == "squash" else np.clip(shaped, -1, 1)
+            low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+            shaped = low + (unit + 1) * (0.5 * (high - low))
+        limited: np.ndarray = np.clip(shaped, self.low, self.high).astype(self.low.dtype)
+        return limited
+
+    def in_words(self) -> str:
+        """Return `Box[3]`; the bounds are not part of it, since actions are kept within those of the policy."""
+        return f"Box{list(self.shape)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the bounds, their dtype, and how actions are brought within them unless they are clipped."""
+        described = {"low": self.low.tolist(), "high": self.high.tolist(), "dtype": str(self.low.dtype)}
+        return {"box": described if self.bounds == "clip" else described | {"bounds": self.bounds}}
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscreteActions(Actions):
+    """An array of independent choices: a MultiDiscrete, a MultiBinary, or a Box of a few integers."""
+
+    counts: tuple[int, ...]
+    """Number of choices of each element, flat."""
+    starts: tuple[int, ...]
+    """First choice of each element, as the environment counts."""
+    shape: tuple[int, ...]
+    """Shape of an environment's action."""
+    dtype: str
+    """Dtype of an environment's action."""
+
+    @property
+    def width(self) -> int:
+        """Return the number of elements."""
+        return len(self.counts)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Return the number of choices of each element."""
+        return self.counts
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Add the starts to actions [n, elements], and reshape them."""
+        counted: np.ndarray = (actions + np.array(self.starts)).astype(self.dtype)
+        return counted.reshape(len(actions), *self.shape)
+
+    def in_words(self) -> str:
+        """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
+        if set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8":
+            return f"MultiBinary{list(self.shape)}"
+        starts = f", start={list(self.starts)}" if any(self.starts) else ""
+        if self.width <= 8:
+            return f"MultiDiscrete{list(self.counts)}{starts}"
+        least, most = min(self.counts), max(self.counts)
+        return f"MultiDiscrete of {self.width} elements with {least}{f' to {most}' if most > least else ''} choices"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return counts, starts, shape and dtype."""
+        described = {"counts": list(self.counts), "starts": list(self.starts), "shape": list(self.shape)}
+        return {"multi_discrete": described | {"dtype": self.dtype}}
+
+
+@dataclass(frozen=True, slots=True)
+class NestedActions(Actions):
+    """A Dict or a Tuple of action spaces. A policy's action holds those of the parts side by side."""
+
+    parts: tuple[Actions, ...]
+    keys: tuple[str, ...] | None
+    """Keys of a Dict, in the order of the parts; None for a Tuple."""
+
+    @property
+    def width(self) -> int:
+        """Return the sum over the parts."""
+        return sum(part.width for part in self.parts)
+
+    def boxes(self) -> Iterator[BoxActions]:
+        """Yield the real-valued parts of all parts."""
+        for part in self.parts:
+            yield from part.boxes()
+
+    def to_env(self, actions: np.ndarray) -> Any:
+        """Return a dict or tuple of the parts' actions, each with a leading axis n."""
+        return self._nested([part.to_env(own) for part, own in self._split(actions)])
+
+    def each(self, actions: np.ndarray) -> list[Any]:
+        """Return n dicts or tuples."""
+        columns = [part.each(own) for part, own in self._split(actions)]
+        return [self._nested([column[row] for column in columns]) for row in range(len(actions))]
+
+    def _nested(self, parts: list[Any]) -> Any:
+        return tuple(parts) if self.keys is None else dict(zip(self.keys, parts, strict=True))
+
+    def _split(self, actions: np.ndarray) -> Iterator[tuple[Actions, np.ndarray]]:
+        """Yield each part with its own policy's actions."""
+        start = 0
+        for part in self.parts:
+            own = actions[:, start : start + part.width]
+            start += part.width
+            if isinstance(part, DiscreteActions | MultiDiscreteActions):
+                own = own.astype(np.int64)  # stored as real numbers beside real-valued parts
+            yield part, own[:, 0] if isinstance(part, DiscreteActions) else own
+
+    def in_words(self) -> str:
+        """Return `Dict(arm: Box[3], gear: Discrete(4))`, or a Tuple without keys."""
+        parts = [part.in_words() for part in self.parts]
+        if self.keys is None:
+            return f"Tuple({', '.join(parts)})"
+        return f"Dict({', '.join(f'{key}: {part}' for key, part in zip(self.keys, parts, strict=True))})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the parts, and the keys of a Dict."""
+        described: dict[str, Any] = {"parts": [part.as_json() for part in self.parts]}
+        return {"nested": described if self.keys is None else described | {"keys": list(self.keys)}}
+
+
+def actions_from_json(described: dict[str, Any]) -> Actions:
+    """Convert the result of `Actions.as_json` back.
+
+    Raises:
+        KeyError, TypeError, ValueError: `described` is not valid.
+    """
+    ((kind, values),) = described.items()
+    if kind == "discrete":
+        return DiscreteActions(**values)
+    if kind == "box":
+        low, high = (np.array(values[name], values["dtype"]) for name in ("low", "high"))
+        return BoxActions(low, high, values.get("bounds", "clip"))
+    if kind == "multi_discrete":
+        counts, starts, shape = (tuple(values[name]) for name in ("counts", "starts", "shape"))
+        if not len(counts) == len(starts) == math.prod(shape):
+            raise ValueError(f"actions of shape {shape} with {len(counts)} counts")
+        return MultiDiscreteActions(counts, starts, shape, values["dtype"])
+    keys = values.get("keys")
+    parts = tuple(actions_from_json(part) for part in values["parts"])
+    return NestedActions(parts, None if keys is None else tuple(keys))

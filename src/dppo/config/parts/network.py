@@ -1,0 +1,106 @@
+"""The settings of the networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
+from dppo.config.parts.env import import_path
+from dppo.config.setting import setting
+
+USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The policy and value networks."""
+
+    model: str | Callable[..., Any] | None = setting(
+        None,
+        "A network of your own, as module:Class (in Python, also the class itself): a torch.nn.Module, built with "
+        "(spaces, head_size), that maps observations to head and values; see examples/own_network.py. Default: a "
+        "network that fits the observations.",
+        branch=False,
+    )
+    model_kwargs: dict[str, Any] = setting(
+        {},
+        "Further keyword arguments of the model's class, as JSON: '{\"units\": 32}'.",
+        branch=False,
+        when=(OWN_NETWORK,),
+    )
+    hidden_sizes: tuple[int, ...] = setting(
+        (64, 64),
+        "Units of the hidden layers, the same for policy and value. None follow the encoder of a single image.",
+        gt=0,
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    activation: Literal["tanh", "relu"] = setting(
+        "tanh", "Activation between hidden layers.", branch=False, when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS)
+    )
+    image_encoder: Literal["auto", "nature", "impala", "flatten"] = setting(
+        "auto",
+        "Layers that read images: the CNN of the Nature paper, that of IMPALA, or none (flatten); auto: nature, and "
+        "impala below 36 x 36 pixels.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    image_features: int | None = setting(
+        None,
+        "Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala.",
+        gt=0,
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    trunk: Literal["auto", "shared", "separate"] = setting(
+        "auto",
+        "Whether policy and value share all layers but the last; auto: shared if there are images.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    layer_norm: bool = setting(
+        False,
+        "Normalise the inputs of each activation between hidden layers over the layer's units.",
+        branch=False,
+        when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS),
+    )
+    state_dependent_std: bool = setting(
+        False,
+        "Let the standard deviation of real-valued actions depend on the observation; otherwise it is one parameter "
+        "for each element.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none",
+        "Memory of past observations between the hidden layers and the outputs: a GRU or an LSTM, whose state starts "
+        "from zero in each episode.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False, when=(WITH_MEMORY,))
+    sequence_length: int | None = setting(
+        None,
+        "Steps of the sequences that a network with memory learns from; must divide num_steps. Gradients do not reach "
+        "further back. A network of your own with memory needs it; none: the largest divisor of num_steps up to 16.",
+        gt=0,
+        when=(MAYBE_MEMORY,),
+    )
+    dtype: Literal["float32", "float64"] = setting(
+        "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False
+    )
+
+    def sequence_steps(self, num_steps: int) -> int:
+        """Return L, the steps of the sequences that minibatches consist of; 1 without memory."""
+        if self.memory == "none" and self.model is None:
+            return 1
+        if self.sequence_length is not None or self.model is not None:
+            return self.sequence_length or 1
+        return max(steps for steps in range(1, USUAL_SEQUENCE + 1) if num_steps % steps == 0)
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the import path of the user's network; None for the default network."""
+        return None if self.model is None else import_path(self.model)

@@ -1,0 +1,108 @@
+"""The settings of the algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from dppo.config.conditions import (
+    RATE_NOT_ANNEALED,
+    REWARDS_NOT_NORMALISED,
+    REWARDS_NOT_SIGNS,
+    SEVERAL_EPOCHS,
+    SEVERAL_SGD_STEPS,
+    WITH_ENTROPY,
+    WITH_NORMALISER,
+    WITH_VALUE_LOSS,
+)
+from dppo.config.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO:
+    """The algorithm."""
+
+    learning_rate: float = setting(2.5e-4, "Step size of Adam at the start.", gt=0)
+    anneal_lr: bool = setting(True, "Lower the learning rate linearly to zero over the run.")
+    desired_kl: float | None = setting(
+        None,
+        "Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if "
+        "it is below half of this; none: never.",
+        gt=0,
+        when=(RATE_NOT_ANNEALED, SEVERAL_SGD_STEPS),
+    )
+    gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
+    gae_lambda: float = setting(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
+    update_epochs: int = setting(4, "Epochs K: passes over each batch.", gt=0)
+    minibatch_size: int | None = setting(
+        None, "Largest number of rows of a minibatch; none: a quarter of the batch.", gt=0
+    )
+    norm_adv: bool = setting(True, "Standardise advantages within each minibatch.")
+    recompute_advantages: bool = setting(
+        False,
+        "Recompute advantages and returns before each further epoch, with the values of the current network.",
+        when=(SEVERAL_EPOCHS,),
+    )
+    clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
+    anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
+    clip_vloss: bool = setting(
+        False, "Clip the value loss around the old value, as OpenAI Baselines does.", when=(WITH_VALUE_LOSS,)
+    )
+    ent_coef: float = setting(0.01, "Weight of the entropy bonus.", ge=0)
+    anneal_ent: bool = setting(
+        False, "Lower the weight of the entropy bonus linearly to zero over the run.", when=(WITH_ENTROPY,)
+    )
+    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
+    max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
+    target_kl: float | None = setting(
+        None,
+        "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.",
+        gt=0,
+        when=(SEVERAL_SGD_STEPS,),
+    )
+    norm_obs: bool = setting(
+        False, "Normalise observations by their running mean and standard deviation.", branch=False
+    )
+    norm_reward: bool = setting(
+        False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
+    )
+    freeze_norm_after: int | None = setting(
+        None,
+        "Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those "
+        "of the run it starts from; none: never.",
+        ge=0,
+        when=(WITH_NORMALISER,),
+    )
+    sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
+    clip_reward: float | None = setting(
+        None, "Clip each reward to plus or minus this; none: do not.", gt=0, when=(REWARDS_NOT_SIGNS,)
+    )
+    scale_reward: float = setting(
+        1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
+    )
+
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
+        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one sequence.
+
+        Args:
+            steps: of a sequence; minibatches consist of whole ones.
+        """
+        sequences = rows // steps
+        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // steps)
+        return math.ceil(sequences / most)
+
+    @property
+    def annealed(self) -> tuple[str, ...]:
+        """The settings that fall linearly to zero over the run."""
+        schedules = {"learning_rate": self.anneal_lr, "clip_coef": self.anneal_clip, "ent_coef": self.anneal_ent}
+        return tuple(name for name, falls in schedules.items() if falls)
+
+    def after(self, share: float) -> PPO:
+        """Return these settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
+        now = {name: getattr(self, name) * (1 - share) for name in self.annealed}
+        return dataclasses.replace(self, **now) if now else self
+
+    def learning_rate_after(self, share: float) -> float:
+        """Return the step size of Adam after `share` of the run, 0 <= share < 1 (detail 4)."""
+        return self.learning_rate * (1 - share) if self.anneal_lr else self.learning_rate

@@ -1,0 +1,132 @@
+"""Small environments with actions of all kinds, and with masks: they raise if an action is not one of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from observed_worlds import World
+
+SPACES: dict[str, spaces.Space[Any]] = {
+    "dials": spaces.MultiDiscrete([3, 2, 4], start=[-1, 0, 5]),
+    "table": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    "switches": spaces.MultiBinary(3),
+    "integers": spaces.Box(np.array([-2, 0], np.int16), np.array([3, 9], np.int16), dtype=np.int16),
+    "number": spaces.Box(-1, 1, ()),
+    "integer": spaces.Box(-3, 4, (), np.int64),
+    "wide": spaces.Box(np.array([-500.0, 10.0]), np.array([100.0, 11.0]), dtype=np.float64),
+    "free": spaces.Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
+    "dict": spaces.Dict(
+        arm=spaces.Box(-2, 2, (2,), np.float64), gear=spaces.Discrete(4, start=2), lamps=spaces.MultiBinary((2, 2))
+    ),
+    "tuple": spaces.Tuple(
+        [spaces.Discrete(2), spaces.Dict(turn=spaces.MultiDiscrete([3, 3]), push=spaces.Box(0, 1, ()))]
+    ),
+    "choices": spaces.Tuple([spaces.Discrete(3, start=1), spaces.Discrete(2)]),
+}
+
+
+class Actuated(World):
+    """Takes actions of the space `kind`."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, kind: str) -> None:
+        self.action_space = SPACES[kind]
+        self.taken: list[Any] = []
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        self.taken.append(action)
+        flat: Any = spaces.flatten(self.action_space, action)
+        return super().step(float(np.mean(flat)))
+
+    def observation(self) -> Any:
+        return self.at.astype(np.float32)
+
+
+class Masked(World):
+    """Allows one to three of four choices in each state: those of a MultiDiscrete apart, if `several`.
+
+    Args:
+        source: "leaf", "method" or "info".
+        nothing_at: step of the second episode at which nothing is allowed.
+    """
+
+    def __init__(self, source: str, several: bool = False, nothing_at: int = -1) -> None:
+        self.action_space = spaces.MultiDiscrete([4, 2]) if several else spaces.Discrete(4)
+        self._source, self._several, self._nothing_at, self._episode = source, several, nothing_at, -1
+        seen: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
+        size = 6 if several else 4
+        self.observation_space = (
+            spaces.Dict(action_mask=spaces.MultiBinary(size), at=seen) if source == "leaf" else seen
+        )
+        if source == "method":
+            self.action_masks = self.mask  # as sb3-contrib's environments name it
+
+    def mask(self) -> np.ndarray:
+        turn = int(abs(self.at[0]) * 100) % 4
+        mask = np.array([turn != 1, turn == 1, turn > 1, turn == 3])
+        if self._several:
+            mask = np.concatenate([mask, [turn < 2, turn >= 2]])
+        return mask & (self._episode != 1 or self.steps != self._nothing_at)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._episode += 1
+        obs, _ = super().reset(seed=seed)
+        self.allowed = self.mask()
+        return obs, self.info()
+
+    def step(self, action: Any) -> Any:
+        wanted = [action] if not self._several else [action[0], 4 + action[1]]
+        if not all(self.allowed[one] for one in wanted):
+            raise ValueError(f"{action} is not allowed by {self.allowed}")
+        obs, reward, terminated, truncated, _ = super().step(float(np.mean(action)))
+        self.allowed = self.mask()
+        return obs, reward, terminated, truncated, self.info()
+
+    def info(self) -> dict[str, Any]:
+        """Return the mask as Gymnasium's `MultiDiscrete.sample` takes it: one array for each element."""
+        if self._source != "info":
+            return {}
+        mask = self.mask().astype(np.int8)
+        return {"action_mask": (mask[:4], mask[4:]) if self._several else mask}
+
+    def observation(self) -> Any:
+        at = self.at.astype(np.float32)
+        return {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
+
+
+class Restricted(gym.Env[Any, Any]):
+    """Five steps through 40 doors, of which one is allowed and pays, and opening another ends the episode.
+
+    Without the mask the open door cannot be known.
+    """
+
+    DOORS = 40
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(DOORS)
+
+    def __init__(self, seen: int = 2) -> None:
+        self._seen = seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        self._draw()
+        return np.zeros(1, np.float32), {}
+
+    def _draw(self) -> None:
+        self._open = self.np_random.choice(self.DOORS, self._seen, replace=False)
+
+    def action_masks(self) -> np.ndarray:
+        return np.isin(np.arange(self.DOORS), self._open)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        right = action == min(self._open)
+        self._draw()
+        return np.full(1, self._steps / 5, np.float32), float(right), not right, self._steps == 5, {}
