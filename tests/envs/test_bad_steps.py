@@ -21,6 +21,7 @@ from dppo.envs.checks import SpaceChecks
 from dppo.envs.group import MOST_DROPPED
 from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
+from dppo.ppo.sampler import collect_together
 from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.spaces import leaves
 from dppo.streams import Stream
@@ -232,7 +233,6 @@ def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at_step", [0, 2, 5, 6])
-@pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(value: float, at_step: int) -> None:
     late = Faulty(obs=np.array([0.0, value], np.float32), at_step=at_step, episodes=(3,), length=6)
     with pytest.raises(EnvironmentFault) as caught:
@@ -249,11 +249,38 @@ def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have
             return super().step(action)
 
     with pytest.raises(EnvironmentFault) as caught:
-        collect(Choking(obs=np.array([0, np.nan], np.float32)))
+        collect(Choking(obs=np.array([0, 101], np.float32)))
     words = (
-        "raised RuntimeError: the solver failed (the environment had returned an observation that is nan at index 1)"
+        "raised RuntimeError: the solver failed (the environment had returned an observation that is 101.0 at index 1, "
+        "outside its space from -100.0 to 100.0)"
     )
     assert caught.value.message == place("step", 4) + words
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("at_step", [0, 3, 8])
+def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_step: int) -> None:
+    """Neither the environment that returned it nor another one of the process makes a step more."""
+    envs = [
+        Scripted(obs=np.array([0.0, value], np.float32) if sampler == 1 else None, at_step=at_step)
+        for sampler in range(3)
+    ]
+    samplers, specs = zip(*(sampler_of([env], num_steps=8, sampler_id=k) for k, env in enumerate(envs)), strict=True)
+    requests = [SegmentRequest(k, 0) for k in range(3)]
+    with pytest.raises(EnvironmentFault) as caught:
+        collect_together(samplers, requests, PolicySnapshot(0, random_weights(specs[0])))
+    assert caught.value.message.startswith("sampler 1 (Test-v0), env 0: " + ("step" if at_step else "reset"))
+    assert caught.value.message.endswith(f"step {at_step}) returned an observation that is {value} at index 1.")
+    assert [len(env.actions) for env in envs] == [at_step] * 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_finite_numbers_whose_squares_overflow_are_accepted(dtype: Any) -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), dtype)
+    largest = np.full(2, np.finfo(np.float32).max, dtype)
+    [(report, segment)] = collect(Scripted(obs=largest, space=space))
+    assert segment.obs[2, 0].tolist() == largest.tolist()
+    assert report.incidents == ()
 
 
 def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:

@@ -1,6 +1,7 @@
 """Checks of observations against their space, and against the precision in which they are stored.
 
-Checking each step would take longer than the step of a small environment, so whole segments are checked at once.
+A check of each step would cost as much as a small network, so whole segments are checked at once. Only numbers that
+are not finite cannot wait: the sampler looks for them before each decision, in all its environments at once.
 """
 
 from __future__ import annotations
@@ -137,11 +138,15 @@ class SpaceChecks:
 
 
 def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return `pack` with a short cut for arrays of the right form, whose numbers `SpaceChecks.outside` checks later."""
+    """Return `pack` with a short cut for arrays of the right form, whose numbers are checked later.
+
+    The sampler looks for those that are not finite before it acts on them, `SpaceChecks.outside` at the others.
+    """
     dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
+    array = np.ndarray
 
     def quick(raw: Any) -> np.ndarray:
-        if type(raw) is np.ndarray and raw.dtype is dtype and raw.shape == shape:
+        if type(raw) is array and raw.dtype is dtype and raw.shape == shape:
             return raw.copy()
         return pack(raw)
 

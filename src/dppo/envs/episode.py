@@ -15,6 +15,7 @@ from dppo.envs.faults import BadStep, user_traceback
 from dppo.envs.masks import MaskReader
 from dppo.envs.results import (
     LARGEST_REWARD,
+    LOWEST_REWARD,
     OLD_API,
     BadResult,
     describe_bad_reset,
@@ -93,13 +94,16 @@ class CheckedEnv:
             raise self._fault("step", error) from None
         try:
             raw, reward, terminated, truncated, info = answer
-            if type(terminated) is not bool or type(truncated) is not bool:
+            # The first line answers for almost every step, in the shortest time.
+            if (terminated is not False or truncated is not False) and not (
+                type(terminated) is bool and type(truncated) is bool
+            ):
                 terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
             raise self._bad("step", describe_bad_step(answer)) from None
         try:
             seen = self.pack(raw)
-            if type(reward) is not float or not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+            if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
             if self._each_step:
                 self._checks.check_limits(seen)

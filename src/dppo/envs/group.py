@@ -171,14 +171,14 @@ class EnvGroup:
         return self._begin_episode(env, self._envs[env].episode + 1, log)
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations of a whole segment against the limits and the precision of their space.
+        """Check the observations of a segment against the limits and the precision of their space.
 
         Finite floats beyond a limit are an error in the first segment only, where a wrong space shows. Later they are
         reported and used, because simulators overshoot.
 
         Args:
-            obs: [T + 1, E, *O], as stored.
-            done: [T, E]
+            obs: [t + 1, E, *O], as stored, of the first t steps.
+            done: [t, E]
             first: the segment is the first of the run.
 
         Raises:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
+LOWEST_REWARD = -LARGEST_REWARD
 OLD_API = (
     ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
     "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
@@ -29,7 +30,7 @@ def reward_of(raw: Any) -> float:
         raise BadResult(f"{raw!r} as the reward, which is not a number") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
-    if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+    if not LOWEST_REWARD <= reward <= LARGEST_REWARD:
         limit = f", and values cannot be learnt from rewards above {LARGEST_REWARD:g}" if reward - reward == 0 else ""
         raise BadResult(f"{reward} as the reward{limit}")
     return reward

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dppo.ppo.agent import PPOAgent
+from dppo.ppo.environments import Environments
 from dppo.ppo.inputs import measured
 from dppo.ppo.memory_states import states_from
 from dppo.ppo.normalizer import Moments, Statistics
@@ -23,43 +24,6 @@ from dppo.ppo.segment import (
     SegmentRequest,
 )
 from dppo.spaces import masks_of, without_mask
-
-
-class Environments(Protocol):
-    """The E environments of a sampler; implemented by `dppo.envs.group.EnvGroup`."""
-
-    num_envs: int
-    obs: np.dtype[Any]
-    """One observation as it is stored: `dppo.spaces.Spaces.obs`."""
-
-    def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
-
-    def step(
-        self,
-        actions: np.ndarray,
-        obs: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        log: EnvLog,
-    ) -> dict[int, np.ndarray]:
-        """Step each environment and reset those that are done.
-
-        Write rows [E, ...]; `obs` receives the observations for the next action. Add finished episodes to `log`.
-        Return the final observation of each environment that was truncated, by its index.
-        """
-
-    def restore(
-        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
-    ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes; start a new one where that fails."""
-
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations [T + 1, E, *O] of a segment, in which `done` [T, E] episodes ended."""
-
-    def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes, under their names in `SamplerCarry`."""
 
 
 class PPOSampler:
@@ -216,6 +180,8 @@ class _Run:
         self._rewards = np.empty(rows)
         self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
         self._valid = np.ones(rows, bool)
+        floats = self.obs.dtype.kind == "f"  # several leaves are checked one by one
+        self._zeros = np.zeros(self.obs[:, 0].size, self.obs.dtype) if floats else None
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
         memories = [sampler._memory for sampler in samplers]
         self.states = states_from(memories, steps, first._length, keep_all=self._keep_successors)
@@ -231,8 +197,10 @@ class _Run:
         worlds = list(zip(self._envs, *rows, self.logs, strict=True))
         cut: list[tuple[int, int, int, np.ndarray, Any]] = []  # sampler, step, env; observation and state at a limit
         for t in range(values.shape[1]):
+            now = obs[t]
+            self._check_finite(t, now)
             before = None if states is None else states.enter(t)
-            actions[t], heads[t], valued[t], after = agent.act(obs[t], noise[t], before)
+            actions[t], heads[t], valued[t], after = agent.act(now, noise[t], before)
             if states is not None:
                 states.act(t, after)
             for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
@@ -243,6 +211,7 @@ class _Run:
                     self._valid[s, t, log.dropped.pop()] = False
             if states is not None:
                 states.leave(self._terminated[:, t] | self._truncated[:, t])
+        self._check_finite(len(obs) - 1, obs[-1])
         if self._keep_successors:
             self._successors = self.obs[:, 1:].copy()
             for s, t, env, final, _ in cut:
@@ -253,6 +222,22 @@ class _Run:
             times, which, finals, ends = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
             state = None if states is None else np.stack(ends)
             self._next_values[s, times, which] = agent.values(np.stack(finals), state)
+
+    def _check_finite(self, t: int, obs: np.ndarray) -> None:
+        """Check the observations [t] of all samplers before the policy reads them.
+
+        One product for all samplers costs a tenth of a check of each environment alone. 0 x = 0 for each finite x, also
+        where a sum of squares would overflow, and NaN for all else.
+
+        Raises:
+            EnvironmentFault: one of them is not finite.
+        """
+        if self._zeros is None or not np.vdot(obs, self._zeros):
+            return
+        done = (self._terminated | self._truncated)[:, :t]
+        for envs, request, seen, ended, log in zip(self._envs, self.requests, self.obs, done, self.logs, strict=True):
+            envs.check(seen[: t + 1], ended, log, first=request.index == 0)
+        raise AssertionError(f"observations of step {t} are not finite, and no environment is to blame")
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
