@@ -57,14 +57,63 @@ class Stamping(gym.Wrapper):
         return self.env.step(action)
 
 
+class Squares(gym.Env):
+    """Walk to the bright square, seen as an image: a task that a CNN learns within a minute.
+
+    A grid of 5 x 5 fields, drawn as [40, 40, 1] bytes. Return: 1 at the goal, less 0.02 a step; at most 50 steps.
+    """
+
+    FIELDS, PIXELS, MOST_STEPS = 5, 8, 50
+    observation_space = gym.spaces.Box(0, 255, (FIELDS * PIXELS, FIELDS * PIXELS, 1), np.uint8)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        here, goal = self.np_random.choice(self.FIELDS**2, 2, replace=False)
+        self._here, self._goal = (np.array(divmod(int(field), self.FIELDS)) for field in (here, goal))
+        self._steps = 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> Any:
+        move = ((0, 1), (1, 0), (0, -1), (-1, 0))[int(action)]
+        self._here = np.clip(self._here + move, 0, self.FIELDS - 1)
+        self._steps += 1
+        there = bool((self._here == self._goal).all())
+        return self._image(), float(there) - 0.02, there, self._steps == self.MOST_STEPS, {}
+
+    def _image(self) -> np.ndarray:
+        image = np.zeros(self.observation_space.shape, np.uint8)
+        for (row, column), colour in ((self._goal, 255), (self._here, 128)):
+            y, x = row * self.PIXELS, column * self.PIXELS
+            image[y : y + self.PIXELS, x : x + self.PIXELS] = colour
+        return image
+
+
+def make_atari(env_id: str) -> gym.Env:
+    """Make a game that returns stacks of four frames of 84 x 84 grey pixels: [4, 84, 84] bytes.
+
+    Source: Machado et al., "Revisiting the Arcade Learning Environment" (arXiv:1709.06009), with no-ops at the start.
+    """
+    import ale_py
+    import cv2
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    cv2.setNumThreads(1)
+    gym.register_envs(ale_py)
+    return FrameStackObservation(AtariPreprocessing(gym.make(env_id, frameskip=1)), 4)
+
+
 def cartpole_positions() -> gym.Env:
     """Make CartPole without velocities."""
     return PositionsOnly(gym.make("CartPole-v1"))
 
 
-def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None) -> gym.Env:
-    """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given."""
-    env = cartpole_positions() if env_id == POSITIONS else gym.make(env_id)
+def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None, atari: bool = False) -> gym.Env:
+    """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given; with `atari`, as `make_atari` does."""
+    if env_id == POSITIONS:
+        env = cartpole_positions()
+    else:
+        env = make_atari(env_id) if atari else gym.make(env_id)
     if step_s > 0:
         env = Sleeping(env, step_s)
     return env if stamp is None else Stamping(env, stamp)

@@ -2,6 +2,7 @@
 
     python benchmarks/images.py                         84 x 84 x 4, 8 environments, T=128, K=4, M=256
     python benchmarks/images.py --threads 2 --encoder impala
+    python benchmarks/images.py --precision bfloat16
 
 Prints env steps per second of each half and of both, without a simulator's time.
 """
@@ -47,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", choices=["nature", "impala"], default="nature")
     parser.add_argument("--threads", type=int, default=1, help="of SGD; acting has one")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of SGD")
     parser.add_argument("--steps", type=int, default=128, help="T")
     parser.add_argument("--rounds", type=int, default=3, help="the fastest counts")
     options = parser.parse_args()
@@ -59,7 +61,7 @@ def main() -> int:
 
     config = Config(
         env_id=Noise, num_samplers=1, envs_per_sampler=8, num_steps=options.steps, minibatch_size=256,
-        image_encoder=options.encoder, learner_threads=options.threads,
+        image_encoder=options.encoder, learner_threads=options.threads, precision=options.precision,
     )  # fmt: skip
     torch.set_num_threads(options.threads)
     built = build_sampler(sampler_plan(config), 0)

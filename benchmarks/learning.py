@@ -50,12 +50,23 @@ CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_v
     "minibatch_size": 128,
     "clip_vloss": True,
 }
+SQUARES = {  # bench_envs.py: the best policy has a return of 0.93
+    "env_id": "bench_envs:Squares",
+    "total_timesteps": 100_000,
+    "num_samplers": 1,
+    "envs_per_sampler": 8,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.001,
+}
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
     "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
     "pendulum-preset": Row(
         {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
     ),
+    "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
+    "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }
 
 
@@ -82,7 +93,7 @@ def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
     reached = fmean(figure >= row.bar for figure in figures)
     passed = reached >= row.enough if row.enough else fmean(figures) >= row.bar
     print(
-        f"{name}: {row.figure} {fmean(figures):.1f} (from {min(figures):.1f} to {max(figures):.1f}), "
+        f"{name}: {row.figure} {in_words(fmean(figures))} (from {in_words(min(figures))} to {in_words(max(figures))}), "
         f"{reached:.0%} of {seeds} seeds at {row.bar:g}: {'pass' if passed else 'FAIL'}. Published: {row.published}.",
         flush=True,
     )
@@ -94,7 +105,8 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
     done = learnt({**tuned, **row.settings, "num_actors": num_actors}, seed)
     print(
-        f"  seed {seed}: train {done['train']:.1f}, eval {done['eval']:.1f}, {done['steps']:,} steps, "
+        f"  seed {seed}: train {in_words(done['train'])} (after each quarter of the run: "
+        f"{', '.join(map(in_words, done['quarters']))}), eval {in_words(done['eval'])}, {done['steps']:,} steps, "
         f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
         flush=True,
     )
@@ -108,14 +120,21 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
         played = evaluate(result, episodes=100)
+        rows = result.metrics  # read before the folder is removed
     return {
         "seed": seed,
         "train": result.episodic_return,
+        "quarters": [rows[len(rows) * quarter // 4 - 1]["charts/episodic_return"] for quarter in (1, 2, 3, 4)],
         "eval": played.mean_return,
         "steps": result.global_step,
         "seconds": time.monotonic() - began,
         "weights_sha256": result.weights_sha256,
     }
+
+
+def in_words(mean_return: float) -> str:
+    """Return 496.7 or 0.93."""
+    return f"{mean_return:.1f}" if abs(mean_return) >= 10 else f"{mean_return:.2f}"
 
 
 def commit() -> str:

@@ -24,6 +24,8 @@ def main() -> None:
     env_id, env_kwargs = work["env"]["env_id"], {}
     if work["env"].get("step_s"):
         env_id, env_kwargs = "dppo/SlowCartPole-v0", {"step_s": work["env"]["step_s"]}
+    elif work["env"].get("atari"):
+        env_id, env_kwargs = "bench_envs:make", work["env"]
     workers, envs = work["workers"], work["num_envs"]
     samplers = work.get("samplers") or (envs if workers else 1)
     with tempfile.TemporaryDirectory() as folder:

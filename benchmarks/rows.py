@@ -19,7 +19,9 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Work:
-    """One training, the same for both sides: 2x64 tanh trunks, Adam 2.5e-4, advantages standardised."""
+    """One training, the same for both sides: 2x64 tanh trunks (Atari: the Nature CNN), Adam 2.5e-4, advantages
+    standardised.
+    """
 
     env: dict[str, Any]
     num_steps: int
@@ -264,6 +266,19 @@ def startup(repeats: int, before: Path | None = None) -> dict[str, Any]:
     return {"sides": sides, "bars": bars}
 
 
+def pong(repeats: int, before: Path | None = None) -> dict[str, Any]:
+    """ALE/Pong-v5, 8 envs, T=128, K=4, M=256, Nature CNN; dppo on 2 actors and 2 threads of SGD, in bfloat16."""
+    env = {"env_id": "ALE/Pong-v5", "atari": True}
+    work = Work(env, 128, update_epochs=4, minibatch_size=256, total_timesteps=12 * 1024)
+    own = replace(work, workers=2, samplers=2, settings={"learner_threads": 2})
+    lower = replace(own, settings=own.settings | {"precision": "bfloat16"})
+    workers = "SB3, 8 workers"
+    peers = {SB3: _peer(work), SB3_1: _peer(replace(work, threads=1)), workers: _peer(replace(work, workers=8))}
+    sides = take_turns({OWN: _training(lower), f"{OWN}, float32": _training(own), **peers}, repeats, RATES)
+    ratio = _ratio(sides, [OWN], list(peers))
+    return {"work": asdict(work), "sides": sides, "bars": [bar("times the better SB3, steady state", ratio, 2.5, "x")]}
+
+
 ROWS: dict[str, Callable[[int, Path | None], dict[str, Any]]] = {
     "cartpole": cartpole,
     "halfcheetah": halfcheetah,
@@ -273,4 +288,5 @@ ROWS: dict[str, Callable[[int, Path | None], dict[str, Any]]] = {
     "slow": slow,
     "startup": startup,
     "overhead": overhead,
+    "pong": pong,
 }

@@ -60,7 +60,8 @@ def main() -> None:
         vec_env_cls=SubprocVecEnv if work["workers"] else DummyVecEnv,
     )
     model = PPO(
-        "MlpPolicy",  # separate 64x64 tanh trunks for policy and value, Adam with eps 1e-5
+        # separate 64x64 tanh trunks for policy and value, or the Nature CNN shared by both; Adam with eps 1e-5
+        "CnnPolicy" if work["env"].get("atari") else "MlpPolicy",
         envs,
         n_steps=work["num_steps"],
         n_epochs=work["update_epochs"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_memory_models
 import own_models
 import pytest
 from recorder import Notes, Recorder
@@ -20,7 +21,12 @@ ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {
     "lstm": {"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
     "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "recompute_advantages": True},
-    "own": {"env_id": "memory_worlds:Recalls", "model": "own_models:Running", "sequence_length": 10, "norm_obs": True},
+    "own": {
+        "env_id": "memory_worlds:Recalls",
+        "model": "own_memory_models:Running",
+        "sequence_length": 10,
+        "norm_obs": True,
+    },
 }
 all_cases = pytest.mark.parametrize("case", list(CASES))
 
@@ -212,7 +218,7 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: st
 
 def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
     config = make_config(
-        {"env_id": "CartPole-v1", "model": own_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
+        {"env_id": "CartPole-v1", "model": own_memory_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
     )
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
         dppo.train(config)

@@ -188,14 +188,18 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.model import PPOModel
+    from dppo.ppo.precision import learn_in_bfloat16
     from dppo.ppo.trainer import PPOTrainer
 
+    device = _device(plan.learners.device)
     model = PPOModel(
         network_spec(plan.network, spaces),
         streams.integer(plan.run.seed, Stream.WEIGHTS),
-        device=_device(plan.learners.device),
+        device=device,
         zeros_like=None if parallel is None else parallel.zeros_like,
     )
+    if plan.learners.precision == "bfloat16":
+        learn_in_bfloat16(model.network, device)
     return PPOTrainer(
         model,
         plan.ppo,

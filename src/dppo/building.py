@@ -13,13 +13,14 @@ from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import Config
+from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
-from dppo.policy import model_state
 from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import CollectionProgress
+from dppo.records.batch_memory import batch_memory_in_words
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
@@ -134,6 +135,9 @@ def _make_learner(
     from dppo.cluster.learning.trainers import make_trainers
 
     logger.info("%s", choose_network(config.network, spaces).in_words())
+    memory = batch_memory_in_words(config, spaces)
+    if memory is not None:
+        logger.info("%s", memory)
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = Statistics(

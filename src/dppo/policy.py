@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.actions import actions_from_json
+from dppo.described import model_from, network_in_words
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.results import BadResult
 from dppo.envs.rows import rows_of
@@ -19,15 +18,12 @@ from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.choice import BUILT_IN
 from dppo.ppo.inputs import measured_shape
-from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModelClass, ModuleSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.module import ModelClass
 from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint
-from dppo.spaces import MASK, Categories, Spaces, dtype_as_json, dtype_from_json, is_image, masks_of
+from dppo.spaces import MASK, Spaces, is_image, masks_of
 from dppo.streams import Stream
 
 
@@ -48,7 +44,7 @@ class Policy:
         config = self.state.get("config")
         env = config.get("env_id", "?") if isinstance(config, dict) else "?"
         return (
-            f"Policy({env}: {spaces_in_words(self.spaces)}; {_network_in_words(self._agent.spec)}, "
+            f"Policy({env}: {spaces_in_words(self.spaces)}; {network_in_words(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
@@ -229,9 +225,6 @@ def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
     return streams.generator(seed, Stream.EVALUATION, episode)
 
 
-# ------------------------------------------------------------------ spaces and network, in words and as JSON
-
-
 def spaces_in_words(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
     counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
@@ -245,71 +238,3 @@ def _dtype_in_words(dtype: np.dtype[Any]) -> str:
     if dtype.names is None:
         return f"{dtype.base}{list(dtype.shape)}"
     return f"{{{', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)}}}"
-
-
-def _network_in_words(spec: NetworkSpec) -> str:
-    if isinstance(spec, MLPSpec):
-        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
-    described = spec.as_json()
-    kwargs = described.get("memory_mlp") or described["model_kwargs"]
-    memory = f", {kwargs['memory']} {kwargs['memory_size']}" if described.get("model") in (None, MEMORY_NETWORK) else ""
-    if isinstance(spec, MemoryMLPSpec):
-        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}{memory}"
-    if described["model"] in BUILT_IN:
-        encoder = kwargs.get("image_encoder", "")
-        return f"network of encoders {encoder}".rstrip() + memory
-    return f"network {described['model']}"
-
-
-def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
-    """Return spaces and network as JSON values, for `model_from`."""
-    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
-    return {
-        "obs": dtype_as_json(spaces.obs),
-        "deterministic": spaces.deterministic,
-        "actions": spaces.actions.as_json(),
-        **_observations_as_json(spaces),
-        **network,
-    }
-
-
-def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
-    """Return what else is known of the observations, without what is empty."""
-    described = {
-        "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
-        "one_of": list(spaces.one_of),
-        "dropped": list(spaces.dropped),
-        "mask": spaces.mask,
-    }
-    return {name: value for name, value in described.items() if value}
-
-
-def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
-    """Return the spaces and the network that a checkpoint's state describes.
-
-    Args:
-        own: the class of the user's network, in place of the one that the state names.
-    """
-    model = state["model"]
-    categories = model.get("categories", {}).items()
-    spaces = Spaces(
-        dtype_from_json(model["obs"]),
-        actions_from_json(model["actions"]),
-        model["deterministic"],
-        categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
-        one_of=tuple(model.get("one_of", ())),
-        dropped=tuple(model.get("dropped", ())),
-        mask=model.get("mask"),
-    )
-    read = spaces.of_network()
-    if "model" in model:
-        return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
-    if "memory_mlp" in model:
-        return spaces, MemoryMLPSpec.of(read, model["dtype"], model["memory_mlp"])
-    return spaces, MLPSpec.of(
-        read,
-        tuple(model["hidden_sizes"]),
-        model["activation"],
-        model["dtype"],
-        state_dependent_std=model.get("state_dependent_std", False),
-    )

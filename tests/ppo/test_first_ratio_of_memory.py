@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import own_models
+import own_memory_models
 import pytest
 from builders import random_weights
 
@@ -19,8 +19,12 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"env_id": "memory_worlds:Recalls"},
     "cnn": {"env_id": "memory_worlds:Pictured", "image_features": 16},
     "dict": {"env_id": "memory_worlds:Named"},
-    "own module": {"env_id": "memory_worlds:Recalls", "model": own_models.Running, "sequence_length": 5},
-    "own module for a dict": {"env_id": "memory_worlds:Named", "model": own_models.Running, "sequence_length": 5},
+    "own module": {"env_id": "memory_worlds:Recalls", "model": own_memory_models.Running, "sequence_length": 5},
+    "own module for a dict": {
+        "env_id": "memory_worlds:Named",
+        "model": own_memory_models.Running,
+        "sequence_length": 5,
+    },
 }
 MEMORIES: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru"}, "lstm": {"memory": "lstm"}}
 CASES = [

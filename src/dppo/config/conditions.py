@@ -14,6 +14,10 @@ SMALLER_THAN_MINIBATCH = When(
     lambda config: (config.micro_batch_size or 0) < config.rows_of_a_learner,
     "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out",
 )
+FLOAT32_NETWORK = When(
+    lambda config: config.dtype == "float32",
+    "dtype={config.dtype} asks for more precision than float32. Leave one of them out",
+)
 WITH_VALUE_LOSS = When(
     lambda config: config.vf_coef > 0, "vf_coef=0 disables the value loss. Leave it out, or raise vf_coef"
 )

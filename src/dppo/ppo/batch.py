@@ -109,6 +109,19 @@ class Batch:
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
 
 
+def take_rows(column: Tensor | dict[str, Tensor], index: Any) -> Tensor | dict[str, Tensor]:
+    """Return a copy of the rows at `index`; of several leaves, a dict."""
+    if isinstance(column, dict):
+        return {name: leaf.index_select(0, index) for name, leaf in column.items()}
+    return column.index_select(0, index)
+
+
+def num_bytes(column: Tensor | dict[str, Tensor]) -> int:
+    """Return the memory that a column of a batch takes."""
+    leaves = column.values() if isinstance(column, dict) else (column,)
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
 def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Any]:
     """Return consecutive pieces of so many rows, as views; of several leaves, each a dict."""
     if not isinstance(column, dict):

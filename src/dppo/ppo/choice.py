@@ -42,9 +42,8 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     """
     spaces = spaces.of_network()
     if network.model is not None:
-        spec = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
-        _check_sequence_length(network, spec)
-        return Choice(spec, f"your own {model_name(network.model)}", "model names it")
+        own = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
+        return _checked_own(own, network)
     images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
     vector = spaces.obs.names is None and not images and not spaces.categories
     separate = not images if network.trunk == "auto" else network.trunk == "separate"
@@ -66,8 +65,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         "activation": network.activation,
         "shared": not separate,
         "layer_norm": network.layer_norm,
-    }
-    kwargs |= {"state_dependent_std": True} if own_std else {}
+    } | ({"state_dependent_std": True} if own_std else {})
     if images:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:
@@ -87,8 +85,8 @@ def _built(network: Network, spaces: Spaces, kwargs: dict[str, Any], *, vector: 
     return ModuleSpec.of(spaces, MEMORY_NETWORK, kwargs, network.dtype)
 
 
-def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
-    """Refuse a module of the user's with memory and no length of sequences, or the other way round."""
+def _checked_own(spec: ModuleSpec, network: Network) -> Choice:
+    """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
     name = model_name(spec.model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
@@ -100,6 +98,7 @@ def _check_sequence_length(network: Network, spec: ModuleSpec) -> None:
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
+    return Choice(spec, f"your own {name}", "model names it")
 
 
 def _own_std(network: Network, spaces: Spaces) -> bool:

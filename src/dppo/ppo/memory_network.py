@@ -25,6 +25,8 @@ class MemoryNetwork(nn.Module):
     a body and a cell each.
     """
 
+    reads_bytes = True  # as of `EncoderNetwork`
+
     def __init__(
         self,
         spaces: Spaces,

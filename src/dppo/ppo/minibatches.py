@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch
+from dppo.ppo.batch import Batch, num_bytes, take_rows
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Parallel
+
+LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more time than memory
 
 
 def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
@@ -31,13 +33,17 @@ def draw_minibatches(
     """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
 
     Sizes differ by at most one sequence, so that none is left over. Minibatches without any transition on any rank are
-    left out.
+    left out. Large observations are copied one minibatch at a time, so that memory holds no second batch of them.
 
     Args:
         minibatches: how many to make; at most one for each sequence.
         standardize: give the advantages of each minibatch mean zero and deviation one (detail 7).
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
+    whole = batch.obs
+    cut_later = num_bytes(whole) > LARGE
+    if cut_later:  # the rows of observations are shuffled, not the observations
+        batch = replace(batch, obs=torch.arange(len(batch), device=permutation.device))
     shuffled = batch.take(permutation)
     count = min(minibatches, batch.sequences)
     small, larger = divmod(batch.sequences, count)
@@ -45,7 +51,13 @@ def draw_minibatches(
         edge = larger * (small + 1) * batch.length  # first come the minibatches with one sequence more
         shuffled = replace(shuffled, advantages=_standardized(shuffled, parallel, edge, larger, count - larger))
     pieces = shuffled.split([small + 1] * larger + [small] * (count - larger))
-    if batch.weights is None:
+    for piece, rows in _weighted(pieces, parallel):
+        yield (replace(piece, obs=take_rows(whole, piece.obs)) if cut_later else piece), rows
+
+
+def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
+    """Yield minibatches with their transitions per rank, by which their weights are scaled; leave out empty ones."""
+    if pieces[0].weights is None:
         yield from ((piece, float(len(piece))) for piece in pieces)
         return
     own = torch.stack([piece.weights.sum() for piece in pieces if piece.weights is not None])

@@ -15,6 +15,7 @@ from dppo.ppo.torch_state import default_dtype, one_thread
 from dppo.spaces import Spaces
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from dppo.ppo.recall import Recall
@@ -164,6 +165,12 @@ class Autograd:
         self.parameters = FlatParameters(parameters, zeros_like)
         self._module = module
         self._dtype = self.parameters.weights.dtype
+        self._reads_bytes = getattr(module, "reads_bytes", False)
+        self._lower: torch.dtype | None = None
+
+    def compute_in(self, lower: torch.dtype) -> None:
+        """Run the layers in the precision `lower` from now on; weights and outputs keep theirs."""
+        self._lower = lower
 
     def forward(
         self, obs: Tensor | dict[str, Tensor], recall: Recall | None = None
@@ -171,11 +178,30 @@ class Autograd:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         import torch
 
-        floats = {name: leaf.to(self._dtype) for name, leaf in obs.items()} if isinstance(obs, dict) else obs
-        inputs = floats if isinstance(floats, dict) else floats.to(self._dtype)
         with torch.enable_grad(), default_dtype(self._dtype):
-            head, values = self._module(inputs) if recall is None else recall.outputs(self._module, inputs)
+            if self._lower is None:
+                head, values = self._outputs(obs, recall)
+            else:
+                with torch.autocast(self.parameters.weights.device.type, self._lower):
+                    head, values = self._outputs(obs, recall)
+                head, values = head.to(self._dtype), values.to(self._dtype)
         return head.detach(), values.detach(), (head, values)
+
+    def _outputs(self, obs: Tensor | dict[str, Tensor], recall: Recall | None) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs(obs)
+        if recall is not None:
+            return recall.outputs(self._module, inputs)
+        head, values = self._module(inputs)
+        return head, values
+
+    def _inputs(self, obs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        if isinstance(obs, dict):
+            return {name: self._input(leaf) for name, leaf in obs.items()}
+        return self._input(obs)
+
+    def _input(self, leaf: Tensor) -> Tensor:
+        is_image = leaf.element_size() == 1 and leaf.dim() > 3
+        return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     def backward(
         self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor, *, accumulate: bool

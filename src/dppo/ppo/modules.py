@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.distributions import distribution_of
+from dppo.ppo.layers import Output, PixelConv
 from dppo.spaces import Categories, Spaces, is_image
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -27,6 +28,8 @@ class EncoderNetwork(nn.Module):
     An image goes through a CNN, categories become one-hot codes, all other numbers stay as they are. Hidden layers
     follow, unless the only leaf is an image, whose encoder ends in one. Initial weights are orthogonal (detail 2).
     """
+
+    reads_bytes = True  # images reach it as bytes in training, and as floats from `TorchActing`
 
     def __init__(
         self,
@@ -57,8 +60,8 @@ class EncoderNetwork(nn.Module):
 
         self.body = body()
         self.value_body = None if shared else body()
-        self.policy = orthogonal(nn.Linear(self.body.features, head_size - free), 0.01)
-        self.value = orthogonal(nn.Linear(self.body.features, 1), 1.0)
+        self.policy = orthogonal(Output(self.body.features, head_size - free), 0.01)
+        self.value = orthogonal(Output(self.body.features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(free)) if free else None
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
@@ -281,15 +284,6 @@ class Image(nn.Module):
         if self._axes is not None:
             pixels = pixels.permute(self._axes)
         return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
-
-
-class PixelConv(nn.Conv2d):
-    """A convolution over pixels divided by 255: its few weights are divided rather than the many pixels."""
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the convolution of `pixels` [rows, channels, height, width] / 255."""
-        convolved: Tensor = self._conv_forward(pixels, self.weight / 255, self.bias)
-        return convolved
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -6,14 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dppo.config.setting import metadata, setting
-
-
-def import_path(named: Any) -> str:
-    """Return `module:name` of a class or function, and a string unchanged."""
-    if isinstance(named, str):
-        return named
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
+from dppo.config.setting import import_path, metadata, setting
 
 
 @dataclass(frozen=True, kw_only=True)

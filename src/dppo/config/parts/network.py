@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
-from dppo.config.parts.env import import_path
-from dppo.config.setting import setting
+from dppo.config.setting import import_path, setting
 
 USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 

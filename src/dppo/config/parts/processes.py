@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dppo.config.conditions import ON_GPU, OWN_RAY, SMALLER_THAN_MINIBATCH, WITH_ACTORS, WITH_LEARNERS
+from dppo.config.conditions import FLOAT32_NETWORK, ON_GPU, OWN_RAY, SMALLER_THAN_MINIBATCH, WITH_ACTORS, WITH_LEARNERS
 from dppo.config.setting import When, setting
 
 
@@ -86,6 +86,12 @@ class Learners:
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu", "Device of SGD; auto: a GPU if there is one. Actors always use the CPU.", resume="close"
+    )
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "Arithmetic of layers in SGD; bfloat16 is for CNNs. Weights, losses, outputs and acting stay float32.",
+        resume="close",
+        when=(FLOAT32_NETWORK,),
     )
     micro_batch_size: int | None = setting(
         None,

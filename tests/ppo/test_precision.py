@@ -1,0 +1,176 @@
+"""Learning in bfloat16: near float32, reproducible, refused where it would be of no use; convolutions over blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+import dppo
+from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.config import Config
+from dppo.errors import ConfigError
+from dppo.ppo import precision
+from dppo.ppo.batch import Batch, make_batch
+from dppo.ppo.blocks import convolve_blocks, fits_blocks
+from dppo.ppo.layers import Output
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.trainer import PPOTrainer
+
+KINDS: dict[str, dict[str, Any]] = {
+    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
+    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
+    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
+    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
+    "own module": {"env_id": "CartPole-v1", "model": "own_models:Plain"},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def with_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute in bfloat16 on any CPU; one thread, because several only wait for each other in networks this small."""
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_of(kind: str, **changes: Any) -> Config:
+    base = {"num_samplers": 1, "envs_per_sampler": 4, "num_steps": 32, "update_epochs": 1, "minibatch_size": 64}
+    return Config(**(base | KINDS[kind] | changes))
+
+
+def trainer_and_batch(kind: str, **changes: Any) -> tuple[PPOTrainer, Batch]:
+    config = config_of(kind, **changes)
+    built = build_sampler(sampler_plan(config), 0)
+    trainer = build_trainer(trainer_plan(config), built.spaces)
+    _, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, trainer.weights()))
+    return trainer, make_batch([segment], None, None, gamma=0.99, gae_lambda=0.95)
+
+
+def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Tensor]:
+    trainer, batch = trainer_and_batch(kind, precision=arithmetic)
+    network = trainer.model.network
+    head, values, residuals = network.forward(batch.obs)
+    head, values = head.clone(), values.clone()
+    rows = torch.linspace(0.5, 1.5, len(batch))  # of one sign: nothing cancels
+    network.backward(residuals, rows.unsqueeze(1) * torch.ones_like(head), rows, accumulate=False)
+    return network.parameters.gradient.clone(), head, values
+
+
+@kinds
+def test_gradients_and_outputs_are_those_of_float32_to_two_digits(kind: str) -> None:
+    exact, exact_head, exact_values = gradient_and_outputs(kind, "float32")
+    found, head, values = gradient_and_outputs(kind, "bfloat16")
+    assert {one.dtype for one in (found, head, values)} == {torch.float32}
+    assert not torch.equal(found, exact)  # else nothing was computed in bfloat16
+    assert torch.linalg.vector_norm(found - exact) < 0.03 * torch.linalg.vector_norm(exact)
+    torch.testing.assert_close(head, exact_head, atol=0.01, rtol=0.02)
+    torch.testing.assert_close(values, exact_values, atol=0.01, rtol=0.02)
+
+
+@kinds
+def test_an_update_is_reproducible_and_leaves_weights_in_float32(kind: str) -> None:
+    weights = []
+    for _ in range(2):
+        trainer, batch = trainer_and_batch(kind, precision="bfloat16")
+        losses = trainer.update(batch, 1e-3, np.random.default_rng(0))
+        assert abs(losses["old_approx_kl"]) < 0.05
+        weights.append(trainer.weights())
+    assert weights[0].dtype == np.float32
+    assert weights[0].tobytes() == weights[1].tobytes()
+
+
+def test_last_layers_compute_in_float32() -> None:
+    torch.manual_seed(0)
+    layer, hidden = Output(64, 3), torch.randn(8, 64).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(hidden)
+    assert torch.equal(found, layer(hidden.float()))
+
+
+def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
+    exact, lower = (
+        dppo.train(config_of("nature", precision=one, total_timesteps=128, progress="off")).metrics[0]
+        for one in ("float32", "bfloat16")
+    )
+    assert exact["charts/episodes"] == lower["charts/episodes"]
+    assert exact["losses/value_loss"] != lower["losses/value_loss"]
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def test_float64_and_the_mlp_are_refused() -> None:
+    with pytest.raises(ConfigError, match="precision=bfloat16 has no effect: dtype=float64"):
+        config_of("nature", precision="bfloat16", dtype="float64")
+    with pytest.raises(ConfigError, match="written by hand in float32"):
+        trainer_and_batch("own module", model=None, precision="bfloat16")
+
+
+def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    with pytest.raises(ConfigError, match=r"this CPU .* would be slower than float32\. Use precision=float32"):
+        trainer_and_batch("nature", precision="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has"),
+    [
+        ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"neon": True, "bf16": True}, True),
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, False),
+    ],
+)
+def test_the_instructions_are_those_that_torch_finds(
+    capabilities: dict[str, bool], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert precision.cpu_has_bfloat16() is has
+
+
+# ------------------------------------------------------------------ convolutions over blocks
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("kernel", [(8, 8), (4, 12)])
+def test_a_convolution_over_blocks_equals_that_over_pixels(
+    channels: int, channels_last: bool, kernel: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shape = (3, 20, 24, channels) if channels_last else (3, channels, 20, 24)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    pixels = pixels.permute(0, 3, 1, 2) if channels_last else pixels
+    weight = torch.randn(5, channels, *kernel, dtype=torch.float64, generator=generator, requires_grad=True)
+    bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
+    assert fits_blocks(pixels, kernel, (4, 4), (0, 0))
+    expected = conv2d(pixels.double(), weight, bias, stride=4)
+    found = convolve_blocks(pixels, weight, bias, torch.float64)
+    torch.testing.assert_close(found, expected)
+    by_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    for one, other in zip(
+        torch.autograd.grad(found, (weight, bias), by_output),
+        torch.autograd.grad(expected, (weight, bias), by_output),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("sides", "kernel", "stride", "padding"),
+    [((20, 22), (8, 8), (4, 4), (0, 0)), ((20, 20), (6, 8), (4, 4), (0, 0)), ((20, 20), (8, 8), (2, 2), (0, 0)),
+     ((20, 20), (8, 8), (4, 4), (1, 1))],
+)  # fmt: skip
+def test_other_convolutions_stay_over_pixels(
+    sides: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    assert not fits_blocks(torch.zeros(1, 1, *sides, dtype=torch.uint8), kernel, stride, padding)

@@ -1,0 +1,55 @@
+"""The memory of a batch: printed where it is large, refused where it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import DISCRETE
+
+from dppo.config import Config
+from dppo.errors import ConfigError
+from dppo.records.batch_memory import batch_memory_in_words, memory_of_this_machine
+from dppo.spaces import Spaces
+
+IMAGES = Spaces(np.dtype((np.uint8, (4, 84, 84))), DISCRETE)
+NUMBERS = Spaces(np.dtype((np.float32, (4,))), DISCRETE)
+
+
+def config(**settings: int) -> Config:
+    return Config(env_id="CartPole-v1", total_timesteps=10**7, **settings)  # type: ignore[arg-type]
+
+
+def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
+    found = batch_memory_in_words(config(num_samplers=64, num_steps=256), IMAGES, memory=10**10)
+    assert found == ("Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch.")
+
+
+def test_little_memory_is_not_worth_a_line() -> None:
+    assert batch_memory_in_words(config(num_samplers=64, num_steps=256), NUMBERS) is None
+    assert batch_memory_in_words(config(), IMAGES) is None
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower num_steps"):
+        batch_memory_in_words(config(num_samplers=64, num_steps=256), IMAGES, memory=9 * 10**8)
+
+
+def test_learners_on_ray_have_memory_elsewhere() -> None:
+    shared = config(num_samplers=64, num_steps=256, num_actors=1, num_learners=2)
+    assert "shared by 2 learners" in str(batch_memory_in_words(shared, IMAGES, memory=9 * 10**8))
+
+
+def test_the_memory_of_this_machine_is_found_and_limited_by_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = memory_of_this_machine()
+    assert found is not None
+    assert found > 10**8
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("dppo.records.batch_memory.CGROUP_LIMIT", limit)
+    limit.write_text("1000000\n")
+    assert memory_of_this_machine() == 1_000_000
+    limit.write_text("max\n")
+    assert memory_of_this_machine() is not None
