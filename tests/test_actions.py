@@ -297,7 +297,8 @@ def test_a_killed_actor_does_not_change_the_weights(
     killed = {"env_id": "observed_worlds:Crashing", "env_kwargs": crash, "num_actors": 2}
     result = dppo.train(settings(tmp_path / "run", **changes | killed))
     assert marker.exists()
-    assert result.incidents == {"actor_lost": 1}
+    assert result.incidents.get("actor_lost") == 1
+    assert result.incidents.keys() <= {"actor_lost", "samplers_moved"}  # on a busy machine a replacement is late
     assert result.weights_sha256 == trained[case].weights_sha256
 
 

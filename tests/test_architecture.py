@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learner": {"config", "ppo", "cluster", "signals"},
     "building": {"described", "config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},
     "runner": {
-        "described", "config", "ppo", "envs", "assemble", "cluster", "building", "learner", "policy", "records", "signals",
+        "described", "config", "ppo", "envs", "assemble", "cluster", "building", "learner", "policy", "records",
+        "signals",
     },
     "commands": {
         "config", "envs", "cluster.session", "evaluation", "learner", "policy", "records", "runner", "signals",

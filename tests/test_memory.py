@@ -18,6 +18,7 @@ from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 
 ITERATIONS = 3
+OWN = "own_memory_models:Running"
 CASES: dict[str, dict[str, Any]] = {
     "lstm": {"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
     "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "recompute_advantages": True},

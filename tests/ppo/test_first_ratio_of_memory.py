@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import own_memory_models
 import pytest
 from builders import random_weights
+from own_memory_models import Running
 
 from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.cluster.learning.update import train_on
@@ -19,10 +19,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"env_id": "memory_worlds:Recalls"},
     "cnn": {"env_id": "memory_worlds:Pictured", "image_features": 16},
     "dict": {"env_id": "memory_worlds:Named"},
-    "own module": {"env_id": "memory_worlds:Recalls", "model": own_memory_models.Running, "sequence_length": 5},
+    "own module": {"env_id": "memory_worlds:Recalls", "model": Running, "sequence_length": 5},
     "own module for a dict": {
         "env_id": "memory_worlds:Named",
-        "model": own_memory_models.Running,
+        "model": Running,
         "sequence_length": 5,
     },
 }

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import own_memory_models
-import own_models
+import own_memory_models as own
 import pytest
 import torch
 from builders import BOX, DISCRETE, random_weights
+from own_models import Plain
 from torch import Tensor, nn
 
 from dppo.actions import Actions
@@ -51,8 +51,8 @@ NETWORKS = {
     "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
     "image and lstm": chosen(IMAGE, memory="lstm", image_features=12, memory_size=6),
     "dict and gru": chosen(NEST, memory="gru", image_features=12, memory_size=6),
-    "own module": chosen(VECTOR, model=own_memory_models.Running, sequence_length=4),
-    "own module for a dict": chosen(NEST, model=own_memory_models.Running, sequence_length=4),
+    "own module": chosen(VECTOR, model=own.Running, sequence_length=4),
+    "own module for a dict": chosen(NEST, model=own.Running, sequence_length=4),
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
 all_actions = pytest.mark.parametrize("actions", ACTIONS)
@@ -208,18 +208,18 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (own_memory_models.NeverStarts, "where starts is True differ from those of a state of zeros"),
-        (own_memory_models.FirstState, "its state where starts is True differ"),
-        (own_memory_models.Backward, "its head of a sequence differ from those of its steps one after the other"),
-        (own_memory_models.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
+        (own.NeverStarts, "where starts is True differ from those of a state of zeros"),
+        (own.FirstState, "its state where starts is True differ"),
+        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
+        (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
         (
-            own_memory_models.WideState,
+            own.WideState,
             "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
         ),
-        (own_memory_models.MeanState, "depend on the other rows of the batch"),
-        (own_memory_models.OddSize, "its state_size is (8,). It must be the number of elements"),
+        (own.MeanState, "depend on the other rows of the batch"),
+        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
         (
-            own_memory_models.OneStep,
+            own.OneStep,
             "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
         ),
     ],
@@ -234,6 +234,6 @@ def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], wo
 
 def test_a_module_with_memory_needs_the_length_of_sequences() -> None:
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set sequence_length to a divisor"):
-        chosen(VECTOR, model=own_memory_models.Running)(DISCRETE, "float32")
+        chosen(VECTOR, model=own.Running)(DISCRETE, "float32")
     with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=own_models:Plain has no memory"):
-        chosen(VECTOR, model=own_models.Plain, sequence_length=4)(DISCRETE, "float32")
+        chosen(VECTOR, model=Plain, sequence_length=4)(DISCRETE, "float32")

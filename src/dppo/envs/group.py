@@ -13,7 +13,7 @@ from dppo.envs.checks import SpaceChecks, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.faults import BadStep
 from dppo.envs.make import close_all
-from dppo.envs.masks import MaskReader
+from dppo.envs.masks import mask_reader
 from dppo.envs.packing import packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
@@ -59,22 +59,19 @@ class EnvGroup:
         """
         self.num_envs = len(envs)
         self.obs = spaces.obs
-        self._actions = spaces.actions
         self._spaces = spaces
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-        self._pack = pack if drop_bad_steps else quick_packer(spaces.returned, pack)
+        self._pack = quick_packer(spaces.returned, pack) if spaces.obs.names is None and not drop_bad_steps else pack
         self._owner = owner
         self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
         self._progress = progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         self._made = envs
+        shared = {"pack": self._pack, "each_step": drop_bad_steps, "episode_seed": episode_seed}
         self._envs = [
-            CheckedEnv(
-                env, index, owner, self._checks, pack=self._pack, each_step=drop_bad_steps, episode_seed=episode_seed,
-                masks=MaskReader(env, spaces) if spaces.mask is not None else None,
-            )
+            CheckedEnv(env, index, owner, self._checks, masks=mask_reader(env, spaces), **shared)
             for index, env in enumerate(envs)
-        ]  # fmt: skip
+        ]
         self._report_masks = report_masks and spaces.mask is None and spaces.actions.choices is not None
         self._dropped_in_a_row = [0] * self.num_envs
 
@@ -115,7 +112,7 @@ class EnvGroup:
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
-        for env, action in enumerate(self._actions.each(actions)):
+        for env, action in enumerate(self._spaces.actions.each(actions)):
             try:
                 seen, rewards[env], ended, cut, info = self._envs[env].step(action)
             except BadStep as error:
@@ -258,7 +255,7 @@ class EnvGroup:
     def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
         self._reset(env, int(carry.episodes[env]))
         self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
-        for number, action in enumerate(self._actions.each(actions)):
+        for number, action in enumerate(self._spaces.actions.each(actions)):
             _, _, terminated, truncated, _ = self._envs[env].step(action)
             self._progress.replay()
             if terminated or truncated:

@@ -65,15 +65,13 @@ class PPOAgent:
             state: [..., E, S] before the step, of a network with memory.
         """
         head, values, after = self._outputs(obs, state)
-        if self.mask is not None:
-            head = allowed(head, masks_of(obs))
+        head = self._allowed(head, obs)
         return Decision(self.distribution.sample(head, noise), head, values, after)
 
     def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> Decision:
         """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
         head, values, after = self._outputs(obs, state)
-        if self.mask is not None:
-            head = allowed(head, masks_of(obs))
+        head = self._allowed(head, obs)
         return Decision(self.distribution.mode(head), head, values, after)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
@@ -88,9 +86,20 @@ class PPOAgent:
         """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
         return self.distribution.log_prob(head, actions)
 
+    def readable(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] without their masks."""
+        return obs if self.mask is None else without_mask(obs, self.mask)
+
+    def masks(self, obs: np.ndarray) -> np.ndarray | None:
+        """Return the masks [..., M] of stored observations [...]; None if there are none."""
+        return None if self.mask is None else masks_of(obs)
+
+    def _allowed(self, head: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        masks = self.masks(obs)
+        return head if masks is None else allowed(head, masks)
+
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
-        if self.mask is not None:
-            obs = without_mask(obs, self.mask)
+        obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale), state)
         x = obs.astype(self._dtype)

@@ -23,7 +23,6 @@ from dppo.ppo.segment import (
     SegmentReport,
     SegmentRequest,
 )
-from dppo.spaces import masks_of, without_mask
 
 
 class PPOSampler:
@@ -241,9 +240,9 @@ class _Run:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
-        obs, mask = self.obs[s, :-1], self._agent.mask
+        obs, agent = self.obs[s, :-1], self._agent
         segment = Segment(
-            obs=obs if mask is None else without_mask(obs, mask),
+            obs=agent.readable(obs),
             actions=self._actions[s],
             logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
             values=self._values[s],
@@ -252,19 +251,15 @@ class _Run:
             terminated=self._terminated[s],
             truncated=self._truncated[s],
             valid=self._valid[s],
-            masks=None if mask is None else masks_of(obs),
+            masks=agent.masks(obs),
         )
         if self.states is not None:
             segment = replace(segment, states=self.states.of_sequences[s])
         if not self._keep_successors:
             return segment
         followed = segment.followed
-        successors = self._successors[s][followed]
-        return replace(
-            segment,
-            successors=successors if mask is None else without_mask(successors, mask),
-            successor_states=None if self.states is None else self.states.after_steps[s][followed],
-        )
+        states = None if self.states is None else self.states.after_steps[s][followed]
+        return replace(segment, successors=agent.readable(self._successors[s][followed]), successor_states=states)
 
 
 def collect_together(
