@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench_envs import POSITIONS
+
 from dppo.config import make_config, presets
 from dppo.evaluation import evaluate
 from dppo.runner import train
@@ -59,12 +61,27 @@ SQUARES = {  # bench_envs.py: the best policy has a return of 0.93
     "minibatch_size": 256,
     "learning_rate": 0.001,
 }
+POSITIONS_ONLY = {  # bench_envs.py: CartPole without velocities
+    "env_id": POSITIONS,
+    "memory": "lstm",
+    "total_timesteps": 300_000,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.002,
+    "gae_lambda": 0.9,
+    "gamma": 0.98,
+    "ent_coef": 0.0,
+    "norm_obs": True,
+    "norm_reward": True,
+}
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
     "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
     "pendulum-preset": Row(
         {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
     ),
+    "positions-lstm": Row(POSITIONS_ONLY, 5, 475.0, "eval", 0.51, "none"),
+    "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
     "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }

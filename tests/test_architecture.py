@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {
         "config", "envs", "cluster.session", "evaluation", "learner", "policy", "records", "runner", "signals",
     },
-    "__init__": {"config", "evaluation", "policy", "records", "runner"},
+    "__init__": {"config", "evaluation", "policy", "ppo.recurrence", "records", "runner"},
     "__main__": {"__init__", "commands"},
 }  # fmt: skip
 
