@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dppo.ppo.cells import STATES
 from dppo.ppo.distributions import distribution_of
+from dppo.ppo.layers import Output
 from dppo.ppo.modules import Body, encoder_of, orthogonal
 from dppo.ppo.recurrence import over_time
 from dppo.spaces import Spaces
@@ -50,8 +51,8 @@ class MemoryNetwork(nn.Module):
         self.value_body = None if shared else body_of(spaces, **layers)
         self.memory = orthogonal_cell(CELLS[memory](self.body.features, memory_size))
         self.value_memory = None if shared else orthogonal_cell(CELLS[memory](self.body.features, memory_size))
-        self.policy = orthogonal(nn.Linear(memory_size, head_size - free), 0.01)
-        self.value = orthogonal(nn.Linear(memory_size, 1), 1.0)
+        self.policy = orthogonal(Output(memory_size, head_size - free), 0.01)
+        self.value = orthogonal(Output(memory_size, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(free)) if free else None
         self.state_size = STATES[memory] * memory_size * (1 if shared else 2)
 
