@@ -22,9 +22,10 @@ MARKER = "DPPO_TEST_MARKER"  # a variable that only the processes of one command
 
 
 def fresh_environment(**changes: str) -> dict[str, str]:
-    """Return this environment without settings of Ray, and with `tests` on the import path."""
+    """Return this environment without settings of Ray, but for its priority, and with `tests` on the import path."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "CI"}
-    return inherited | {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(TESTS)))} | changes
+    ours = {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(TESTS))), "RAY_worker_niceness": "0"}
+    return inherited | ours | changes
 
 
 class Command:

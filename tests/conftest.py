@@ -10,6 +10,8 @@ import pytest
 from shapes import check_shapes
 
 check_shapes()
+# Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
+os.environ |= {"RAY_worker_niceness": "0"}
 os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
 
 

@@ -303,6 +303,7 @@ def test_an_unsupported_space_is_named_before_anything_is_printed(
     for word in words:
         assert word in said
     assert len(said.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing behind"
 
 
 def test_an_unsupported_space_is_reported_once_by_several_actors(

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import observed_worlds
 import pytest
@@ -13,9 +14,12 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
+from dppo.building import most_parameters
 from dppo.config import make_config
 from dppo.envs.make import make_env
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
+from dppo.ppo.choice import choose_network
 
 ITERATIONS = 3
 TEXTS = ("mission", "robot.note")
@@ -266,3 +270,20 @@ def test_a_policy_of_a_checkpoint_with_other_categories_is_not_loaded_for_resumi
     with pytest.raises((CheckpointError, ConfigError)):
         dppo.train(make_config({"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}, "run_dir": run,
                                 "num_samplers": 2, "num_steps": 10, "total_timesteps": 40}), resume=run)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("space", "settings"),
+    [
+        (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
+        (gym.spaces.Box(0, 255, (96, 96, 3), np.uint8), {"image_encoder": "impala", "trunk": "separate"}),
+        (gym.spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
+    ],
+    ids=["nature", "impala", "wide"],
+)
+def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], settings: dict[str, Any]) -> None:
+    """Ray starts before the spaces are known, and so before the network is."""
+    world = gym.Env[Any, Any]()
+    world.observation_space, world.action_space = space, gym.spaces.Discrete(3)
+    config = make_config({"env_id": "CartPole-v1", **settings})
+    assert most_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters

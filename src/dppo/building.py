@@ -25,7 +25,7 @@ from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # an estimate: the size of a user's network is not known before its environment
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
 
 logger = logging.getLogger("dppo")
 
@@ -105,13 +105,19 @@ def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     from dppo.cluster.session import RaySession, store_bytes_for
 
-    parameters = 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
-    if config.model is not None:
-        parameters = PARAMETERS_OF_A_MODEL
-    store_bytes = store_bytes_for(config.batch_size, parameters)
+    store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
+
+
+def most_parameters(config: Config) -> int:
+    """Return a bound of the network's parameters, to size the object store before the spaces are known.
+
+    It does not hold for very large networks of a user.
+    """
+    hidden = 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+    return hidden + PARAMETERS_OF_A_MODEL
 
 
 def _make_collector(

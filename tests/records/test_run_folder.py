@@ -24,7 +24,7 @@ from dppo.__main__ import main
 from dppo.config import make_config, resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records import checkpoint as checkpoints
-from dppo.records.run_folder import config_of
+from dppo.records.run_folder import config_of, open_run
 from dppo.records.run_lock import RunLock
 
 BATCH, ITERATIONS = 32, 3
@@ -430,3 +430,20 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
             assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
     marker.unlink()
     assert dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
+
+
+def test_folders_that_a_run_created_and_did_not_use_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = make_config({"env_id": "CartPole-v1"})
+    with open_run(config, None):
+        assert list(Path("runs").iterdir())
+    assert not Path("runs").exists()
+    with open_run(config, None), open_run(make_config({"env_id": "CartPole-v1", "name": "other"}), None) as other:
+        (other.path / "metrics.jsonl").touch()
+    assert list(Path("runs").iterdir()) == [other.path.relative_to(tmp_path)], "what another run uses stays"
+    Path("mine").mkdir()
+    with open_run(make_config({"env_id": "CartPole-v1", "run_dir": Path("mine")}), None):
+        pass
+    assert Path("mine").exists(), "it was there before"

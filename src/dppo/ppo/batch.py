@@ -33,7 +33,8 @@ class Batch:
     """Normalised; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
-    """Log-probabilities under the policy that collected the segments."""
+    """Log-probabilities under the policy that ratios are measured from: the one that collected the segments or, with
+    policy lag, the one to update."""
     values: Float[Tensor, " B"]
     """Values under the policy that collected the segments."""
     advantages: Float[Tensor, " B"]
@@ -186,7 +187,7 @@ def make_batch(
         weights=None if valid is None else rows(valid.astype(dtype)),
         masks=rows(merged["masks"]) if "masks" in merged else None,
         length=length,
-        rollout=_rollout(segments, rewards, obs_scale, gamma, gae_lambda),
+        rollout=_rollout(segments, merged | {"rewards": rewards}, obs_scale, gamma, gae_lambda),
         recall=_recall(segments, merged["terminated"] | merged["truncated"], length),
     )
 
@@ -201,16 +202,21 @@ def _learnt(
 
 
 def _rollout(
-    segments: Sequence[Segment], rewards: np.ndarray, obs_scale: ObsScale | None, gamma: float, gae_lambda: float
+    segments: Sequence[Segment],
+    merged: dict[str, np.ndarray],
+    obs_scale: ObsScale | None,
+    gamma: float,
+    gae_lambda: float,
 ) -> Rollout | None:
-    """Return what advantages can be estimated from again; None if the segments hold no successors."""
+    """Return what advantages can be estimated from again; None if the segments hold no successors.
+
+    Args:
+        merged: the columns of all segments [T, N * E, ...], with the rewards to learn from.
+    """
     successors = [one.successors for one in segments if one.successors is not None]
     if not successors:
         return None
-    terminated, truncated, valid = (
-        np.concatenate([getattr(one, name) for one in segments], axis=1)
-        for name in ("terminated", "truncated", "valid")
-    )
+    rewards, terminated, truncated, valid = (merged[name] for name in ("rewards", "terminated", "truncated", "valid"))
     inputs = _inputs(
         np.concatenate(successors)[None],
         segments[0].values.dtype,

@@ -26,7 +26,7 @@ class Choice:
 
     spec: NetworkSpec
     layers: str
-    """What it is made of, in words."""
+    """Its layers in words, for the log."""
     reason: str
 
     def in_words(self) -> str:

@@ -1,4 +1,4 @@
-"""What a network reads of observations: amounts as floats, normalised; images and categories as they are stored."""
+"""Inputs of a network: amounts as normalised floats; images and categories as they are stored."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class PPOTrainer:
                 gradient.mul_(factor)
             step = _Step(losses, norm, rows)
             if self._adapted is not None and ppo.desired_kl is not None:
-                if number > 0:  # before the first step the policy is the one that collected
+                if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
                     self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
                 learning_rate = self._adapted
             self._optimizer.step(learning_rate)

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -45,11 +46,18 @@ class Start:
 
 
 class RunFolder:
-    """The folder of a run, locked while it is entered. Leaving removes a folder that was created and not used."""
+    """The folder of a run, locked while it is entered. Leaving removes folders that were created and not used."""
 
     def __init__(
-        self, path: Path, lock: RunLock, *, made: bool, start: Start | None = None, origin: Start | None = None
+        self,
+        path: Path,
+        lock: RunLock,
+        *,
+        made: Sequence[Path] = (),
+        start: Start | None = None,
+        origin: Start | None = None,
     ) -> None:
+        """Take over `lock`, and the folders `made` for this run, innermost first."""
         self.path = path
         """Absolute: an environment may change the current directory."""
         self.start = start
@@ -89,8 +97,9 @@ class RunFolder:
         if self._made:
             with suppress(OSError):  # it is in use, and so not empty
                 (self.path / checkpoints.FOLDER).rmdir()
-            with suppress(OSError):
-                self.path.rmdir()
+        with suppress(OSError):  # other runs have used the outer ones meanwhile
+            for folder in self._made:
+                folder.rmdir()
 
 
 def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> RunFolder:
@@ -124,7 +133,7 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
         run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
     path = Path(os.path.abspath(run_dir))
     try:
-        made = not path.exists()
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, RunLock(path), made=made, origin=origin)
     except OSError as error:
@@ -244,7 +253,7 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
         lock.close()
         raise
     start = Start(found.path, checkpoint.arrays, checkpoint.state, found.damaged, found.newest, changes)
-    return RunFolder(run_dir, lock, made=False, start=start)
+    return RunFolder(run_dir, lock, start=start)
 
 
 def _branch_off(config: Config, path: Path) -> RunFolder:
