@@ -58,8 +58,7 @@ class EnvGroup:
             EnvironmentFault: the environments have different spaces.
         """
         self.num_envs = len(envs)
-        self.obs = spaces.obs
-        self._spaces = spaces
+        self.obs, self._spaces = spaces.obs, spaces
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
         self._pack = quick_packer(spaces.returned, pack) if spaces.obs.names is None and not drop_bad_steps else pack
         self._owner = owner
@@ -67,12 +66,12 @@ class EnvGroup:
         self._progress = progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         self._made = envs
-        shared = {"pack": self._pack, "each_step": drop_bad_steps, "episode_seed": episode_seed}
+        shared: dict[str, Any] = {"pack": self._pack, "each_step": drop_bad_steps, "episode_seed": episode_seed}
         self._envs = [
             CheckedEnv(env, index, owner, self._checks, masks=mask_reader(env, spaces), **shared)
             for index, env in enumerate(envs)
         ]
-        self._report_masks = report_masks and spaces.mask is None and spaces.actions.choices is not None
+        self._report_masks = report_masks
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
@@ -84,7 +83,8 @@ class EnvGroup:
             self._pack_with(self._checks.watching(self._pack))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
-        if self._sampler_id == 0 and self._report_masks and self._envs[0].offers_mask:
+        usable = self._spaces.mask is None and self._spaces.actions.choices is not None
+        if self._sampler_id == 0 and self._report_masks and usable and self._envs[0].offers_mask:
             log.incidents.append(Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}"))
         log.seconds += time.perf_counter() - began
 
