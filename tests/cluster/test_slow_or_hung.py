@@ -115,6 +115,15 @@ def replaying(per_s: float, of: int, until: float = float("inf"), since: float =
     return look
 
 
+def stepping(per_s: float, until: float) -> Any:
+    """Return the progress of an actor that makes `per_s` steps per second until it stops."""
+
+    def look(now: float) -> Progress:
+        return Progress(1000 + int(per_s * min(now, until)), 1000, Phase.STEP, 0, 0, 0, 0)
+
+    return look
+
+
 def one_that_rebuilds() -> Driver:
     """Return a driver whose actor sent two segments, was lost, and has been asked to rebuild its sampler."""
     driver = Driver([[0]])
@@ -150,7 +159,7 @@ def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress(
     assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     lost = driver.all(Report)[0]
     assert lost.incident.kind == "actor_hung"
-    assert "actor 0 (samplers 0) sent no segment for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
+    assert "actor 0 (samplers 0) made no progress for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
         lost.text
     )
 
@@ -164,19 +173,37 @@ def test_a_replay_that_shows_no_progress_counts_as_hung_after_one_deadline(seen:
     assert driver.times(Kill)[0] == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
-def test_only_the_first_segment_has_no_deadline_while_it_progresses() -> None:
-    """Later segments create no environments, and an environment may step without end."""
+@pytest.mark.parametrize("segment", [0, 1, 2])
+def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_segment(segment: int) -> None:
     driver = Driver([[0]])
-    driver.moving[0] = replaying(3, 0)
+    for index in range(segment):
+        driver.request(index)
+        driver.answer()
+    driver.moving[0] = stepping(0.2, until=100)
+    driver.request(segment)
+    driver.wait(200)
+    assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
+    words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
+    assert words in driver.all(Report)[0].text
+
+
+def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments() -> None:
+    driver = Driver([[0, 1, 2]])
     driver.request(0)
-    driver.wait(100)
-    assert not driver.all(Kill)
     driver.answer()
-    driver.forget()
     driver.request(1)
-    driver.wait(20)
+    driver.wait(40)
+    assert driver.times(Kill)[0] == pytest.approx(30, abs=LIMITS.look_s / 2 + 2 * STEP_S)
+    assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in driver.all(Report)[0].text
+
+
+def test_no_actor_is_looked_at_that_has_no_question() -> None:
+    driver = Driver([[0]])
+    driver.request(0)
+    driver.answer()
+    driver.wait(100)
     assert not driver.all(Look)
-    assert driver.times(Kill) == [110.5]
+    assert not driver.all(Kill)
 
 
 def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -> None:
@@ -196,9 +223,10 @@ def test_after_its_replay_an_actor_has_ordinary_deadlines_again() -> None:
     driver.wait(50)
     driver.answer()
     driver.forget()
+    driver.moving.clear()
     driver.request(3)
     driver.wait(20)
-    assert driver.times(Kill) == [60.5]
+    assert driver.times(Kill)[0] == pytest.approx(60, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
 def test_after_a_long_update_the_engine_looks_at_an_actor_before_it_counts_as_hung() -> None:
@@ -243,8 +271,8 @@ def test_the_restart_of_an_actor_is_logged() -> None:
     driver.on(Died(0, 1, "died"))
     driver.wait(35)
     assert driver.logged() == [
-        "waiting for 2 of 3 segments for 30 s (samplers 0, 1); actor 0 is being restarted; an actor that sends none "
-        "for 100 s is replaced"
+        "waiting for 2 of 3 segments for 30 s (samplers 0, 1); actor 0 is being restarted; an actor that makes no "
+        "progress for 100 s is replaced"
     ]
 
 

@@ -176,7 +176,6 @@ class Collecting:
             self._owed.discard(report.sampler_id)
         self.timings[actor.actor_id] = self.timings.get(actor.actor_id, Timings()) + answer.timings
         self._budget.delivered(actor.actor_id)
-        actor.delivered = True
         actor.extend(now, self.limits)
         return []
 
@@ -251,8 +250,7 @@ class Collecting:
             return "; ".join([f"waiting for the first environment {waited}", *_shortened(restarted)])
         owed = sorted(self._owed)
         samplers = f"samplers {_listed(owed[:8])}{' ...' if len(owed) > 8 else ''}"
-        failure = "makes no progress" if replaying else "sends none"
-        rule = f"an actor that {failure} for {self.limits.segment_timeout_s:g} s is replaced"
+        rule = f"an actor that makes no progress for {self.limits.segment_timeout_s:g} s is replaced"
         segments = f"waiting for {len(owed)} of {len(self._where)} segments {waited} ({samplers})"
         return "; ".join([segments, *_shortened(restarted), *_shortened(replaying), rule])
 
@@ -306,9 +304,10 @@ class Collecting:
         limit = f"segment_timeout_s={self.limits.segment_timeout_s:g}"
         if self._describing:
             return f"made no environment within {limit}"
+        standstill = "sent no segment" if actor.progress is None else "made no progress"
         stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
         return (
-            f"sent no segment for {limit}{stuck} and counts as hung; if its simulator is only slow, raise "
+            f"{standstill} for {limit}{stuck} and counts as hung; if a single step or reset takes longer, raise "
             f"segment_timeout_s"
         )
 

@@ -18,8 +18,7 @@ class Limits:
     """Deadlines in seconds, and the restart budget."""
 
     segment_timeout_s: float = math.inf
-    """For each segment that an actor owes. While an actor rebuilds samplers, and before its first segment, the time
-    counts from its last observed progress."""
+    """For each segment that an actor owes; later, from its last observed progress."""
     max_actor_restarts: int = 0
     """Replacements of an actor in a row without a segment before the run stops."""
     start_timeout_s: float = 120.0
@@ -31,7 +30,7 @@ class Limits:
 
     @property
     def look_s(self) -> float:
-        """Interval between two looks at the progress of an actor that may be slow."""
+        """Interval between two looks at the progress of an actor that has a question."""
         return min(self.segment_timeout_s / 4, self.quiet_s)
 
     @property

@@ -39,24 +39,18 @@ class Actor:
     """Samplers of each unanswered question, by the id of the question."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect next without being rebuilt."""
-    delivered: bool = False
-    """True once its process has sent a segment."""
-    slow_is_fine: bool = False
-    """True while it creates environments or replays episodes: as long as it progresses, it is not hung."""
     rebuilds: bool = False
     """True while it replays episodes."""
     look_at: float = math.inf
     """Time of the next look at its progress."""
     progress: Progress | None = None
-    """Result of the last look, while `slow_is_fine`."""
+    """Result of the last look since the last question."""
 
     def ask(self, ask_id: int, samplers: tuple[int, ...], now: float, limits: Limits, *, rebuilds: bool) -> None:
         """Record a question."""
         self.asked[ask_id] = samplers
         self.rebuilds |= rebuilds
-        self.slow_is_fine = self.rebuilds or not self.delivered
-        self.progress = None
-        self.look_at = now + limits.look_s if self.slow_is_fine else math.inf
+        self.progress, self.look_at = None, now + limits.look_s
         self.extend(now, limits)
 
     def extend(self, now: float, limits: Limits) -> None:
@@ -64,11 +58,14 @@ class Actor:
         owed = sum(map(len, self.asked.values()))
         self.due = now + owed * limits.segment_timeout_s if owed else math.inf
         if not owed:
-            self.slow_is_fine, self.rebuilds, self.progress, self.look_at = False, False, None, math.inf
+            self.rebuilds, self.progress, self.look_at = False, None, math.inf
 
     def progressed(self, progress: Progress, now: float, limits: Limits) -> None:
-        """Record a look; extend the deadline if the actor has progressed since the last one."""
-        if not self.slow_is_fine:
+        """Record a look; extend the deadline if the actor has progressed since the last one.
+
+        This ends: a question asks for a finite number of steps and resets.
+        """
+        if not self.asked:
             return
         before = progress.began if self.progress is None else self.progress.moves
         if progress.moves != before:
@@ -82,7 +79,7 @@ class Actor:
         """
         if now <= self.due:
             return False
-        if self.slow_is_fine and now >= self.look_at:
+        if now >= self.look_at:
             self.due = now + limits.look_s / 2
             return False
         return True
@@ -92,6 +89,5 @@ class Actor:
         self.state, self.start_at, self.missing_since = State.ABSENT, now, now
         self.asked.clear()
         self.holds.clear()
-        self.delivered = False
         self.due = self.look_at = math.inf
-        self.slow_is_fine, self.rebuilds, self.progress = False, False, None
+        self.rebuilds, self.progress = False, None

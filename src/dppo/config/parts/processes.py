@@ -41,8 +41,8 @@ class Actors:
     )
     segment_timeout_s: float = setting(
         600.0,
-        "Longest time in seconds for one segment. An actor that takes longer counts as hung: it is killed and "
-        "replaced.",
+        "Longest time in seconds for one step or reset of an environment. An actor that makes none for so long counts "
+        "as hung: it is killed and replaced.",
         resume="free",
         when=(WITH_ACTORS,),
         gt=0,
