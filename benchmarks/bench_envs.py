@@ -89,6 +89,11 @@ class Squares(gym.Env):
         return image
 
 
+def make_large() -> gym.Env:
+    """Make CartPole-v1 with a reward of 1000 a step."""
+    return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: 1000 * float(reward))
+
+
 def make_atari(env_id: str) -> gym.Env:
     """Make a game that returns stacks of four frames of 84 x 84 grey pixels: [4, 84, 84] bytes.
 

@@ -272,7 +272,7 @@ def startup(repeats: int, before: Path | None = None) -> dict[str, Any]:
 def pong(repeats: int, before: Path | None = None) -> dict[str, Any]:
     """ALE/Pong-v5, 8 envs, T=128, K=4, M=256, Nature CNN; dppo on 2 actors and 2 threads of SGD, in bfloat16."""
     env = {"env_id": "ALE/Pong-v5", "atari": True}
-    work = Work(env, 128, update_epochs=4, minibatch_size=256, total_timesteps=12 * 1024)
+    work = Work(env, 128, update_epochs=4, minibatch_size=256, total_timesteps=8 * 1024)
     own = replace(work, workers=2, samplers=2, settings={"learner_threads": 2})
     lower = replace(own, settings=own.settings | {"precision": "bfloat16"})
     workers = "SB3, 8 workers"

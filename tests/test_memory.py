@@ -21,7 +21,7 @@ ITERATIONS = 3
 OWN = "own_memory_models:Running"
 CASES: dict[str, dict[str, Any]] = {
     "lstm": {"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
-    "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "recompute_advantages": True},
+    "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
     "own": {
         "env_id": "memory_worlds:Recalls",
         "model": "own_memory_models:Running",

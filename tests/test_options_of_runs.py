@@ -29,6 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "recompute_advantages": True,
     "norm_obs": True,
     "norm_reward": True,
+    "norm_value": True,
     "freeze_norm_after": 320,
     "clip_reward": 0.7,
     "progress": "off",
@@ -75,6 +76,16 @@ def test_a_resumed_run_with_every_option_is_the_run_that_was_not_interrupted(
     assert len(set(rates)) > 1
 
 
+def test_a_resumed_run_with_values_in_their_own_unit_continues_the_segment_in_flight(tmp_path: Path) -> None:
+    """With `overlap`, the policy in flight has the unit of an earlier update."""
+    options: dict[str, Any] = {"overlap": True, "norm_reward": False, "freeze_norm_after": None, "scale_reward": 100.0}
+    whole = train(tmp_path / "whole", clip_reward=None, **options)
+    train(tmp_path / "half", clip_reward=None, stop_after=2, **options)
+    resumed = train(tmp_path / "half", clip_reward=None, resume=tmp_path / "half", **options)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert whole.metrics[-1]["losses/value_mean"] > 100
+
+
 def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
     off: dict[str, Any] = {
         "desired_kl": None,
@@ -82,6 +93,7 @@ def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
         "anneal_ent": False,
         "recompute_advantages": False,
         "freeze_norm_after": None,
+        "norm_value": False,
         "clip_reward": None,
     }
     weights = {

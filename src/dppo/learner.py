@@ -17,6 +17,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
 from dppo.ppo.normalizer import ObsScale, Statistics
 from dppo.ppo.segment import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.value_scale import ValueScale
 from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
@@ -79,6 +80,7 @@ class PPOLearner:
         self._ledger = ledger
         self._statistics = statistics
         self._overlap = overlap
+        self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._notify = notify
         self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
@@ -146,6 +148,7 @@ class PPOLearner:
             except SegmentsLost as error:
                 collected = self._collect_again(collected, error, stop)
         update_s = time.monotonic() - began
+        self._value_scale = ValueScale.of_figures(losses)
         self._commit(collected, merged)
         incidents, self._new_incidents = tuple(self._new_incidents), []
         return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
@@ -189,7 +192,7 @@ class PPOLearner:
 
     def snapshot(self) -> PolicySnapshot:
         """Return a copy of the current policy for samplers."""
-        return _policy(self.iteration, self._trainers.weights(), self._statistics)
+        return _policy(self.iteration, self._trainers.weights(), self._statistics, self._value_scale)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all weights."""
@@ -215,6 +218,8 @@ class PPOLearner:
         if acting is not None and acting.policy.version != self.iteration:
             arrays["in_flight"] = {"weights": acting.policy.weights} | acting.statistics.arrays()
             values["version_in_flight"] = acting.policy.version
+            if acting.policy.value_scale is not None:
+                values["value_scale_in_flight"] = astuple(acting.policy.value_scale)
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
@@ -228,6 +233,7 @@ class PPOLearner:
     def _start_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
         self._trainers.load(self._trainers.spec.flatten(arrays["model"]), optimizer)
         self._statistics = self._statistics.loaded(arrays["normalizer"])
+        self._value_scale = ValueScale.of_state(optimizer)
 
     def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
         """Restore the result of `state`; samplers are rebuilt by their first request."""
@@ -240,10 +246,15 @@ class PPOLearner:
         self.incidents.update(values["incidents"])
         if "version_in_flight" in values:
             weights, statistics = arrays["in_flight"]["weights"], self._statistics.loaded(arrays["in_flight"])
-            policy = _policy(values["version_in_flight"], weights, statistics)
+            scale = values.get("value_scale_in_flight")
+            value_scale = None if scale is None else ValueScale(*scale)
+            policy = _policy(values["version_in_flight"], weights, statistics, value_scale)
             self._acting[self.iteration] = _Acting(policy, statistics)
 
 
-def _policy(version: int, weights: np.ndarray, statistics: Statistics) -> PolicySnapshot:
+def _policy(
+    version: int, weights: np.ndarray, statistics: Statistics, value_scale: ValueScale | None
+) -> PolicySnapshot:
     """Return a policy for samplers."""
-    return PolicySnapshot(version, weights, None if statistics.obs is None else ObsScale.of(statistics.obs))
+    obs_scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+    return PolicySnapshot(version, weights, obs_scale, value_scale)

@@ -11,6 +11,7 @@ from dppo.ppo.inputs import raw_inputs
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.value_scale import restoring
 from dppo.spaces import MaskSource, is_image, masks_of, without_mask
 
 
@@ -52,6 +53,7 @@ class PPOAgent:
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
+        self._step = restoring(self._network.step, snapshot.value_scale)
         self._obs_scale = None if snapshot.obs_scale is None else snapshot.obs_scale.astype(self.spec.dtype)
 
     def start(self, *rows: int) -> np.ndarray:
@@ -101,6 +103,6 @@ class PPOAgent:
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._network.step(raw_inputs(obs, self._dtype, self._obs_scale), state)
+            return self._step(raw_inputs(obs, self._dtype, self._obs_scale), state)
         x = obs.astype(self._dtype)
-        return self._network.step(x if self._obs_scale is None else self._obs_scale.normalize(x), state)
+        return self._step(x if self._obs_scale is None else self._obs_scale.normalize(x), state)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dppo.ppo.normalizer import ObsScale, Statistics
 from dppo.ppo.readonly import ReadOnly
+from dppo.ppo.value_scale import ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt32
@@ -28,6 +29,8 @@ class PolicySnapshot(ReadOnly):
     """All parameters of the network, flat, in the order of `NetworkSpec.shapes`."""
     obs_scale: ObsScale | None = None
     """Scale of the observation normaliser; None if it is off."""
+    value_scale: ValueScale | None = None
+    """Unit of the network's values; None where it is that of the rewards."""
 
 
 @dataclass(frozen=True, slots=True)

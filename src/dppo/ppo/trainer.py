@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +11,20 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.errors import TrainingDiverged
 from dppo.ppo.adam import FlatAdam
 from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch
+from dppo.ppo.divergence import diverged
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
+from dppo.ppo.popart import PopArt
 from dppo.ppo.proximal import from_current_policy
 from dppo.ppo.recompute import with_new_advantages
 from dppo.ppo.rehearsal import zero_batch
+from dppo.ppo.rollout import Rollout
 
 
 class _Losses(NamedTuple):
@@ -79,6 +82,7 @@ class PPOTrainer:
         self._length = sequence_length
         self._optimizer = FlatAdam(self._parameters)
         self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
+        self._popart = PopArt(model) if ppo.norm_value else None
 
     def update(
         self,
@@ -109,11 +113,13 @@ class PPOTrainer:
         if lagged:
             batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
         ppo = self.ppo.after(share)
+        if self._popart is not None:
+            batch = self._popart.learn(batch, self._parallel)
         steps = self._epochs(ppo, batch, learning_rate, order)
-        figures = self._figures(steps, ppo.clip_coef) | {
-            "explained_variance": explained_variance,
-            "minibatches": float(len(steps)),
-        }
+        figures = self._figures(steps, ppo.clip_coef)
+        figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
+        if self._popart is not None:
+            figures |= self._popart.scale.figures()
         return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
 
     def _epochs(self, ppo: PPO, batch: Batch, learning_rate: float, order: np.random.Generator) -> list[_Step]:
@@ -121,13 +127,20 @@ class PPOTrainer:
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
             if number and batch.rollout is not None:
-                batch = with_new_advantages(batch, batch.rollout, self.model.values, self._rows_at_once(batch))
+                batch = self._with_new_advantages(batch, batch.rollout)
             epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
             if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return steps
+
+    def _with_new_advantages(self, batch: Batch, rollout: Rollout) -> Batch:
+        rows = self._rows_at_once(batch)
+        if self._popart is None:
+            return with_new_advantages(batch, rollout, self.model.values, rows)
+        new = with_new_advantages(batch, rollout, self._popart.restoring(self.model.values), rows)
+        return replace(new, returns=self._popart.scale.standardize(new.returns))
 
     def _rows_at_once(self, batch: Batch) -> int:
         return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
@@ -143,7 +156,7 @@ class PPOTrainer:
             norm = torch.linalg.vector_norm(gradient) / ranks
             length = norm.item()
             if not math.isfinite(length):
-                raise TrainingDiverged(_describe(minibatch, number, losses, length))
+                raise diverged(minibatch, number, losses.policy_loss, losses.value_loss, length)
             # Clip (detail 11) and average over the ranks in at most one pass over memory.
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
@@ -270,6 +283,8 @@ class PPOTrainer:
         state = self._optimizer.state()
         if self._adapted is not None:
             state[ADAPTED] = np.array(self._adapted)
+        if self._popart is not None:
+            state |= self._popart.state()
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
@@ -279,18 +294,5 @@ class PPOTrainer:
         self._optimizer.load(state)
         if self._adapted is not None:
             self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
-
-
-def _describe(minibatch: Batch, number: int, losses: _Losses, norm: float) -> str:
-    """Describe a minibatch whose gradient is not finite."""
-    facts = []
-    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
-    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
-    for name, column in (columns | {"advantages": minibatch.advantages, "returns": minibatch.returns}).items():
-        facts.append(f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}")
-    return (
-        f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
-        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
-        f"minibatch of {len(minibatch)} rows has {', '.join(facts)}. Lower learning_rate, or turn on norm_obs and "
-        f"norm_reward if these numbers are large."
-    )
+        if self._popart is not None:
+            self._popart.load(state)

@@ -67,6 +67,12 @@ class PPO:
     norm_reward: bool = setting(
         False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
     )
+    norm_value: bool = setting(
+        False,
+        "Learn values in units of the running deviation of their targets (PopArt), for rewards of any size.",
+        branch=False,
+        when=(WITH_VALUE_LOSS,),
+    )
     freeze_norm_after: int | None = setting(
         None,
         "Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those "

@@ -1,0 +1,166 @@
+"""Value normalisation (PopArt), against slow twins: units, exact outputs, ranks, checkpoints, actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from builders import DISCRETE, random_weights, sampler_of, spec_of
+from meetings import Meeting
+from test_options import make_trainer, random_batch
+from torch import nn
+
+from dppo.errors import ConfigError
+from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.module import ModuleSpec
+from dppo.ppo.normalizer import Moments
+from dppo.ppo.parallel import Parallel
+from dppo.ppo.popart import last_layer
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.value_scale import FIGURES, STATE, ValueScale
+from dppo.spaces import Spaces
+
+SPEC: MLPSpec = spec_of(DISCRETE, dtype="float64")
+
+
+def mean_and_deviation(returns: list[torch.Tensor]) -> tuple[float, float]:
+    """Return mean and deviation of all targets, one after the other."""
+    targets = [float(target) for one in returns for target in one]
+    mean = math.fsum(targets) / len(targets)
+    return mean, math.sqrt(math.fsum((one - mean) ** 2 for one in targets) / len(targets))
+
+
+def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
+    trainer = make_trainer(SPEC, norm_value=True)
+    batches = [random_batch(SPEC, seed=seed) for seed in range(3)]
+    batches[2] = dataclasses.replace(batches[2], returns=batches[2].returns * 1e4 + 300)
+    for number, batch in enumerate(batches):
+        figures = trainer.update(batch, 1e-3, np.random.default_rng(number))
+        np.testing.assert_allclose(
+            [figures[name] for name in FIGURES], mean_and_deviation([one.returns for one in batches[: number + 1]])
+        )
+
+
+def test_a_change_of_the_unit_changes_no_value() -> None:
+    trainer, obs = make_trainer(SPEC, norm_value=True), random_batch(SPEC).obs
+    assert trainer._popart is not None
+    for shift in (0.0, 5e3, -70.0):
+        before = trainer._popart.restoring(trainer.model.values)(obs)
+        batch = random_batch(SPEC, seed=2)
+        trainer._popart.learn(dataclasses.replace(batch, returns=batch.returns * 100 + shift), trainer._parallel)
+        after = trainer._popart.restoring(trainer.model.values)(obs)
+        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}])
+def test_an_update_is_one_on_standardised_targets_with_a_corrected_last_layer(options: dict[str, Any]) -> None:
+    """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""
+    batch = random_batch(SPEC)
+    batch = dataclasses.replace(batch, returns=batch.returns * 50 - 20)
+    trainer, twin = make_trainer(SPEC, norm_value=True, **options), make_trainer(SPEC, **options)
+    mean, std = mean_and_deviation([batch.returns])
+    named = SPEC.unflatten(twin.weights())
+    named["value.4.weight"] = named["value.4.weight"] / std
+    named["value.4.bias"] = (named["value.4.bias"] - mean) / std
+    twin.load(SPEC.flatten(named), twin.state())
+    by_hand = dataclasses.replace(batch, values=(batch.values - mean) / std, returns=(batch.returns - mean) / std)
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0))
+    expected = twin.update(by_hand, 1e-3, np.random.default_rng(0))
+    np.testing.assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["value_loss"], expected["value_loss"])
+    np.testing.assert_allclose(found["explained_variance"], expected["explained_variance"])
+
+
+def test_rows_that_are_not_transitions_are_not_counted() -> None:
+    batch = random_batch(SPEC)
+    weights = (torch.arange(len(batch)) % 3 > 0).to(batch.logprobs.dtype)
+    spoilt = torch.where(weights > 0, batch.returns, 1e9)
+    trainer = make_trainer(SPEC, norm_value=True)
+    figures = trainer.update(
+        dataclasses.replace(batch, returns=spoilt, weights=weights), 1e-3, np.random.default_rng(0)
+    )
+    kept = batch.returns[weights > 0]
+    np.testing.assert_allclose([figures[name] for name in FIGURES], mean_and_deviation([kept]))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_ranks_have_one_unit_and_the_weights_of_one_trainer(size: int) -> None:
+    batch = random_batch(SPEC)
+    rows = len(batch) // size
+
+    def train(parallel: Parallel) -> tuple[np.ndarray, np.ndarray]:
+        trainer = make_trainer(SPEC, parallel, norm_value=True, norm_adv=False, update_epochs=2)
+        share = batch.split([rows] * size)[parallel.rank]
+        one_minibatch = np.random.default_rng(parallel.rank)
+        trainer.minibatches = 1
+        trainer.update(share, 1e-3, one_minibatch)
+        return trainer.weights(), trainer.state()[STATE]
+
+    results = Meeting(size).all_do(train)
+    alone = make_trainer(SPEC, norm_value=True, norm_adv=False, update_epochs=2)
+    alone.minibatches = 1
+    alone.update(batch, 1e-3, np.random.default_rng(0))
+    for weights, moments in results:
+        assert weights.tobytes() == results[0][0].tobytes()
+        assert moments.tobytes() == results[0][1].tobytes()
+        np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(moments, alone.state()[STATE])
+
+
+def test_state_continues_to_the_bit() -> None:
+    whole, parts = (make_trainer(SPEC, norm_value=True) for _ in range(2))
+    for seed in range(2):
+        for trainer in (whole, parts):
+            trainer.update(random_batch(SPEC, seed=seed), 1e-3, np.random.default_rng(seed))
+        fresh = make_trainer(SPEC, norm_value=True)
+        fresh.load(parts.weights(), parts.state())
+        parts = fresh
+    assert whole.weights().tobytes() == parts.weights().tobytes()
+    assert ValueScale.of_state(whole.state()) == ValueScale.of_state(parts.state())
+
+
+def test_actors_report_values_in_units_of_rewards() -> None:
+    scale, collected = ValueScale(mean=-300.0, std=40.0), []
+    for one in (None, scale):
+        sampler, spec = sampler_of([gym.make("CartPole-v1")], num_steps=40, track=False, dtype="float32")
+        snapshot = PolicySnapshot(0, random_weights(spec), None, one)
+        collected.append(sampler.collect(SegmentRequest(0, 0), snapshot)[1])
+    plain, restored = collected
+    assert restored.values.dtype == plain.values.dtype
+    np.testing.assert_allclose(restored.values, plain.values * 40 - 300, rtol=1e-6)
+    np.testing.assert_allclose(restored.next_values, plain.next_values * 40 - 300, rtol=1e-6)
+    assert restored.actions.tobytes() == plain.actions.tobytes()
+
+
+def test_without_targets_and_with_equal_ones_the_unit_is_safe() -> None:
+    assert ValueScale.of(Moments.empty(())) == ValueScale(0.0, 1.0)
+    assert ValueScale.of(Moments.of(np.full(5, 7.0))) == ValueScale(7.0, 1e-6)
+
+
+class Named(nn.Module):
+    """A module whose values come from a sequence called `value`, or from a layer of another name."""
+
+    def __init__(self, spaces: Spaces, head_size: int, name: str) -> None:
+        super().__init__()
+        self.policy = nn.Linear(4, head_size)
+        setattr(self, name, nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+        self.name = name
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.policy(obs), getattr(self, self.name)(obs).squeeze(1)
+
+
+def test_the_last_layer_is_found_by_its_name() -> None:
+    spaces = Spaces(np.dtype((np.float32, (4,))), DISCRETE)
+    spec = ModuleSpec.of(spaces, Named, {"name": "value"}, "float32")
+    weight, bias = last_layer(spec)
+    named = spec.unflatten(np.arange(spec.num_parameters, dtype=np.float32))
+    assert named["value.2.weight"].flatten().tolist() == list(range(weight.start, weight.stop))
+    assert named["value.2.bias"].tolist() == list(range(bias.start, bias.stop))
+    with pytest.raises(ConfigError, match="no linear layer called `value`"):
+        last_layer(ModuleSpec.of(spaces, Named, {"name": "critic"}, "float32"))
