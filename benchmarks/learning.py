@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench_envs import POSITIONS
+
 from dppo.config import make_config, presets
 from dppo.evaluation import evaluate
 from dppo.runner import train
@@ -78,6 +80,17 @@ REACH = {  # bench_envs.py: standing still has a return of -41
     "learning_rate": 1e-3,
     "ent_coef": 0.0,
     "gamma": 0.95,
+POSITIONS_ONLY = {  # bench_envs.py: CartPole without velocities
+    "env_id": POSITIONS,
+    "memory": "lstm",
+    "total_timesteps": 300_000,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.002,
+    "gae_lambda": 0.9,
+    "gamma": 0.98,
+    "ent_coef": 0.0,
+    "norm_obs": True,
     "norm_reward": True,
 }
 LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
@@ -89,6 +102,8 @@ ROWS = {
     ),
     "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
     "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
+    "positions-lstm": Row(POSITIONS_ONLY, 5, 475.0, "eval", 0.51, "none"),
+    "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
     "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
