@@ -61,6 +61,19 @@ SQUARES = {  # bench_envs.py: the best policy has a return of 0.93
     "minibatch_size": 256,
     "learning_rate": 0.001,
 }
+POSITIONS_ONLY = {  # bench_envs.py: CartPole without velocities
+    "env_id": POSITIONS,
+    "memory": "lstm",
+    "total_timesteps": 300_000,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.002,
+    "gae_lambda": 0.9,
+    "gamma": 0.98,
+    "ent_coef": 0.0,
+    "norm_obs": True,
+    "norm_reward": True,
+}
 DOORS = {  # bench_envs.py: the best policy has a return of 5; a random one with the mask 0.97; without it 0.05 at most
     "env_id": "bench_envs:Doors",
     "total_timesteps": 40_000,
@@ -80,17 +93,6 @@ REACH = {  # bench_envs.py: standing still has a return of -41
     "learning_rate": 1e-3,
     "ent_coef": 0.0,
     "gamma": 0.95,
-POSITIONS_ONLY = {  # bench_envs.py: CartPole without velocities
-    "env_id": POSITIONS,
-    "memory": "lstm",
-    "total_timesteps": 300_000,
-    "num_steps": 128,
-    "minibatch_size": 256,
-    "learning_rate": 0.002,
-    "gae_lambda": 0.9,
-    "gamma": 0.98,
-    "ent_coef": 0.0,
-    "norm_obs": True,
     "norm_reward": True,
 }
 LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
@@ -100,10 +102,10 @@ ROWS = {
     "pendulum-preset": Row(
         {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
     ),
-    "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
-    "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
     "positions-lstm": Row(POSITIONS_ONLY, 5, 475.0, "eval", 0.51, "none"),
     "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
+    "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
+    "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
     "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -107,7 +107,7 @@ class Combined(World):
         act: "discrete", "multidiscrete", "box" or "dict".
     """
 
-    ACTIONS: dict[str, spaces.Space[Any]] = {
+    ACTIONS: ClassVar[dict[str, spaces.Space[Any]]] = {
         "discrete": spaces.Discrete(4, start=1),
         "multidiscrete": spaces.MultiDiscrete([4, 2]),
         "box": SPACES["wide"],

@@ -151,7 +151,6 @@ class Odd(gym.Env[Any, Any]):
         "list": gym.spaces.Sequence(gym.spaces.Discrete(3)),
         "graph": gym.spaces.Graph(gym.spaces.Discrete(3), None),
         "empty": gym.spaces.Box(-1, 1, (0,), np.float32),
-        "text": gym.spaces.Text(3),
         "whole": gym.spaces.Box(0, 9000, (2,), np.int64),
         "two": gym.spaces.Discrete(2),
         "three": gym.spaces.Discrete(3),
