@@ -118,11 +118,12 @@ class Combined(World):
     def __init__(self, obs: str, act: str, masked: bool) -> None:
         self.action_space = self.ACTIONS[act]
         self._obs, self._sizes = obs, {"discrete": (4,), "multidiscrete": (4, 2)}.get(act, ())
-        self.observation_space = {
+        observations: dict[str, spaces.Space[Any]] = {
             "numbers": self.NUMBERS,
             "picture": spaces.Box(0, 255, (8, 8, 3), np.uint8),
             "named": spaces.Dict(at=self.NUMBERS, turn=spaces.Discrete(3)),
-        }[obs]
+        }
+        self.observation_space = observations[obs]
         if masked:
             self.action_masks = self.masks
 
