@@ -55,7 +55,7 @@ class Network:
     )
     trunk: Literal["auto", "shared", "separate"] = setting(
         "auto",
-        "Whether policy and value share all layers but the last; auto: shared if there are images.",
+        "Layers of policy and value: shared (all but the last) or separate; auto: shared if there are images.",
         branch=False,
         when=(DEFAULT_NETWORK,),
     )
