@@ -23,8 +23,8 @@ class Env:
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
     on_bad_step: Literal["raise", "drop"] = setting(
         "raise",
-        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop abandons the episode, counts "
-        "it as an incident and starts a new one.",
+        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop abandons the episode, "
+        "counts it as an incident and starts a new one.",
         resume="free",
     )
     drop_obs: tuple[str, ...] = setting(
@@ -35,8 +35,8 @@ class Env:
 
     action_bounds: Literal["clip", "squash", "rescale"] = setting(
         "clip",
-        "Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly, for "
-        "bounds that are far from 1; squash: tanh, then map linearly.",
+        "Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly, "
+        "for bounds that are far from 1; squash: tanh, then map linearly.",
         branch=False,
     )
     action_mask: Literal["auto", "info", "off"] = setting(
