@@ -106,3 +106,64 @@ def read_stamp(path: Path) -> float | None:
     """Return the time of the first step, in seconds since the epoch; None before it."""
     text = path.read_text() if path.exists() else ""
     return float(text) if text else None
+
+
+class Doors(gym.Env):
+    """Open one of two open doors out of 40, five times in a row: a task that only an action mask can solve.
+
+    The observation does not show which doors are open; the mask does. Opening a closed door ends the episode. Return: 1
+    for each time that the door with the smaller number was opened; the other open door ends the episode too.
+    """
+
+    DOORS = 40
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(DOORS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        self._draw()
+        return np.zeros(1, np.float32), {}
+
+    def _draw(self) -> None:
+        self._open = self.np_random.choice(self.DOORS, 2, replace=False)
+
+    def action_masks(self) -> np.ndarray:
+        return np.isin(np.arange(self.DOORS), self._open)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        right = bool(action == min(self._open))
+        self._draw()
+        return np.full(1, self._steps / 5, np.float32), float(right), not right, self._steps == 5, {}
+
+
+class Reach(gym.Env):
+    """Push a mass to a goal, with the Dict observation of goal environments (gymnasium-robotics, panda-gym).
+
+    Return: less the distance to the goal at each of 50 steps. Standing still gives -41 on average.
+    """
+
+    observation_space = gym.spaces.Dict(
+        observation=gym.spaces.Box(-np.inf, np.inf, (4,), np.float64),
+        achieved_goal=gym.spaces.Box(-np.inf, np.inf, (2,), np.float64),
+        desired_goal=gym.spaces.Box(-1, 1, (2,), np.float64),
+    )
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._at, self._goal = self.np_random.uniform(-1, 1, (2, 2))
+        self._speed, self._steps = np.zeros(2), 0
+        return self._observation(), {}
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        state = np.concatenate([self._at, self._speed])
+        return {"observation": state, "achieved_goal": self._at.copy(), "desired_goal": self._goal.copy()}
+
+    def step(self, action: Any) -> Any:
+        self._speed = 0.8 * self._speed + 0.05 * np.asarray(action, np.float64)
+        self._at = self._at + self._speed
+        self._steps += 1
+        distance = float(np.linalg.norm(self._at - self._goal))
+        return self._observation(), -distance, False, self._steps == 50, {"is_success": distance < 0.05}

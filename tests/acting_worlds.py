@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from observed_worlds import World
@@ -98,35 +97,3 @@ class Masked(World):
     def observation(self) -> Any:
         at = self.at.astype(np.float32)
         return {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
-
-
-class Restricted(gym.Env[Any, Any]):
-    """Five steps through 40 doors, of which one is allowed and pays, and opening another ends the episode.
-
-    Without the mask the open door cannot be known.
-    """
-
-    DOORS = 40
-    observation_space = spaces.Box(0, 1, (1,), np.float32)
-    action_space = spaces.Discrete(DOORS)
-
-    def __init__(self, seen: int = 2) -> None:
-        self._seen = seen
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._steps = 0
-        self._draw()
-        return np.zeros(1, np.float32), {}
-
-    def _draw(self) -> None:
-        self._open = self.np_random.choice(self.DOORS, self._seen, replace=False)
-
-    def action_masks(self) -> np.ndarray:
-        return np.isin(np.arange(self.DOORS), self._open)
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        right = action == min(self._open)
-        self._draw()
-        return np.full(1, self._steps / 5, np.float32), float(right), not right, self._steps == 5, {}
