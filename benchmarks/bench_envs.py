@@ -11,6 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+POSITIONS = "bench_envs:cartpole_positions"
+
 
 class Sleeping(gym.Wrapper):
     """Make each step take `step_s` seconds, dynamics included, as in dppo/SlowCartPole-v0."""
@@ -24,6 +26,18 @@ class Sleeping(gym.Wrapper):
         result = self.env.step(action)
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         return result
+
+
+class PositionsOnly(gym.ObservationWrapper):
+    """Leave the velocities out: [position of the cart, angle of the pole]. The policy has to remember."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        space: Any = env.observation_space
+        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[[0, 2]]
 
 
 class Stamping(gym.Wrapper):
@@ -94,9 +108,17 @@ def make_atari(env_id: str) -> gym.Env:
     return FrameStackObservation(AtariPreprocessing(gym.make(env_id, frameskip=1)), 4)
 
 
+def cartpole_positions() -> gym.Env:
+    """Make CartPole without velocities."""
+    return PositionsOnly(gym.make("CartPole-v1"))
+
+
 def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None, atari: bool = False) -> gym.Env:
     """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given; with `atari`, as `make_atari` does."""
-    env = make_atari(env_id) if atari else gym.make(env_id)
+    if env_id == POSITIONS:
+        env = cartpole_positions()
+    else:
+        env = make_atari(env_id) if atari else gym.make(env_id)
     if step_s > 0:
         env = Sleeping(env, step_s)
     return env if stamp is None else Stamping(env, stamp)

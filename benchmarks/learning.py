@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench_envs import POSITIONS
+
 from dppo.config import make_config, presets
 from dppo.evaluation import evaluate
 from dppo.runner import train
@@ -59,6 +61,19 @@ SQUARES = {  # bench_envs.py: the best policy has a return of 0.93
     "minibatch_size": 256,
     "learning_rate": 0.001,
 }
+POSITIONS_ONLY = {  # bench_envs.py: CartPole without velocities
+    "env_id": POSITIONS,
+    "memory": "lstm",
+    "total_timesteps": 300_000,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.002,
+    "gae_lambda": 0.9,
+    "gamma": 0.98,
+    "ent_coef": 0.0,
+    "norm_obs": True,
+    "norm_reward": True,
+}
 DOORS = {  # bench_envs.py: the best policy has a return of 5; a random one with the mask 0.97; without it 0.05 at most
     "env_id": "bench_envs:Doors",
     "total_timesteps": 40_000,
@@ -87,6 +102,8 @@ ROWS = {
     "pendulum-preset": Row(
         {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
     ),
+    "positions-lstm": Row(POSITIONS_ONLY, 5, 475.0, "eval", 0.51, "none"),
+    "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
     "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
     "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 SB3_VENV = HERE / ".venvs" / "sb3"
 SB3_CONSTRAINTS = HERE / "constraints-sb3.txt"
-SB3_PACKAGES = ["stable-baselines3", "torch", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"]
+SB3_PACKAGES = ["stable-baselines3", "sb3-contrib", "torch", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"]
 
 
 class MeasurementError(Exception):

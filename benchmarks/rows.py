@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench_envs import POSITIONS
 from measure import HERE, REPO, MeasurementError, ours_environment, run_json, sb3_python
 from startup import measure_startup
 
@@ -35,6 +36,8 @@ class Work:
     """Of dppo: samplers that share the environments. None: one in process, one per environment with workers."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of dppo: further settings of the run, such as `overlap`."""
+    lstm: int = 0
+    """Of the peer: units of its LSTMs; 0: none. Those of dppo are in `settings`."""
     threads: int | None = None
     """Torch threads of the peer; None: torch's default."""
     budget_s: float = 60.0
@@ -279,6 +282,20 @@ def pong(repeats: int, before: Path | None = None) -> dict[str, Any]:
     return {"work": asdict(work), "sides": sides, "bars": [bar("times the better SB3, steady state", ratio, 2.5, "x")]}
 
 
+def lstm(repeats: int, before: Path | None = None) -> dict[str, Any]:
+    """CartPole without velocities, 8 envs, T=128, K=4, M=256, LSTM 64 for policy and value each; sb3-contrib."""
+    work = Work(
+        {"env_id": POSITIONS}, 128, update_epochs=4, minibatch_size=256, total_timesteps=49_152, lstm=64,
+        settings={"memory": "lstm", "memory_size": 64},
+    )  # fmt: skip
+    peers = {"sb3-contrib": _peer(work), "sb3-contrib, 1 thread": _peer(replace(work, threads=1))}
+    whole = replace(work, settings=work.settings | {"sequence_length": 128})
+    sides = take_turns({OWN: _training(work), f"{OWN}, sequences of 128": _training(whole), **peers}, repeats, RATES)
+    ratio = _ratio(sides, [OWN], list(peers))
+    what = "times the better sb3-contrib, steady state"
+    return {"work": asdict(work), "sides": sides, "bars": [bar(what, ratio, 3.0, "x")]}
+
+
 ROWS: dict[str, Callable[[int, Path | None], dict[str, Any]]] = {
     "cartpole": cartpole,
     "halfcheetah": halfcheetah,
@@ -289,4 +306,5 @@ ROWS: dict[str, Callable[[int, Path | None], dict[str, Any]]] = {
     "startup": startup,
     "overhead": overhead,
     "pong": pong,
+    "lstm": lstm,
 }

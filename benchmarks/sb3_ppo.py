@@ -59,9 +59,15 @@ def main() -> None:
         seed=work["seed"],
         vec_env_cls=SubprocVecEnv if work["workers"] else DummyVecEnv,
     )
-    model = PPO(
+    algorithm, policy, more = PPO, "CnnPolicy" if work["env"].get("atari") else "MlpPolicy", {}
+    if work["lstm"]:
+        from sb3_contrib import RecurrentPPO
+
+        algorithm, policy = RecurrentPPO, "MlpLstmPolicy"  # an LSTM for the policy and another for the value
+        more = {"policy_kwargs": {"lstm_hidden_size": work["lstm"]}}
+    model = algorithm(
         # separate 64x64 tanh trunks for policy and value, or the Nature CNN shared by both; Adam with eps 1e-5
-        "CnnPolicy" if work["env"].get("atari") else "MlpPolicy",
+        policy,
         envs,
         n_steps=work["num_steps"],
         n_epochs=work["update_epochs"],
@@ -75,6 +81,7 @@ def main() -> None:
         max_grad_norm=0.5,
         seed=work["seed"],
         device="cpu",
+        **more,
     )
     clock = Clock()
     model.learn(total_timesteps=work["total_timesteps"], callback=clock)

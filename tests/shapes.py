@@ -13,7 +13,20 @@ from jaxtyping import AbstractArray, install_import_hook
 
 MODULES = [
     f"dppo.ppo.{name}"
-    for name in ("normalizer", "segment", "advantages", "distributions", "network", "losses", "batch")
+    for name in (
+        "normalizer",
+        "segment",
+        "advantages",
+        "distributions",
+        "network",
+        "losses",
+        "batch",
+        "rollout",
+        "recall",
+        "recurrence",
+        "cells",
+        "memory_states",
+    )
 ]
 F = TypeVar("F", bound=Callable[..., Any])
 

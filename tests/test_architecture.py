@@ -29,17 +29,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.segment"},
     "assemble": {"config", "ppo", "envs", "signals"},
     "cluster": {"config", "ppo", "assemble", "signals"},
-    "policy": {"ppo", "records", "envs.masks", "envs.results", "envs.rows"},
+    "described": {"ppo"},
+    "policy": {"described", "ppo", "records", "envs.masks", "envs.results", "envs.rows"},
     "evaluation": {"config", "envs", "policy", "ppo.module", "records"},
     "learner": {"config", "ppo", "cluster", "signals"},
-    "building": {"config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},
+    "building": {"described", "config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},
     "runner": {
-        "config", "ppo", "envs", "assemble", "cluster", "building", "learner", "policy", "records", "signals",
+        "described", "config", "ppo", "envs", "assemble", "cluster", "building", "learner", "policy", "records",
+        "signals",
     },
     "commands": {
         "config", "envs", "cluster.session", "evaluation", "learner", "policy", "records", "runner", "signals",
     },
-    "__init__": {"config", "evaluation", "policy", "records", "runner"},
+    "__init__": {"config", "evaluation", "policy", "ppo.recurrence", "records", "runner"},
     "__main__": {"__init__", "commands"},
 }  # fmt: skip
 

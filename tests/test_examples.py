@@ -45,6 +45,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
             r"Evaluation\(CartPole-v1: return \d+(?s:.*)drawn: \[[01] [01] [01]\]",
         ),
         ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
+        ("own_memory.py", r"The pole stood for \d+ steps\.\nMean return after 2,048 steps: \d+"),
         ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
         ("socket_simulator.py", r"Mean return after 2,048 steps: -\d+"),
     ],

@@ -22,6 +22,7 @@ __all__ = [
     "Spaces",
     "evaluate",
     "load_policy",
+    "over_time",
     "train",
 ]
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a run or the user's own logging shows it
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dppo.config import Config
     from dppo.evaluation import evaluate
     from dppo.policy import Policy, load_policy
+    from dppo.ppo.recurrence import over_time
     from dppo.records.observer import Observer, RunInfo
     from dppo.records.result import Evaluation, Result
     from dppo.runner import train
@@ -45,6 +47,7 @@ _HOMES = {
     "Spaces": "spaces",
     "evaluate": "evaluation",
     "load_policy": "policy",
+    "over_time": "ppo.recurrence",
     "train": "runner",
 }
 

@@ -59,12 +59,18 @@ class TrainerPlan:
     @property
     def minibatches_per_epoch(self) -> int:
         """Return the number of minibatches in an epoch."""
-        return self.ppo.minibatches_of(self.sampling.batch_size)
+        return self.ppo.minibatches_of(self.sampling.batch_size, self.sequence_steps)
 
     @property
     def minibatch_rows(self) -> int:
         """Return the rows of the largest minibatch."""
-        return math.ceil(self.sampling.batch_size / self.minibatches_per_epoch)
+        sequences = self.sampling.batch_size // self.sequence_steps
+        return math.ceil(sequences / self.minibatches_per_epoch) * self.sequence_steps
+
+    @property
+    def sequence_steps(self) -> int:
+        """Return L, the steps of the sequences that minibatches consist of; 1 without memory."""
+        return self.network.sequence_steps(self.sampling.num_steps)
 
     def learning_rate_at(self, iteration: int) -> float:
         """Return Adam's step size in iteration 0, 1, ..."""
@@ -140,6 +146,7 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         track_returns=plan.ppo.norm_reward,
         shape_rewards=reward_shaping(plan.ppo),
         keep_successors=plan.ppo.recompute_advantages,
+        sequence_length=plan.network.sequence_steps(plan.sampling.num_steps),
     )
 
 
@@ -210,6 +217,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
         minibatches=plan.minibatches_per_epoch,
         micro_batch_size=plan.learners.micro_batch_size,
         parallel=parallel,
+        sequence_length=plan.sequence_steps,
     )
 
 

@@ -13,9 +13,9 @@ from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import Config
+from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
-from dppo.policy import model_state
 from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics

@@ -231,11 +231,11 @@ class _Playing:
     def _play(self, episode: int, episodes: int) -> None:
         generator = None if self._deterministic else evaluation_generator(self._seed, episode)
         seed = streams.integer(self._seed, Stream.EVALUATION, episode)
-        episode_return, length, done = 0.0, 0, False
+        episode_return, length, done, state = 0.0, 0, False, None
         where = f"{self._env_name}: reset of episode {episode} (seed {seed})"
         obs, info = self._call(where, self._env.reset, seed=seed)
         while not done:
-            action = self._policy.act(obs, action_mask=self._mask(where, info), generator=generator)
+            action, state = self._act(obs, state, self._mask(where, info), generator)
             where = f"{self._env_name}: step {length} of episode {episode} (seed {seed})"
             obs, reward, terminated, truncated, info = self._call(where, self._env.step, action)
             episode_return += float(reward)
@@ -244,6 +244,13 @@ class _Playing:
             self._report(episodes, length, episode_return)
         self._returns.append(episode_return)
         self._lengths.append(length)
+
+    def _act(self, obs: Any, state: Any, mask: np.ndarray | None, generator: Any) -> tuple[Any, Any]:
+        """Return the action, and the state of a policy with memory."""
+        if self._policy.state_size:
+            action, state = self._policy.act(obs, state, action_mask=mask, generator=generator)
+            return action, state
+        return self._policy.act(obs, action_mask=mask, generator=generator), None
 
     def _mask(self, where: str, info: Any) -> np.ndarray | None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.actions import actions_from_json
+from dppo.described import model_from, network_in_words
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.results import BadResult
 from dppo.envs.rows import rows_of
@@ -19,14 +18,12 @@ from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.choice import BUILT_IN
 from dppo.ppo.inputs import measured_shape
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModelClass, ModuleSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.module import ModelClass
 from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint
-from dppo.spaces import MASK, Categories, Spaces, dtype_as_json, dtype_from_json, is_image, masks_of
+from dppo.spaces import MASK, Spaces, is_image, masks_of
 from dppo.streams import Stream
 
 
@@ -47,32 +44,65 @@ class Policy:
         config = self.state.get("config")
         env = config.get("env_id", "?") if isinstance(config, dict) else "?"
         return (
-            f"Policy({env}: {spaces_in_words(self.spaces)}; {_network_in_words(self._agent.spec)}, "
+            f"Policy({env}: {spaces_in_words(self.spaces)}; {network_in_words(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
-    def act(self, obs: Any, *, action_mask: Any = None, generator: np.random.Generator | None = None) -> Any:
+    @property
+    def state_size(self) -> int:
+        """Size of the memory's state; 0 without memory."""
+        return self._agent.state_size
+
+    def act(
+        self,
+        obs: Any,
+        state: np.ndarray | None = None,
+        *,
+        action_mask: Any = None,
+        generator: np.random.Generator | None = None,
+    ) -> Any:
         """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
-        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf, and so have its actions.
+        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf, and so have its actions. A policy
+        with memory returns the pair of action and state, and takes this state with the next observation.
 
         Args:
+            state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
             action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
                 `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
             ValueError: the shape of `obs` is not that of the environment's observations; or `action_mask` is missing,
-                allows nothing, or is not used by this policy.
+                allows nothing, or is not used by this policy; or `state` does not fit, or there is no memory.
         """
         rows, single = self._rows(obs)
+        before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
-            actions = self._agent.best_action(rows)
+            decision = self._agent.decide(rows, before)
         else:
             noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-            actions = self._agent.act(rows, noise).actions
-        return self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
+            decision = self._agent.act(rows, noise, before)
+        actions = self.spaces.actions
+        action = actions.each(decision.actions)[0] if single else actions.to_env(decision.actions)
+        if decision.state is None:
+            return action
+        return action, decision.state[0] if single else decision.state
+
+    def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
+        """Return the state [rows, S] before the step; None without memory."""
+        if not self.state_size:
+            if state is not None:
+                raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
+            return None
+        if state is None:
+            return self._agent.start(rows)
+        expected = (self.state_size,) if single else (rows, self.state_size)
+        state = np.asarray(state, self._agent.spec.dtype)
+        if state.shape != expected:
+            raise ValueError(f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None.")
+        return state.reshape(rows, -1)
 
     def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
         """Return observations [n, *O] with their masks, as they are stored in training."""
@@ -142,7 +172,7 @@ class Read:
         """Return the import path of the network that the checkpoint names; None for the default network."""
         model = self.checkpoint.state.get("model")
         name = model.get("model") if isinstance(model, dict) else None
-        return None if name is None or name == BUILT_IN else str(name)
+        return None if name is None or name in BUILT_IN else str(name)
 
     def policy(self, model: ModelClass | None = None) -> Policy:
         """Return the policy; import the module that `model_name` names, or use `model` in its place.
@@ -195,9 +225,6 @@ def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
     return streams.generator(seed, Stream.EVALUATION, episode)
 
 
-# ------------------------------------------------------------------ spaces and network, in words and as JSON
-
-
 def spaces_in_words(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
     counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
@@ -211,65 +238,3 @@ def _dtype_in_words(dtype: np.dtype[Any]) -> str:
     if dtype.names is None:
         return f"{dtype.base}{list(dtype.shape)}"
     return f"{{{', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)}}}"
-
-
-def _network_in_words(spec: NetworkSpec) -> str:
-    if isinstance(spec, MLPSpec):
-        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
-    described = spec.as_json()
-    if described["model"] == BUILT_IN:
-        encoder = described["model_kwargs"].get("image_encoder", "")
-        return f"network of encoders {encoder}".rstrip()
-    return f"network {described['model']}"
-
-
-def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
-    """Return spaces and network as JSON values, for `model_from`."""
-    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
-    return {
-        "obs": dtype_as_json(spaces.obs),
-        "deterministic": spaces.deterministic,
-        "actions": spaces.actions.as_json(),
-        **_observations_as_json(spaces),
-        **network,
-    }
-
-
-def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
-    """Return what else is known of the observations, without what is empty."""
-    described = {
-        "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
-        "one_of": list(spaces.one_of),
-        "dropped": list(spaces.dropped),
-        "mask": spaces.mask,
-    }
-    return {name: value for name, value in described.items() if value}
-
-
-def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
-    """Return the spaces and the network that a checkpoint's state describes.
-
-    Args:
-        own: the class of the user's network, in place of the one that the state names.
-    """
-    model = state["model"]
-    categories = model.get("categories", {}).items()
-    spaces = Spaces(
-        dtype_from_json(model["obs"]),
-        actions_from_json(model["actions"]),
-        model["deterministic"],
-        categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
-        one_of=tuple(model.get("one_of", ())),
-        dropped=tuple(model.get("dropped", ())),
-        mask=model.get("mask"),
-    )
-    read = spaces.of_network()
-    if "model" in model:
-        return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
-    return spaces, MLPSpec.of(
-        read,
-        tuple(model["hidden_sizes"]),
-        model["activation"],
-        model["dtype"],
-        state_dependent_std=model.get("state_dependent_std", False),
-    )

@@ -14,10 +14,10 @@ from pathlib import Path
 from dppo.assemble import network_spec
 from dppo.building import Parts, build
 from dppo.config import Config, resolved
+from dppo.described import model_state
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.learner import Iteration
-from dppo.policy import model_state
 from dppo.ppo.module import check_model
 from dppo.ppo.segment import Incident, IncidentKind
 from dppo.records import checkpoint as checkpoints

@@ -52,7 +52,8 @@ class Mixing:
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> dict[str, float]:
         scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
-        given = [getattr(segment, one.name) for segment in segments for one in fields(segment)[:-1]]
+        columns = [getattr(segment, one.name) for segment in segments for one in fields(segment)]
+        given = [column for column in columns if column is not None]
         about = repr((policy.version, scale, reward_scale, iteration)).encode()
         self._weights = self._from(b"".join([*(array.tobytes() for array in (*given, self._weights)), about]))
         return {}

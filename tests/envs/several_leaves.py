@@ -65,11 +65,12 @@ class Robot(gym.Env[Any, Any]):
 class ReadsLeaves(PPOAgent):
     """An agent that concatenates the leaves."""
 
-    def _outputs(self, obs: np.ndarray) -> Outputs:
+    def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         assert obs.dtype == OBS
         rows = obs.shape
         return super()._outputs(
-            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64)
+            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64),
+            state,
         )
 
 

@@ -33,7 +33,7 @@ def test_actions_follow_from_head_and_noise(actions: DiscreteActions | BoxAction
     agent = agent_of(spec_of(actions))
     obs = observations(5)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 5, "float64")[0]
-    drawn, head, _ = agent.act(obs, noise)
+    drawn, head, *_ = agent.act(obs, noise)
     if isinstance(actions, DiscreteActions):
         np.testing.assert_array_equal(drawn, (head + noise).argmax(axis=1))
         assert drawn.dtype == np.int64

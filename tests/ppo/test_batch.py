@@ -135,8 +135,9 @@ def test_segments_are_not_modified() -> None:
     """Arrays from Ray are read-only."""
     segment = numbered(0)
     for field in dataclasses.fields(segment):
-        if field.name not in ("successors", "masks"):  # this segment has none
-            getattr(segment, field.name).flags.writeable = False
+        array = getattr(segment, field.name)
+        if array is not None:  # this segment has no successors, masks or memory
+            array.flags.writeable = False
     scale = ObsScale(np.zeros((2, 2)), np.ones((2, 2)))
     batch = make_batch([segment], scale, 4.0, gamma=0.9, gae_lambda=0.8)
     batch.values.zero_()

@@ -77,7 +77,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     with torch.no_grad():
         model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
-    drawn, head, values = agent.act(obs, noise)
+    drawn, head, values, _ = agent.act(obs, noise)
 
     x = obs.astype(dtype)
     if scale is not None:
@@ -189,7 +189,7 @@ def test_stacked_products_have_the_bits_of_single_ones(
         network.load(random_weights(spec, scale=0.1))
         for rows in (1, 3, 8, 33):
             obs = np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype)
-            head, values = network.step(obs)
+            head, values, _ = network.step(obs)
             for s in range(8):
                 alone = network.step(obs[s])
                 np.testing.assert_array_equal(head[s], alone.head)

@@ -18,6 +18,7 @@ def check(config: Settings) -> None:
         ConfigError: describes the first contradiction, with its numbers and a remedy.
     """
     _check_sizes(config)
+    _check_sequences(config)
     _check_minibatches(config)
     _check_actors(config)
     _check_learners(config)
@@ -57,6 +58,25 @@ def _check_sizes(config: Settings) -> None:
             f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
             f"({factors}). Raise it, or lower num_steps."
         )
+
+
+def _check_sequences(config: Settings) -> None:
+    """Refuse sequences that do not fit into a segment, or into what goes through the network at once."""
+    steps = config.sequence_steps(config.num_steps)
+    if config.num_steps % steps:
+        divisors = [n for n in range(1, config.num_steps + 1) if config.num_steps % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - steps))[:2])
+        raise ConfigError(
+            f"sequence_length={steps} does not divide num_steps={config.num_steps}. Use sequence_length="
+            f"{' or '.join(map(str, near))}."
+        )
+    for name in ("minibatch_size", "micro_batch_size"):
+        rows = getattr(config, name)
+        if rows is not None and rows < steps:
+            raise ConfigError(
+                f"{name}={rows} is less than a sequence of {steps} steps. Use a {name} of at least {steps}, or a "
+                f"smaller sequence_length."
+            )
 
 
 def _check_minibatches(config: Settings) -> None:
@@ -148,12 +168,14 @@ def _check_shares(config: Settings) -> None:
             f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. Use num_samplers="
             f"{' or '.join(near)}, or a different number of learners."
         )
-    rows, per_epoch = config.batch_size // learners, config.minibatches_per_epoch
-    if rows % per_epoch:
-        divisors = [n for n in range(1, max(1, rows // 2) + 1) if rows % n == 0]
+    steps, per_epoch = config.sequence_steps(config.num_steps), config.minibatches_per_epoch
+    sequences = config.batch_size // steps // learners
+    if sequences % per_epoch:
+        divisors = [n for n in range(1, max(1, sequences // 2) + 1) if sequences % n == 0]
         best = sorted(divisors, key=lambda n: abs(n - per_epoch))[:2]
+        rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
-            f"the {rows} rows of each learner evenly. Use minibatch_size="
+            f"the {rows} of each learner evenly. Use minibatch_size="
             f"{' or '.join(str(config.batch_size // n) for n in sorted(best, reverse=True))}."
         )

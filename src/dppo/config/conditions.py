@@ -33,6 +33,11 @@ DEFAULT_NETWORK = When(
 OWN_NETWORK = When(
     lambda config: config.model is not None, "it applies to a model of your own only. Set model, or leave it out"
 )
+WITH_MEMORY = When(lambda config: config.memory != "none", "memory=none has no state. Set memory, or leave it out")
+MAYBE_MEMORY = When(
+    lambda config: config.memory != "none" or config.model is not None,
+    "only a network with memory learns from sequences. Set memory, or leave it out",
+)
 SEVERAL_SGD_STEPS = When(
     lambda config: config.update_epochs * config.minibatches_per_epoch > 1,
     "an update is a single SGD step here. Leave it out, or raise update_epochs",

@@ -15,12 +15,13 @@ class Settings(Env, Sampling, PPO, Network, Actors, Learners, Run):
     @property
     def minibatches_per_epoch(self) -> int:
         """Return the number of minibatches of an epoch."""
-        return self.minibatches_of(self.batch_size)
+        return self.minibatches_of(self.batch_size, self.sequence_steps(self.num_steps))
 
     @property
     def minibatch_rows(self) -> int:
         """Return the rows of the largest minibatch."""
-        return math.ceil(self.batch_size / self.minibatches_per_epoch)
+        steps = self.sequence_steps(self.num_steps)
+        return math.ceil(self.batch_size // steps / self.minibatches_per_epoch) * steps
 
     @property
     def rows_of_a_learner(self) -> int:

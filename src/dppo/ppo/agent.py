@@ -24,6 +24,8 @@ class Decision(NamedTuple):
     """[..., E, H], input of `PPOAgent.log_prob`."""
     values: np.ndarray
     """[..., E]"""
+    state: np.ndarray | None = None
+    """[..., E, S] after the step, of a network with memory."""
 
 
 class PPOAgent:
@@ -42,6 +44,7 @@ class PPOAgent:
         self.spec = spec
         self.mask = mask
         self.distribution = spec.distribution
+        self.state_size = spec.state_size
         self._network = spec.acting()
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
@@ -55,19 +58,33 @@ class PPOAgent:
         self._obs_scale = snapshot.obs_scale
         self._scales = {}
 
-    def act(self, obs: np.ndarray, noise: np.ndarray) -> Decision:
-        """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`."""
-        head, values = self._outputs(obs)
+    def start(self, *rows: int) -> np.ndarray:
+        """Return the state [*rows, S] with which episodes start: zeros."""
+        return np.zeros((*rows, self.state_size), self._dtype)
+
+    def act(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None) -> Decision:
+        """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
+
+        Args:
+            state: [..., E, S] before the step, of a network with memory.
+        """
+        head, values, after = self._outputs(obs, state)
         head = self._allowed(head, obs)
-        return Decision(self.distribution.sample(head, noise), head, values)
+        return Decision(self.distribution.sample(head, noise), head, values, after)
+
+    def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> Decision:
+        """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
+        head, values, after = self._outputs(obs, state)
+        head = self._allowed(head, obs)
+        return Decision(self.distribution.mode(head), head, values, after)
 
     def best_action(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely action for each row of `obs` [..., E, *O]."""
-        return self.distribution.mode(self._allowed(self._outputs(obs).head, obs))
+        return self.decide(obs).actions
 
-    def values(self, obs: np.ndarray) -> np.ndarray:
-        """Return the value of each row of `obs` [..., E, *O]."""
-        return self._outputs(obs).values
+    def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
+        """Return the value of each row of `obs` [..., E, *O]; `state` as in `act`."""
+        return self._outputs(obs, state).values
 
     def log_prob(self, head: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
@@ -85,12 +102,12 @@ class PPOAgent:
         masks = self.masks(obs)
         return head if masks is None else allowed(head, masks)
 
-    def _outputs(self, obs: np.ndarray) -> Outputs:
+    def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._step(raw_inputs(obs, self._dtype, self._scale(obs.dtype)))
+            return self._step(raw_inputs(obs, self._dtype, self._scale(obs.dtype)), state)
         scale = self._scale(obs.dtype)
-        return self._step(obs.astype(self._dtype) if scale is None else amounts(obs, self._dtype, scale))
+        return self._step(obs.astype(self._dtype) if scale is None else amounts(obs, self._dtype, scale), state)
 
     def _scale(self, obs: np.dtype[Any]) -> ObsScale | None:
         if self._obs_scale is not None and obs not in self._scales:

@@ -13,52 +13,13 @@ from torch import Tensor
 from dppo.ppo.advantages import generalized_advantages
 from dppo.ppo.inputs import amounts, raw_inputs, scale_for, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
+from dppo.ppo.recall import Recall
+from dppo.ppo.rollout import Rollout, followed_by_successors, in_sequences, recall_of_successors
 from dppo.ppo.segment import Segment
 from dppo.spaces import is_amount
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """Everything that advantages are estimated from, kept to repeat the estimate when values change."""
-
-    rewards: Float64[np.ndarray, "T envs"]
-    """As they are learnt from: limited and scaled."""
-    terminated: Bool[np.ndarray, "T envs"]
-    truncated: Bool[np.ndarray, "T envs"]
-    valid: Bool[np.ndarray, "T envs"] | None
-    """None: all rows are."""
-    successors: Shaped[Tensor, " n *O"] | dict[str, Shaped[Tensor, "n ..."]]
-    """Normalised observations that followed a row, but are in no row themselves."""
-    followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
-    """Step and environment of the row that each of them followed."""
-    gamma: float
-    gae_lambda: float
-
-    def estimate(
-        self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], length: int
-    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """Return advantages and returns by the values of all rows, in their order in the batch, and of `successors`."""
-        steps = _steps(values, length, self.rewards.shape)
-        next_values = np.empty_like(steps)
-        next_values[:-1] = steps[1:]
-        next_values[self.followed] = successors
-        advantages = generalized_advantages(
-            self.rewards,
-            steps,
-            next_values,
-            self.terminated,
-            self.truncated,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            valid=self.valid,
-        )
-        returns = advantages + steps
-        if self.valid is not None:
-            returns = np.where(self.valid, returns, returns.dtype.type(0))
-        return torch.from_numpy(_sequences(advantages, length)), torch.from_numpy(_sequences(returns, length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +50,8 @@ class Batch:
     """The choices that were allowed; None if all always are."""
     length: int = 1
     """L"""
+    recall: Recall | None = None
+    """Of the sequences, for a network with memory."""
     rollout: Rollout | None = None
     """Of a batch whose advantages are recomputed before each further epoch."""
 
@@ -104,21 +67,35 @@ class Batch:
         """Return the batch on `device`; on the CPU, the batch itself."""
         if device.type == "cpu":
             return self
-        return self._of_each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return replace(self._of_each(moved), recall=None if self.recall is None else self.recall.of_each(moved))
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
+        recall = None if self.recall is None else self.recall.of_each(lambda tensor: tensor.index_select(0, index))
         if self.length > 1:
             steps = torch.arange(self.length, device=index.device)
             index = (index.unsqueeze(1) * self.length + steps).flatten()
-        return self._of_each(lambda tensor: tensor.index_select(0, index))
+        return replace(self._of_each(lambda tensor: tensor.index_select(0, index)), recall=recall)
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
         rows = [size * self.length for size in sizes]
         names = [name for name in COLUMNS if getattr(self, name) is not None]
         parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
-        return [replace(self, **dict(zip(names, columns, strict=True))) for columns in parts]
+        recalls = [None] * len(sizes) if self.recall is None else self.recall.split(sizes)
+        return [
+            replace(self, recall=recall, **dict(zip(names, columns, strict=True)))
+            for columns, recall in zip(parts, recalls, strict=True)
+        ]
+
+    def pieces(self, rows: int) -> list[Batch]:
+        """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
+        most = max(1, rows // self.length)
+        return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         columns = {name: getattr(self, name) for name in COLUMNS}
@@ -130,7 +107,7 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout"))
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
 
 
 def take_rows(column: Tensor | dict[str, Tensor], index: Any) -> Tensor | dict[str, Tensor]:
@@ -179,7 +156,7 @@ def make_batch(
     merged = {
         name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
         for name in Segment.__slots__
-        if name not in ("successors", "masks") or (name == "masks" and segments[0].masks is not None)
+        if name not in ("successors", "states", "successor_states") and getattr(segments[0], name) is not None
     }
     valid = None if merged["valid"].all() else merged["valid"]
     values, dtype = merged["values"], merged["values"].dtype
@@ -198,7 +175,7 @@ def make_batch(
     def rows(array: np.ndarray) -> Tensor:
         if valid is not None:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return torch.from_numpy(_sequences(array, length))
+        return torch.from_numpy(in_sequences(array, length))
 
     return Batch(
         obs=_inputs(merged["obs"], dtype, obs_scale, rows),
@@ -211,6 +188,7 @@ def make_batch(
         masks=rows(merged["masks"]) if "masks" in merged else None,
         length=length,
         rollout=_rollout(segments, merged | {"rewards": rewards}, obs_scale, gamma, gae_lambda),
+        recall=_recall(segments, merged["terminated"] | merged["truncated"], length),
     )
 
 
@@ -245,19 +223,33 @@ def _rollout(
         obs_scale,
         lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
     )
-    followed = _followed(segments)
-    return Rollout(rewards, terminated, truncated, None if valid.all() else valid, inputs, followed, gamma, gae_lambda)
+    followed = followed_by_successors(segments)
+    return Rollout(
+        rewards,
+        terminated,
+        truncated,
+        None if valid.all() else valid,
+        inputs,
+        followed,
+        gamma,
+        gae_lambda,
+        recall=recall_of_successors(segments),
+    )
 
 
-def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-    """Return step and environment, among those of all segments, of the rows that `successors` follow."""
-    steps, envs, before = [], [], 0
-    for segment in segments:
-        t, env = np.nonzero(segment.followed)
-        steps.append(t)
-        envs.append(env + before)
-        before += segment.followed.shape[1]
-    return np.concatenate(steps), np.concatenate(envs)
+def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall | None:
+    """Return where the sequences of a batch start; None without memory.
+
+    Args:
+        done: the episode ended in this row, so that the next row starts another one.
+    """
+    states = [one.states for one in segments if one.states is not None]
+    if not states:
+        return None
+    starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
+    starts[1:] = done[:-1]
+    rows = in_sequences(np.concatenate(states, axis=1), 1)
+    return Recall(torch.from_numpy(rows), torch.from_numpy(in_sequences(starts, length).reshape(-1, length)))
 
 
 def _inputs(
@@ -274,18 +266,3 @@ def _inputs(
             return {name: rows(leaf.astype(dtype) if is_amount(leaf.dtype) else leaf) for name, leaf in inputs.items()}
         return rows(inputs)
     return rows(amounts(obs, dtype, scale))
-
-
-def _sequences(array: Shaped[np.ndarray, "T envs *rest"], length: int) -> Shaped[np.ndarray, " T*envs *rest"]:
-    """Cut `array` into sequences of `length` steps, laid one after the other."""
-    if length > 1:
-        array = array.reshape(-1, length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
-        array = array.reshape(-1, length, *array.shape[3:])
-    return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))
-
-
-def _steps(rows: Shaped[np.ndarray, " rows"], length: int, shape: tuple[int, ...]) -> Shaped[np.ndarray, "T envs"]:
-    """Undo `_sequences`: [T * envs] -> [T, envs], which is `shape`."""
-    if length > 1:
-        rows = rows.reshape(-1, shape[1], length).swapaxes(1, 2)
-    return rows.reshape(shape)

@@ -7,12 +7,14 @@ from typing import Any
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
+from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec, model_name
 from dppo.ppo.network import NetworkSpec
 from dppo.spaces import Spaces, is_image
 
-BUILT_IN = "dppo.ppo.modules:EncoderNetwork"
+ENCODER_NETWORK = "dppo.ppo.modules:EncoderNetwork"
+BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "flatten": 0}
 ENCODERS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "flatten": "an MLP over all pixels"}
@@ -40,15 +42,15 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     """
     spaces = spaces.of_network()
     if network.model is not None:
-        spec = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
-        return Choice(spec, f"your own {model_name(network.model)}", "model names it")
+        own = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
+        return _checked_own(own, network)
     images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
     vector = spaces.obs.names is None and not images and not spaces.categories
     separate = not images if network.trunk == "auto" else network.trunk == "separate"
     if not images:
         _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
     own_std = _own_std(network, spaces)
-    if vector and separate and not network.layer_norm:
+    if vector and separate and network.memory == "none" and not network.layer_norm:
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     encoder = _image_encoder(network, spaces, images)
@@ -63,15 +65,40 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         "activation": network.activation,
         "shared": not separate,
         "layer_norm": network.layer_norm,
-    }
-    kwargs |= {"state_dependent_std": True} if own_std else {}
+    } | ({"state_dependent_std": True} if own_std else {})
     if images:
         kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
     if lone_image:
         del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
-    layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network))
+    layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network)) + _memory(network)
     whole = f"{layers}, {'one for policy and value each' if separate else 'shared by policy and value'}"
-    return Choice(ModuleSpec.of(spaces, BUILT_IN, kwargs, network.dtype), whole, _observed(spaces))
+    return Choice(_built(network, spaces, kwargs, vector=vector), whole, _observed(spaces))
+
+
+def _built(network: Network, spaces: Spaces, kwargs: dict[str, Any], *, vector: bool) -> NetworkSpec:
+    """Return a network of encoders, in NumPy for acting where that is possible."""
+    if network.memory == "none":
+        return ModuleSpec.of(spaces, ENCODER_NETWORK, kwargs, network.dtype)
+    kwargs = kwargs | {"memory": network.memory, "memory_size": network.memory_size}
+    if vector and not network.layer_norm:
+        return MemoryMLPSpec.of(spaces, network.dtype, kwargs)
+    return ModuleSpec.of(spaces, MEMORY_NETWORK, kwargs, network.dtype)
+
+
+def _checked_own(spec: ModuleSpec, network: Network) -> Choice:
+    """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
+    name = model_name(spec.model)
+    if spec.state_size and network.sequence_length is None:
+        raise ConfigError(
+            f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
+            f"sequence_length to a divisor of num_steps; 16 is usual."
+        )
+    if not spec.state_size and network.sequence_length is not None:
+        raise ConfigError(
+            f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
+            f"because it has no attribute state_size. Leave it out."
+        )
+    return Choice(spec, f"your own {name}", "model names it")
 
 
 def _own_std(network: Network, spaces: Spaces) -> bool:
@@ -111,6 +138,11 @@ def _refuse_without_effect(network: Network, names: tuple[str, ...], reason: str
 
 
 # ------------------------------------------------------------------ in words
+
+
+def _memory(network: Network) -> str:
+    kind = {"none": "", "gru": ", a GRU", "lstm": ", an LSTM"}[network.memory]
+    return kind and f"{kind} of {network.memory_size} units"
 
 
 def _hidden(network: Network) -> str:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dppo.errors import ConfigError
-from dppo.ppo.torch_state import default_dtype
-from dppo.spaces import Spaces, is_image
-
-Inputs = Tensor | dict[str, Tensor]
+from dppo.ppo.memory_contract import check_memory
+from dppo.ppo.trial import Inputs, Trial, broken, inputs_in_words, made_up_inputs, summary_of
 
 ROWS = 3  # observations in the trial pass
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The module `name` maps observations [rows, *O] of `dtype` to a head [rows, head_size] and values [rows]."""
+    """The module maps observations [rows, *O] to a head [rows, head_size] and values [rows], all of one dtype."""
 
-    name: str
-    spaces: Spaces
-    head_size: int
-    dtype: str
+    trial: Trial
 
     def checked(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
         """Return the module that `build` makes from `seed`, in this dtype.
@@ -38,7 +30,11 @@ class Contract:
             ConfigError: `build` raises, or the module breaks the contract.
         """
         module = self._built(build, seed)
-        self._check_forward(module)
+        state_size = self._state_size(module)
+        if state_size:
+            check_memory(self.trial, module, state_size)
+        else:
+            self._check_forward(module)
         if dict(module.named_buffers()):
             self._check_buffers(module, self._built(build, seed + 1))
         return module
@@ -47,122 +43,71 @@ class Contract:
         try:
             module = build(seed)
         except Exception as error:
-            raise self._broken(
-                f"its constructor raised {_in_words(error)}. It is called with (spaces, head_size, **model_kwargs); "
-                f"head_size is {self.head_size}"
+            raise self.trial.broken(
+                f"its constructor raised {summary_of(error)}. It is called with (spaces, head_size, **model_kwargs); "
+                f"head_size is {self.trial.head_size}"
             ) from error
         self._check_parameters(module)
-        return module.to(getattr(torch, self.dtype))
+        return module.to(getattr(torch, self.trial.dtype))
 
     def _check_parameters(self, module: nn.Module) -> None:
         parameters = dict(module.named_parameters())
         if not parameters:
-            raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
+            raise self.trial.broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
         first_name, first = next(iter(parameters.items()))
         for name, parameter in parameters.items():
             if nn.parameter.is_lazy(parameter):
-                raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
+                raise self.trial.broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
             if (parameter.device, parameter.dtype) != (first.device, first.dtype):
-                raise self._broken(
+                raise self.trial.broken(
                     f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
                     f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
                 )
         if first.device.type != "cpu" or not first.is_floating_point():
-            raise self._broken(
+            raise self.trial.broken(
                 f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
             )
 
+    def _state_size(self, module: nn.Module) -> int:
+        size = getattr(module, "state_size", 0)
+        if type(size) is not int or size < 0:
+            raise self.trial.broken(
+                f"its state_size is {size!r}. It must be the number of elements of the memory's state, or be left out"
+            )
+        return size
+
     def _check_forward(self, module: nn.Module) -> None:
         """Run the module on a few random observations and check its outputs."""
-        obs = made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
+        obs = made_up_inputs(self.trial.spaces, ROWS, getattr(torch, self.trial.dtype))
         alone_obs = {name: leaf[:1] for name, leaf in obs.items()} if isinstance(obs, dict) else obs[:1]
-        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        first, again, alone = (self._outputs(module, some) for some in (obs, obs, alone_obs))
-        for name, buffer in module.named_buffers():
-            if not torch.equal(buffer, before[name]):
-                raise self._broken(
-                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
-                    f"would hold different values. Use LayerNorm or GroupNorm"
-                )
-        for name, one, other, single in zip(("head", "values"), first, again, alone, strict=True):
-            if not torch.equal(one, other):
-                raise self._broken(
-                    f"its {name} differ between two passes over the same observations. Remove dropout and noise"
-                )
-            if not torch.allclose(single, one[:1], rtol=1e-3, atol=1e-4):
-                raise self._broken(
-                    f"its {name} of one observation depend on the other rows of the batch. Process each row on its own"
-                )
-            if not one.requires_grad:
-                raise self._broken(
-                    f"its {name} do not depend on any parameter with requires_grad=True. Compute them from parameters"
-                )
 
-    def _outputs(self, module: nn.Module, obs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return head and values after checking type, shape and dtype."""
-        rows, dtype = _size(obs), getattr(torch, self.dtype)
-        called = f"forward(obs), with obs {_inputs_in_words(obs)},"
-        try:
-            with torch.enable_grad(), default_dtype(dtype):
-                outputs: Any = module(obs)
-        except Exception as error:
-            raise self._broken(f"{called} raised {_in_words(error)}") from error
-        if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True, True]):
-            raise self._broken(f"{called} returned {_kind(outputs)}. Return two tensors, head and values")
-        head, values = outputs
-        for name, output, shape, remedy in (
-            ("head", head, (rows, self.head_size), "[rows, head_size]"),
-            ("values", values, (rows,), "[rows]; values.squeeze(-1) removes a last axis"),
-        ):
-            if output.shape != shape:
-                raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {remedy}")
-            if output.dtype != dtype:
-                raise self._broken(f"{called} returned {name} of {output.dtype}. Return the dtype of obs")
-            if not torch.isfinite(output).all():
-                raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
-        return head, values
+        def outputs(some: Inputs) -> tuple[Tensor, ...]:
+            rows = _size(some)
+            expected = (
+                ("head", (rows, self.trial.head_size), "[rows, head_size]"),
+                ("values", (rows,), "[rows]; values.squeeze(-1) removes a last axis"),
+            )
+            return self.trial.outputs(module, (some,), f"forward(obs), with obs {inputs_in_words(some)},", expected)
+
+        first, again, alone = self.trial.passes(
+            module, [lambda: outputs(obs), lambda: outputs(obs), lambda: outputs(alone_obs)]
+        )
+        for name, one, other, single in zip(("head", "values"), first, again, alone, strict=True):
+            self.trial.check_output(name, one, other, single, one[:1])
 
     def _check_buffers(self, module: nn.Module, other: nn.Module) -> None:
         """Compare with a module built from another seed, because actors build theirs without knowing the seed."""
         others = dict(other.named_buffers())
         for name, buffer in module.named_buffers():
             if name not in others or not torch.equal(buffer, others[name]):
-                raise self._broken(
+                raise self.trial.broken(
                     f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
                     f"requires_grad=False"
                 )
 
-    def _broken(self, fact: str) -> ConfigError:
-        return _broken(self.name, fact)
-
-
-def made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
-    """Return a module's input for some random observations of `spaces`."""
-    generator = np.random.default_rng(0)
-    inputs = {}
-    for name, leaf in spaces.leaves().items():
-        shape = rows, *leaf.shape
-        if is_image(leaf):
-            numbers: np.ndarray = generator.integers(0, 256, shape)
-        elif name in spaces.categories:
-            found = spaces.categories[name]
-            drawn = generator.integers(0, found.counts, (rows, len(found.counts)))
-            numbers = (drawn + np.array(found.starts)).reshape(shape)
-        else:
-            numbers = generator.standard_normal(shape)
-        inputs[name] = torch.from_numpy(numbers).to(dtype)
-    return inputs if spaces.obs.names is not None else inputs[""]
-
 
 def _size(obs: Inputs) -> int:
     return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-
-
-def _inputs_in_words(obs: Inputs) -> str:
-    if not isinstance(obs, dict):
-        return f"of shape {tuple(obs.shape)} and {obs.dtype}"
-    shapes = ", ".join(f"{name!r}: {tuple(leaf.shape)}" for name, leaf in obs.items())
-    return f"a dict of the shapes {{{shapes}}}"
 
 
 def model_class(model: Any, name: str) -> type[nn.Module]:
@@ -173,40 +118,23 @@ def model_class(model: Any, name: str) -> type[nn.Module]:
     """
     found = _imported(model) if isinstance(model, str) else model
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise _broken(name, f"{found!r} is not a subclass of torch.nn.Module. Pass one")
+        raise broken(name, f"{found!r} is not a subclass of torch.nn.Module. Pass one")
     return found
 
 
 def _imported(path: str) -> Any:
     module_name, _, name = path.rpartition(":")
     if not module_name:
-        raise _broken(path, "is not of the form module:Class. Add the name of the module that defines the class")
+        raise broken(path, "is not of the form module:Class. Add the name of the module that defines the class")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
-        raise _broken(
+        raise broken(
             path,
-            f"importing {module_name} failed: {_in_words(error)}. It must be importable on every machine that runs "
+            f"importing {module_name} failed: {summary_of(error)}. It must be importable on every machine that runs "
             f"actors or learners",
         ) from None
     try:
         return attrgetter(name)(module)
     except AttributeError:
-        raise _broken(path, f"the module {module_name} has no {name}. Check the spelling") from None
-
-
-def _broken(name: str, fact: str) -> ConfigError:
-    return ConfigError(f"model={name}: {fact}.")
-
-
-def _in_words(error: BaseException) -> str:
-    """Return the last line of the traceback, with file and line."""
-    summary = traceback.format_exception_only(error)[-1].strip().rstrip(".")
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{summary} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else summary
-
-
-def _kind(outputs: Any) -> str:
-    if isinstance(outputs, tuple):
-        return f"a tuple of {', '.join(type(one).__name__ for one in outputs) or 'nothing'}"
-    return f"a {type(outputs).__name__}"
+        raise broken(path, f"the module {module_name} has no {name}. Check the spelling") from None

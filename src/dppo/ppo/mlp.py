@@ -108,7 +108,7 @@ class NumpyMLP:
         self._value_head = named[f"value.{2 * layers}.weight"][0].copy(), named[f"value.{2 * layers}.bias"].copy()
         self._log_std = named["log_std"].copy() if "log_std" in named else None
 
-    def step(self, obs: np.ndarray) -> Outputs:
+    def step(self, obs: np.ndarray, state: None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O].
 
         Each group of E rows has a matrix product of its own, so that leading axes do not change a single bit; larger

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
 from dppo.ppo.network import NetworkSpec
+from dppo.ppo.recall import Recall
 
 
 class Scored(NamedTuple):
@@ -41,25 +42,32 @@ class PPOModel:
         self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
-    def forward(self, obs: Tensor | dict[str, Tensor], actions: Tensor, masks: Tensor | None = None) -> Scored:
+    def forward(
+        self,
+        obs: Tensor | dict[str, Tensor],
+        actions: Tensor,
+        masks: Tensor | None = None,
+        recall: Recall | None = None,
+    ) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
 
         Args:
             masks: the actions that were allowed, [rows, H]; None if all were.
+            recall: of the sequences that the rows are, for a network with memory.
         """
-        head, values, residuals = self.network.forward(obs)
+        head, values, residuals = self.network.forward(obs, recall)
         head = _allowed(head, masks)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
-    def values(self, obs: Any) -> Tensor:
+    def values(self, obs: Any, recall: Recall | None = None) -> Tensor:
         """Return the values [rows] of observations; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            return self.network.forward(obs)[1].detach().clone()
+            return self.network.forward(obs, recall)[1].detach().clone()
 
-    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None) -> Tensor:
+    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None, recall: Recall | None = None) -> Tensor:
         """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            head = _allowed(self.network.forward(obs)[0], masks)
+            head = _allowed(self.network.forward(obs, recall)[0], masks)
             return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
 
     def backward(

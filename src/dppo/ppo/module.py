@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from dppo.ppo.recall import Recall
+
 ModelClass = str | Callable[..., Any]
 
 
@@ -27,7 +29,12 @@ class ModuleSpec(NetworkSpec):
 
     The contract: `Class(spaces, head_size, **kwargs)` returns a `torch.nn.Module` whose `forward(obs)` maps a
     floating-point tensor of observations [rows, *O] to the head [rows, head_size] and the values [rows]. Of a Dict or
-    Tuple space, it gets a dict of such tensors by the leaf's name. `dppo.ppo.contract` checks it.
+    Tuple space, it gets a dict of such tensors by the leaf's name.
+
+    A module with memory has an attribute `state_size`, S. Its `forward(obs, state, starts)` maps sequences of
+    observations [L, rows, *O], the state [rows, S] before the first step, and flags [L, rows] at which the state
+    becomes zero before the step, to head [L, rows, head_size], values [L, rows] and the state after the last step.
+    Actors call it with L = 1. `dppo.ppo.contract` checks it.
     """
 
     obs_shape: tuple[int, ...]
@@ -47,9 +54,20 @@ class ModuleSpec(NetworkSpec):
         """Return names and shapes in the order of `named_parameters`."""
         return self._shapes
 
-    @cached_property
+    @property
+    def state_size(self) -> int:
+        """Return the module's `state_size`, or 0."""
+        return self._facts[1]
+
+    @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in self.module(0).named_parameters()}
+        return self._facts[0]
+
+    @cached_property
+    def _facts(self) -> tuple[dict[str, tuple[int, ...]], int]:
+        module = self.module(0)
+        shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        return shapes, getattr(module, "state_size", 0)
 
     def acting(self) -> ActingNetwork:
         """Build the network for an actor.
@@ -81,9 +99,10 @@ class ModuleSpec(NetworkSpec):
         import torch
 
         from dppo.ppo.contract import Contract, model_class
+        from dppo.ppo.trial import Trial
 
         name = model_name(self.model)
-        contract = Contract(name, self.spaces, self.distribution.head_size, self.dtype)
+        contract = Contract(Trial(name, self.spaces, self.distribution.head_size, self.dtype))
         made_of = model_class(self.model, name)
 
         def build(seed: int) -> nn.Module:
@@ -153,18 +172,27 @@ class Autograd:
         """Run the layers in the precision `lower` from now on; weights and outputs keep theirs."""
         self._lower = lower
 
-    def forward(self, obs: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, obs: Tensor | dict[str, Tensor], recall: Recall | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         import torch
 
         with torch.enable_grad(), default_dtype(self._dtype):
             if self._lower is None:
-                head, values = self._module(self._inputs(obs))
+                head, values = self._outputs(obs, recall)
             else:
                 with torch.autocast(self.parameters.weights.device.type, self._lower):
-                    head, values = self._module(self._inputs(obs))
+                    head, values = self._outputs(obs, recall)
                 head, values = head.to(self._dtype), values.to(self._dtype)
         return head.detach(), values.detach(), (head, values)
+
+    def _outputs(self, obs: Tensor | dict[str, Tensor], recall: Recall | None) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs(obs)
+        if recall is not None:
+            return recall.outputs(self._module, inputs)
+        head, values = self._module(inputs)
+        return head, values
 
     def _inputs(self, obs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
         if isinstance(obs, dict):
@@ -206,6 +234,7 @@ class TorchActing:
         self._default_dtype, self._num_threads = torch.get_default_dtype, torch.get_num_threads
         self._inputs: dict[str, Tensor] = {}
         self._rows: dict[str, np.ndarray] = {}
+        self._state, self._starts = torch.empty(0), torch.empty(0)
 
     def load(self, weights: np.ndarray) -> None:
         """Copy `weights` [P]."""
@@ -217,24 +246,36 @@ class TorchActing:
             parameter.copy_(flat[start:end].view_as(parameter))
             start = end
 
-    def step(self, obs: np.ndarray | dict[str, np.ndarray]) -> Outputs:
+    def step(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         named = obs if isinstance(obs, dict) else {"": obs}
         for name, leaf in named.items():
             if leaf.ndim > self._dims[name] + 1:
                 stacked = [{one: view[s] for one, view in named.items()} for s in range(len(leaf))]
-                heads, values = zip(*map(self.step, stacked), strict=True)
-                return Outputs(np.stack(heads), np.stack(values))
+                states = [None] * len(leaf) if state is None else state
+                return _stacked([self.step(one, own) for one, own in zip(stacked, states, strict=True)])
             if name not in self._rows or leaf.shape != self._rows[name].shape:
                 self._fit(name, leaf.shape)
             np.copyto(self._rows[name], leaf)
         inputs: Any = self._inputs.get("", self._inputs)
         if self._default_dtype() is self._dtype and self._num_threads() == 1:
+            return self._outputs(inputs, state)
+        with default_dtype(self._dtype), one_thread():
+            return self._outputs(inputs, state)
+
+    def _outputs(self, inputs: Any, state: np.ndarray | None) -> Outputs:
+        if state is None:
             head, values = self._module(inputs)
-        else:
-            with default_dtype(self._dtype), one_thread():
-                head, values = self._module(inputs)
-        return Outputs(head.numpy(), values.numpy())
+            return Outputs(head.numpy(), values.numpy())
+        import torch
+
+        if self._state.shape != state.shape:
+            self._state = torch.empty(state.shape, dtype=self._dtype)
+            self._starts = torch.zeros((1, len(state)), dtype=torch.bool)
+        np.copyto(self._state.numpy(), state)
+        steps = {name: leaf[None] for name, leaf in inputs.items()} if isinstance(inputs, dict) else inputs[None]
+        head, values, after = self._module(steps, self._state, self._starts)
+        return Outputs(head[0].numpy(), values[0].numpy(), after.numpy().copy())  # may be a view of our own
 
     def _fit(self, name: str, shape: tuple[int, ...]) -> None:
         """Take memory for the module's input: torch aligns its own memory alike in every process."""
@@ -242,3 +283,9 @@ class TorchActing:
 
         self._inputs[name] = torch.empty(shape, dtype=self._dtype)
         self._rows[name] = self._inputs[name].numpy()
+
+
+def _stacked(outputs: list[Outputs]) -> Outputs:
+    states = [one.state for one in outputs if one.state is not None]
+    heads, values = (np.stack([getattr(one, name) for one in outputs]) for name in ("head", "values"))
+    return Outputs(heads, values, np.stack(states) if states else None)

@@ -27,6 +27,8 @@ class Outputs(NamedTuple):
     head: Float[np.ndarray, "*rows H"]
     """All parameters of the action distribution."""
     values: Float[np.ndarray, "*rows"]
+    state: Float[np.ndarray, "*rows S"] | None = None
+    """State of the memory after the step; None without memory."""
 
 
 class ActingNetwork(Protocol):
@@ -35,11 +37,14 @@ class ActingNetwork(Protocol):
     def load(self, weights: Float[np.ndarray, " P"]) -> None:
         """Copy `weights` and use them from now on."""
 
-    def step(self, obs: Any) -> Outputs:
+    def step(self, obs: Any, state: Any = None) -> Outputs:
         """Return head and values of observations [E, *O], in the network's dtype.
 
         Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes
         [..., E, *O], each group of E rows gets the same bits as it would alone.
+
+        Args:
+            state: of the memory before the step, [..., E, S]; None without memory.
         """
 
 
@@ -50,11 +55,12 @@ class LearningNetwork(Protocol):
     def parameters(self) -> FlatParameters:
         """Return the flat vectors."""
 
-    def forward(self, obs: Any) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
+    def forward(self, obs: Any, recall: Any = None) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
         """Return head, values and residuals for `backward`; the next call may overwrite all three.
 
         Args:
             obs: a tensor [rows, *O], or a dict of tensors by the leaf's name, as a `Batch` holds them.
+            recall: the `Recall` of the sequences that the rows are; None without memory.
         """
 
     def backward(
@@ -75,6 +81,11 @@ class NetworkSpec(Protocol):
     """Distribution of actions; the head holds its parameters."""
     dtype: str
     """Dtype of parameters and outputs: "float32" or "float64"."""
+
+    @property
+    def state_size(self) -> int:
+        """Return S, the size of the memory's state for one environment; 0 without memory."""
+        return 0
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return names and shapes of all parameters, in the order of the flat vector."""

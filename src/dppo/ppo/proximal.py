@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch, split_rows
+from dppo.ppo.batch import Batch
 
 MOST_IMPORTANCE = 2.0
 
@@ -25,13 +25,12 @@ def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
     Args:
-        log_probs_of: maps observations, actions and masks to log-probabilities under `pi_now`.
+        log_probs_of: maps observations, actions, masks, and the `Recall` of a network with memory, to
+            log-probabilities under `pi_now`.
         rows: most rows to pass to it at once.
     """
-    sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
-    masks = [None] * len(sizes) if batch.masks is None else batch.masks.split(sizes)
-    pieces = zip(split_rows(batch.obs, sizes), batch.actions.split(sizes), masks, strict=True)
-    now = torch.cat([log_probs_of(*piece) for piece in pieces])
+    pieces = batch.pieces(rows)
+    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recall) for piece in pieces])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch, Rollout, split_rows
+from dppo.ppo.batch import Batch, split_rows
+from dppo.ppo.recall import Recall
+from dppo.ppo.rollout import Rollout
 
 
 def with_new_advantages(batch: Batch, rollout: Rollout, value_of: Callable[..., Tensor], rows: int) -> Batch:
@@ -17,22 +19,30 @@ def with_new_advantages(batch: Batch, rollout: Rollout, value_of: Callable[..., 
 
     Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
 
+    With memory, sequences and successors start from the states that were stored with them, as in training.
+
     Args:
-        value_of: maps observations to their values.
+        value_of: maps observations, and their `Recall` where there is memory, to values.
         rows: most observations to pass to it at once.
     """
     device = batch.logprobs.device
-    values, successors = (_values(obs, value_of, rows, device) for obs in (batch.obs, rollout.successors))
+    pieces = [value_of(piece.obs, piece.recall) for piece in batch.pieces(rows)]
+    values, successors = _joined(pieces), _successors(rollout, value_of, rows, device)
     advantages, returns = rollout.estimate(values, successors, batch.length)
     return replace(batch, advantages=advantages.to(device), returns=returns.to(device))
 
 
-def _values(
-    obs: Tensor | dict[str, Tensor], value_of: Callable[..., Tensor], rows: int, device: torch.device
-) -> np.ndarray:
-    count = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+def _successors(rollout: Rollout, value_of: Callable[..., Tensor], rows: int, device: torch.device) -> np.ndarray:
+    count = len(rollout.followed[0])
     sizes = [min(rows, count - start) for start in range(0, count, rows)]
-    values = [value_of(_on(device, piece)) for piece in split_rows(obs, sizes)]
+    recalls: list[Recall | None] = [None] * len(sizes)
+    if rollout.recall is not None:
+        recalls = list(rollout.recall.of_each(lambda tensor: tensor.to(device)).split(sizes))
+    pieces = zip(split_rows(rollout.successors, sizes), recalls, strict=True)
+    return _joined([value_of(_on(device, obs), recall) for obs, recall in pieces])
+
+
+def _joined(values: list[Tensor]) -> np.ndarray:
     joined: np.ndarray = torch.cat(values).numpy(force=True)
     return joined
 

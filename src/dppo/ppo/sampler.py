@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dppo.ppo.agent import PPOAgent
+from dppo.ppo.environments import Environments
 from dppo.ppo.inputs import measured
+from dppo.ppo.memory_states import states_from
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import (
     EnvLog,
@@ -23,50 +25,10 @@ from dppo.ppo.segment import (
 )
 
 
-class Environments(Protocol):
-    """The E environments of a sampler; implemented by `dppo.envs.group.EnvGroup`."""
-
-    num_envs: int
-    obs: np.dtype[Any]
-    """One observation as it is stored: `dppo.spaces.Spaces.obs`."""
-
-    def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
-
-    def step(
-        self,
-        actions: np.ndarray,
-        obs: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        log: EnvLog,
-    ) -> dict[int, np.ndarray]:
-        """Step each environment and reset those that are done.
-
-        Write rows [E, ...]; `obs` receives the observations for the next action. Add finished episodes to `log`.
-        Return the final observation of each environment that was truncated, by its index.
-        """
-
-    def restore(
-        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
-    ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes; start a new one where that fails."""
-
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check observations [t + 1, E, *O] of the first t steps of a segment, in which `done` [t, E] episodes ended.
-
-        It is called after the segment, and as soon as an observation is not finite; then it must raise.
-        """
-
-    def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes, under their names in `SamplerCarry`."""
-
-
 class PPOSampler:
     """Collect segments of T steps from E environments, whose episodes continue from one segment to the next."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of `assemble`
         self,
         sampler_id: int,
         agent: PPOAgent,
@@ -79,6 +41,7 @@ class PPOSampler:
         track_returns: bool,
         shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
         keep_successors: bool = False,
+        sequence_length: int = 1,
     ) -> None:
         """Take over `envs`, which must not have been started.
 
@@ -87,6 +50,7 @@ class PPOSampler:
             track_obs, track_returns: report moments for the normalisers.
             shape_rewards: transforms raw rewards before returns are tracked; None to leave them as they are.
             keep_successors: let segments hold the observations that follow their last rows.
+            sequence_length: L, the steps of a sequence in training, for a network with memory; divides T.
         """
         self.sampler_id = sampler_id
         self._agent = agent
@@ -100,6 +64,8 @@ class PPOSampler:
         self._keep_successors = keep_successors
         self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
+        self._length = sequence_length
+        self._memory = agent.start(envs.num_envs) if agent.state_size else None  # [E, S] where the next segment starts
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
         """Collect the segment that `request` names, under the weights of `snapshot`.
@@ -121,15 +87,19 @@ class PPOSampler:
             return []
         incidents = self._envs.restore(rebuild.carry, rebuild.actions, self._obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
+        self._memory = None if rebuild.carry.memory is None else rebuild.carry.memory.copy()
         for incident in incidents:
             assert incident.env is not None
             self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
+            if self._memory is not None:
+                self._memory[incident.env] = 0.0
         return incidents
 
     def _finish(self, run: _Run, at: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self._obs = run.obs[at, -1].copy()
+        self._memory = None if run.states is None else run.states.before[at].copy()
         seen, self._discounted_returns = self._moments(segment)
         done = segment.terminated | segment.truncated
         self._envs.check(run.obs[at], done, log, first=request.index == 0)
@@ -138,7 +108,11 @@ class PPOSampler:
             index=request.index,
             policy_version=snapshot.version,
             steps=int(segment.valid.sum()),
-            carry=SamplerCarry(discounted_returns=self._discounted_returns.copy(), **self._envs.open_episodes()),
+            carry=SamplerCarry(
+                discounted_returns=self._discounted_returns.copy(),
+                memory=None if self._memory is None else self._memory.copy(),
+                **self._envs.open_episodes(),
+            ),
             open_actions=tuple(
                 segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self._envs.num_envs)
             ),
@@ -208,37 +182,45 @@ class _Run:
         floats = self.obs.dtype.kind == "f"  # several leaves are checked one by one
         self._zeros = np.zeros(self.obs[:, 0].size, self.obs.dtype) if floats else None
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
+        memories = [sampler._memory for sampler in samplers]
+        self.states = states_from(memories, steps, first._length, keep_all=self._keep_successors)
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
-        agent, values = self._agent, self._values
+        agent, values, states = self._agent, self._values, self.states
         one = len(self._envs) == 1  # a single sampler needs no leading axis: faster
         obs, noise, actions, heads, valued = (
             own[0] if one else own.swapaxes(0, 1) for own in (self.obs, self._noise, self._actions, self._heads, values)
         )
         rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
         worlds = list(zip(self._envs, *rows, self.logs, strict=True))
-        cut: list[tuple[int, int, int, np.ndarray]] = []  # sampler, step, env, final observation at a time limit
+        cut: list[tuple[int, int, int, np.ndarray, Any]] = []  # sampler, step, env; observation and state at a limit
         for t in range(values.shape[1]):
-            before = obs[t]
-            self._check_finite(t, before)
-            actions[t], heads[t], valued[t] = agent.act(before, noise[t])
+            now = obs[t]
+            self._check_finite(t, now)
+            before = None if states is None else states.enter(t)
+            actions[t], heads[t], valued[t], after = agent.act(now, noise[t], before)
+            if states is not None:
+                states.act(t, after)
             for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
                 final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], terminated[t], truncated[t], log)
                 for env, final in final_obs.items():
-                    cut.append((s, t, env, final))
+                    cut.append((s, t, env, final, None if states is None else states.after[s, env]))
                 while log.dropped:
                     self._valid[s, t, log.dropped.pop()] = False
+            if states is not None:
+                states.leave(self._terminated[:, t] | self._truncated[:, t])
         self._check_finite(len(obs) - 1, obs[-1])
         if self._keep_successors:
             self._successors = self.obs[:, 1:].copy()
-            for s, t, env, final in cut:
+            for s, t, env, final, _ in cut:
                 self._successors[s, t, env] = final
         self._next_values[:, :-1] = values[:, 1:]
-        self._next_values[:, -1] = agent.values(self.obs[:, -1])
+        self._next_values[:, -1] = agent.values(self.obs[:, -1], None if states is None else states.before)
         for s in sorted({one[0] for one in cut}):
-            times, which, finals = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
-            self._next_values[s, times, which] = agent.values(np.stack(finals))
+            times, which, finals, ends = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
+            state = None if states is None else np.stack(ends)
+            self._next_values[s, times, which] = agent.values(np.stack(finals), state)
 
     def _check_finite(self, t: int, obs: np.ndarray) -> None:
         """Check the observations [t] of all samplers before the policy reads them.
@@ -271,9 +253,13 @@ class _Run:
             valid=self._valid[s],
             masks=agent.masks(obs),
         )
+        if self.states is not None:
+            segment = replace(segment, states=self.states.of_sequences[s])
         if not self._keep_successors:
             return segment
-        return replace(segment, successors=agent.readable(self._successors[s][segment.followed]))
+        followed = segment.followed
+        states = None if self.states is None else self.states.after_steps[s][followed]
+        return replace(segment, successors=agent.readable(self._successors[s][followed]), successor_states=states)
 
 
 def collect_together(

@@ -62,6 +62,10 @@ class Segment(ReadOnly):
     """The observations that the rows of `followed` led to; None if their values are not needed again."""
     masks: Bool[np.ndarray, "T E M"] | None = None
     """The choices that were allowed; None if all always are."""
+    states: Float[np.ndarray, "K E S"] | None = None
+    """States of the memory before the first step of each of K sequences; None without memory."""
+    successor_states: Float[np.ndarray, " n S"] | None = None
+    """States of the memory to which `successors` belong."""
 
     @property
     def followed(self) -> Bool[np.ndarray, "T E"]:
@@ -151,6 +155,8 @@ class SamplerCarry(ReadOnly):
     """Running discounted return, for the reward normaliser."""
     checksums: UInt32[np.ndarray, " E"]
     """Checksum of the observation that the next segment starts from, to verify a replay."""
+    memory: Float[np.ndarray, "E S"] | None = None
+    """State of the policy's memory; None without memory."""
 
 
 @dataclass(frozen=True, slots=True)

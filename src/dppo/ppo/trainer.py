@@ -13,7 +13,7 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.ppo.adam import FlatAdam
 from dppo.ppo.adaptive import ADAPTED, adapted_rate
-from dppo.ppo.batch import Batch, Rollout
+from dppo.ppo.batch import Batch
 from dppo.ppo.divergence import diverged
 from dppo.ppo.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.minibatches import draw_minibatches, weighted_on_all
@@ -23,6 +23,8 @@ from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.popart import PopArt
 from dppo.ppo.proximal import from_current_policy
 from dppo.ppo.recompute import with_new_advantages
+from dppo.ppo.rehearsal import zero_batch
+from dppo.ppo.rollout import Rollout
 
 
 class _Losses(NamedTuple):
@@ -60,6 +62,7 @@ class PPOTrainer:
         minibatches: int,
         micro_batch_size: int | None = None,
         parallel: Parallel | None = None,
+        sequence_length: int = 1,
     ) -> None:
         """Create the optimiser for the parameters of `model`.
 
@@ -67,6 +70,7 @@ class PPOTrainer:
             minibatches: number of minibatches in an epoch.
             micro_batch_size: most rows that go through the network at once; None for whole minibatches.
             parallel: the group of ranks; None to train alone.
+            sequence_length: L, the steps of each sequence of a batch.
         """
         self.model = model
         self.ppo = ppo
@@ -75,6 +79,7 @@ class PPOTrainer:
         self._parameters = model.parameters
         self.device = self._parameters.weights.device
         self._parallel = parallel or Alone()
+        self._length = sequence_length
         self._optimizer = FlatAdam(self._parameters)
         self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
         self._popart = PopArt(model) if ppo.norm_value else None
@@ -169,27 +174,20 @@ class PPOTrainer:
         self._parallel.sum_(self._parameters.gradient)
 
     def rehearse(self, rows: int) -> None:
-        """Run forward and backward on `rows` rows of zeros, to measure the time; the weights do not change."""
-        spec, dtype = self.model.spec, self._parameters.weights.dtype
-        distribution = spec.distribution
-        actions = torch.zeros(
-            (rows, *distribution.action_shape),
-            dtype=getattr(torch, distribution.action_dtype(spec.dtype)),
-            device=self.device,
-        )
-        zeros = torch.zeros(rows, dtype=dtype, device=self.device)
-        batch = Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros)
+        """Run forward and backward on `rows` rows of zeros, to measure the time; the weights do not change.
+
+        With memory, the rows are whole sequences: fewer, or one.
+        """
+        batch = zero_batch(self.model.spec, max(1, rows // self._length), self._length)
         self._backward(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
         """Compute the gradient of a minibatch's loss in pieces of at most `micro_batch_size` rows."""
-        rows = self.micro_batch_size or len(minibatch)
-        most, sequences = max(1, rows // minibatch.length), minibatch.sequences
-        if sequences <= most:
+        if len(minibatch) <= (self.micro_batch_size or len(minibatch)):
             return self._backward_at_once(ppo, minibatch, 1.0, accumulate=False)
-        pieces = minibatch.split([min(most, sequences - start) for start in range(0, sequences, most)])
+        pieces = minibatch.pieces(self.micro_batch_size or len(minibatch))
         shares = [len(piece) / len(minibatch) for piece in pieces]
         losses = [
             self._backward_at_once(ppo, piece, share, accumulate=number > 0)
@@ -210,7 +208,7 @@ class PPOTrainer:
     def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
-        scored = self.model.forward(rows.obs, rows.actions, rows.masks)
+        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recall)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
             if weights is not None:

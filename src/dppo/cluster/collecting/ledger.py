@@ -73,7 +73,8 @@ class ReplayLedger:
                 assert index == 0, f"the state before segment {index} is no longer kept"
                 continue
             for field in fields(moment.carry):
-                arrays[f"{sampler}.{field.name}"] = getattr(moment.carry, field.name)
+                if getattr(moment.carry, field.name) is not None:
+                    arrays[f"{sampler}.{field.name}"] = getattr(moment.carry, field.name)
             for env, pieces in enumerate(moment.actions):
                 arrays[f"{sampler}.actions.{env}"] = _in_one(pieces)
         return arrays
@@ -84,7 +85,8 @@ class ReplayLedger:
             moments.clear()
             if f"{sampler}.episodes" not in arrays:
                 continue
-            carry = SamplerCarry(**{field.name: arrays[f"{sampler}.{field.name}"] for field in fields(SamplerCarry)})
+            named = {field.name: f"{sampler}.{field.name}" for field in fields(SamplerCarry)}
+            carry = SamplerCarry(**{name: arrays[key] for name, key in named.items() if key in arrays})
             actions = tuple((arrays[f"{sampler}.actions.{env}"],) for env in range(len(carry.episodes)))
             moments[index] = _Moment(carry, actions)
 

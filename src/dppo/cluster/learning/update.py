@@ -43,6 +43,7 @@ def train_on(
         reward_scale,
         gamma=plan.ppo.gamma,
         gae_lambda=plan.ppo.gae_lambda,
+        length=plan.sequence_steps,
         shape_rewards=reward_shaping(plan.ppo),
     )
     # One learner draws the same numbers as training in the driver.

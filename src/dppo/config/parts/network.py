@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dppo.config.conditions import DEFAULT_NETWORK, OWN_NETWORK, WITH_HIDDEN_LAYERS
+from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
 from dppo.config.setting import import_path, setting
+
+USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,32 @@ class Network:
         branch=False,
         when=(DEFAULT_NETWORK,),
     )
+    memory: Literal["none", "gru", "lstm"] = setting(
+        "none",
+        "Memory of past observations between the hidden layers and the outputs: a GRU or an LSTM, whose state starts "
+        "from zero in each episode.",
+        branch=False,
+        when=(DEFAULT_NETWORK,),
+    )
+    memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False, when=(WITH_MEMORY,))
+    sequence_length: int | None = setting(
+        None,
+        "Steps of the sequences that a network with memory learns from; must divide num_steps. Gradients do not reach "
+        "further back. A network of your own with memory needs it; none: the largest divisor of num_steps up to 16.",
+        gt=0,
+        when=(MAYBE_MEMORY,),
+    )
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False
     )
+
+    def sequence_steps(self, num_steps: int) -> int:
+        """Return L, the steps of the sequences that minibatches consist of; 1 without memory."""
+        if self.memory == "none" and self.model is None:
+            return 1
+        if self.sequence_length is not None or self.model is not None:
+            return self.sequence_length or 1
+        return max(steps for steps in range(1, USUAL_SEQUENCE + 1) if num_steps % steps == 0)
 
     @property
     def model_name(self) -> str | None:

@@ -88,9 +88,15 @@ class PPO:
         1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
     )
 
-    def minibatches_of(self, rows: int) -> int:
-        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one."""
-        return math.ceil(rows / (self.minibatch_size or math.ceil(rows / 4)))
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
+        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one sequence.
+
+        Args:
+            steps: of a sequence; minibatches consist of whole ones.
+        """
+        sequences = rows // steps
+        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // steps)
+        return math.ceil(sequences / most)
 
     @property
     def annealed(self) -> tuple[str, ...]:

@@ -1,0 +1,161 @@
+"""Run a GRU or an LSTM cell over sequences in which episodes start, with gradients written by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float
+
+
+def over_time(
+    cell: nn.GRUCell | nn.LSTMCell,
+    inputs: Float[Tensor, "L rows I"],
+    state: Float[Tensor, "rows S"],
+    starts: Bool[Tensor, "L rows"],
+) -> tuple[Float[Tensor, "L rows H"], Float[Tensor, "rows S"]]:
+    """Return the outputs of `cell` at each step, and the state after the last one.
+
+    All products with the inputs are one, so that only the recurrence itself goes step by step. Its gradient is written
+    by hand, which takes a third of the time of autograd's.
+
+    Args:
+        cell: with biases, as is torch's default.
+        state: before the first step: h of a GRU, S = H; h and c of an LSTM side by side, S = 2 H.
+        starts: True where the state becomes zero before the step, because an episode starts there.
+
+    Raises:
+        TypeError: `cell` is neither an `nn.GRUCell` nor an `nn.LSTMCell` with biases.
+    """
+    if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
+        raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
+    if torch.is_autocast_enabled(inputs.device.type):  # rounding errors of a recurrence would add up
+        with torch.autocast(inputs.device.type, enabled=False):
+            return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
+    if isinstance(cell, nn.GRUCell):
+        gates = F.linear(inputs, cell.weight_ih, cell.bias_ih)
+        outputs: Tensor = _GRU.apply(  # type: ignore[no-untyped-call]
+            gates, cell.weight_hh, cell.bias_hh, state, starts
+        )
+        return outputs, outputs[-1]
+    gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
+    h, c = state.chunk(2, dim=1)
+    outputs, last = _LSTM.apply(  # type: ignore[no-untyped-call]
+        gates, cell.weight_hh, h, c, starts
+    )
+    return outputs, torch.cat([outputs[-1], last], dim=1)
+
+
+class _LSTM(Function):
+    """c' = f c + i g, h' = o tanh(c') with i, f, o = sigmoid and g = tanh of their gates, x W_i + h W_h + b.
+
+    Source: Hochreiter, Schmidhuber (1997) with forget gates; torch.nn.LSTMCell, whose order of gates is i, f, g, o.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h of each step [L, rows, H] and the last c [rows, H]; `gates` [L, rows, 4H] hold x W_i + b."""
+        gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
+        starting, keep = _kept(starts, gates.dtype)
+        h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size).unbind()
+        by_h = weight.t()
+        for t, some in enumerate(starting):
+            if some:
+                h, c = h * keep[t], c * keep[t]
+            h_before[t], c_before[t] = h, c
+            now = gates[t].addmm_(h, by_h)
+            now[:, : 2 * size].sigmoid_()
+            now[:, 2 * size : 3 * size].tanh_()
+            now[:, 3 * size :].sigmoid_()
+            i, f, g, o = now.chunk(4, dim=1)
+            c = torch.addcmul(f * c, i, g)
+            h = torch.mul(o, torch.tanh(c, out=tanh_c[t]), out=outputs[t])
+        ctx.save_for_backward(gates, h_before, c_before, tanh_c, weight, keep)
+        ctx.starting = starting
+        return outputs, c
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the gradients of gates, weight, h and c.
+
+        dL/dgate = dL/dc (or, for o, dL/dh) times a factor that does not depend on the recurrence.
+        """
+        by_outputs, by_c = gradients
+        gates, h_before, c_before, tanh_c, weight, keep = ctx.saved_tensors
+        i, f, g, o = gates.chunk(4, dim=2)
+        factors = torch.cat([g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], dim=2)
+        c_by_h = o * (1 - tanh_c * tanh_c)
+        by_gates = torch.empty_like(gates)
+        length, rows, size = h_before.shape
+        by_h = torch.zeros_like(by_c)
+        for t in reversed(range(length)):
+            by_h = by_h + by_outputs[t]
+            by_c = torch.addcmul(by_c, by_h, c_by_h[t])
+            now, factor = by_gates[t].view(rows, 4, size), factors[t].view(rows, 4, size)
+            torch.mul(by_c.unsqueeze(1), factor[:, :3], out=now[:, :3])
+            torch.mul(by_h, factor[:, 3], out=now[:, 3])
+            by_h, by_c = by_gates[t] @ weight, by_c * f[t]
+            if ctx.starting[t]:
+                by_h, by_c = by_h * keep[t], by_c * keep[t]
+        by_weight = by_gates.flatten(0, 1).t() @ h_before.flatten(0, 1)
+        return by_gates, by_weight, by_h, by_c, None
+
+
+class _GRU(Function):
+    """h' = n + z (h - n) with r, z = sigmoid of their gates, and n = tanh(x W_in + b_in + r (h W_hn + b_hn)).
+
+    Source: Cho et al., arXiv:1406.1078; torch.nn.GRUCell, whose order of gates is r, z, n.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        """Return h of each step [L, rows, H]; `gates` [L, rows, 3H] hold x W_i + b_i."""
+        gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
+        starting, keep = _kept(starts, gates.dtype)
+        h_before, hidden_n, outputs = gates.new_empty(3, *gates.shape[:2], size).unbind()
+        by_h = weight.t()
+        for t, some in enumerate(starting):
+            if some:
+                h = h * keep[t]
+            h_before[t] = h
+            hidden = torch.addmm(bias, h, by_h)
+            hidden_n[t] = hidden[:, 2 * size :]
+            rz, n = gates[t, :, : 2 * size], gates[t, :, 2 * size :]
+            rz.add_(hidden[:, : 2 * size]).sigmoid_()
+            n.addcmul_(rz[:, :size], hidden_n[t]).tanh_()
+            h = torch.addcmul(n, rz[:, size:], h - n, out=outputs[t])
+        ctx.save_for_backward(gates, h_before, hidden_n, weight, keep)
+        ctx.starting = starting
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the gradients of gates, weight, bias and h; each gate's is dL/dh times a factor."""
+        (by_outputs,) = gradients
+        gates, h_before, hidden_n, weight, keep = ctx.saved_tensors
+        r, z, n = gates.chunk(3, dim=2)
+        by_n = (1 - z) * (1 - n * n)
+        factors = torch.cat([by_n * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), by_n * r], dim=2)
+        by_hidden = torch.empty_like(gates)
+        length, rows, size = h_before.shape
+        by_h = torch.zeros_like(by_outputs[0])
+        by_each_h = torch.empty_like(h_before)
+        for t in reversed(range(length)):
+            by_h = torch.add(by_h, by_outputs[t], out=by_each_h[t])
+            torch.mul(by_h.unsqueeze(1), factors[t].view(rows, 3, size), out=by_hidden[t].view(rows, 3, size))
+            by_h = torch.addmm(by_h * z[t], by_hidden[t], weight)
+            if ctx.starting[t]:
+                by_h = by_h * keep[t]
+        flat = by_hidden.flatten(0, 1)
+        by_gates = torch.cat([by_hidden[..., : 2 * size], by_each_h * by_n], dim=2)
+        return by_gates, flat.t() @ h_before.flatten(0, 1), flat.sum(dim=0), by_h, None
+
+
+def _kept(starts: Tensor, dtype: torch.dtype) -> tuple[list[bool], Tensor]:
+    """Return at which steps some episode starts, and factors [L, rows, 1] that make the states of these rows zero."""
+    return starts.any(dim=1).tolist(), (~starts).to(dtype).unsqueeze(2)

@@ -1,0 +1,102 @@
+"""Environments in which only memory helps, and some that reveal an off-by-one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Recalls(gym.Env[Any, Any]):
+    """Show a bit in the first observation only, and reward the action that equals it. Episodes take 3 to 7 steps.
+
+    They end by a terminal state or, one in three, by a time limit.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.bit = self.steps = self.length = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.bit, self.length = int(self.np_random.integers(2)), int(self.np_random.integers(3, 8))
+        self.steps = 0
+        return np.array([2 * self.bit - 1, 0.0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        over, cut = self.steps >= self.length, self.length % 3 == 0
+        return (
+            np.array([0.0, self.steps / 8], np.float32),
+            float(action == self.bit),
+            over and not cut,
+            over and cut,
+            {},
+        )
+
+
+class Pictured(Recalls):
+    """The same as an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        return self.picture(obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return self.picture(obs), *rest
+
+    @staticmethod
+    def picture(obs: np.ndarray) -> np.ndarray:
+        return np.full((8, 8, 3), 128 + 100 * obs[0] + 20 * obs[1]).astype(np.uint8)
+
+
+class Named(Recalls):
+    """The same as a Dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Dict({"bit": gym.spaces.Discrete(3), "time": gym.spaces.Box(-1, 1, (1,))})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        return self.named(obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return self.named(obs), *rest
+
+    @staticmethod
+    def named(obs: np.ndarray) -> dict[str, Any]:
+        return {"bit": int(obs[0]) + 1, "time": obs[1:]}
+
+
+WORLDS = {"Recalls": Recalls, "Pictured": Pictured, "Named": Named}
+
+
+class Crashing(gym.Wrapper[Any, Any, Any, Any]):
+    """Kill the process once: in step `at_step` of this instance, if it is the one to create the file `marker`."""
+
+    def __init__(self, world: str, at_step: int, marker: str) -> None:
+        super().__init__(WORLDS[world]())
+        self.marker, self.at_step, self.steps = Path(marker), at_step, 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == self.at_step:
+            try:
+                self.marker.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)

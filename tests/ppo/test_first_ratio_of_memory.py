@@ -1,0 +1,70 @@
+"""The first minibatch of an update sees the policy that acted, state included, on segments of a real sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import random_weights
+from own_memory_models import Running
+
+from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.learning.update import train_on
+from dppo.config import make_config
+from dppo.ppo.inputs import measured_shape
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"env_id": "memory_worlds:Recalls"},
+    "cnn": {"env_id": "memory_worlds:Pictured", "image_features": 16},
+    "dict": {"env_id": "memory_worlds:Named"},
+    "own module": {"env_id": "memory_worlds:Recalls", "model": Running, "sequence_length": 5},
+    "own module for a dict": {
+        "env_id": "memory_worlds:Named",
+        "model": Running,
+        "sequence_length": 5,
+    },
+}
+MEMORIES: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru"}, "lstm": {"memory": "lstm"}}
+CASES = [
+    (network, memory, norm_obs)
+    for network, base in NETWORKS.items()
+    for memory in MEMORIES
+    for norm_obs in (False, True)
+    if not (norm_obs and network == "cnn") and not ("model" in base and memory != "none")
+]
+
+
+@pytest.mark.parametrize(("network", "memory", "norm_obs"), CASES)
+@pytest.mark.parametrize("lagged", [False, True], ids=["fresh", "lagged"])
+def test_first_ratio_is_one(network: str, memory: str, norm_obs: bool, lagged: bool) -> None:
+    """Several sequences in each minibatch, whose size the pieces of `micro_batch_size` do not divide.
+
+    In the second iteration the statistics are not empty, and episodes and states go on.
+    """
+    config = make_config(
+        {
+            "num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120,
+            "micro_batch_size": 50, "learning_rate": 0.01, "norm_adv": False, "norm_obs": norm_obs,
+        } | NETWORKS[network] | MEMORIES[memory]
+    )  # fmt: skip
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
+    spaces, plan = samplers[0].spaces, trainer_plan(config)
+    trainer = build_trainer(plan, spaces)
+    trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
+    statistics = Statistics(Moments.empty(measured_shape(spaces.obs)) if norm_obs else None, None)
+    episodes = 0
+    for iteration in range(2):
+        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
+        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
+        episodes += sum(len(report.episodes) for report, _ in collected)
+        segments = [segment for _, segment in collected]
+        losses = train_on(trainer, plan, segments, scale, None, iteration, lagged=lagged)
+        assert losses["minibatches"] == 1
+        assert abs(losses["approx_kl"]) < 1e-6
+        assert abs(losses["old_approx_kl"]) < 2e-5
+        assert losses["clipfrac"] == 0
+        statistics = statistics.merged([report.statistics for report, _ in collected])
+    assert episodes > 20

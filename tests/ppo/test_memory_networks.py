@@ -1,0 +1,239 @@
+"""Networks with memory: acting step by step equals learning over sequences, and the contract of a user's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import own_memory_models as own
+import pytest
+import torch
+from builders import BOX, DISCRETE, random_weights
+from own_models import Plain
+from torch import Tensor, nn
+
+from dppo.actions import Actions
+from dppo.config import make_config
+from dppo.errors import ConfigError
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.choice import choose_network
+from dppo.ppo.model import PPOModel
+from dppo.ppo.module import ModuleSpec
+from dppo.ppo.network import NetworkSpec
+from dppo.ppo.normalizer import ObsScale
+from dppo.ppo.recall import Recall
+from dppo.ppo.segment import PolicySnapshot
+from dppo.spaces import Spaces
+
+STEPS, ENVS = 12, 3
+TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
+VECTOR = np.dtype((np.float32, (2, 2)))
+IMAGE = np.dtype((np.uint8, (8, 8, 3)))
+NEST = np.dtype([("camera", IMAGE), ("speed", "<f4", (2,))])
+ACTIONS: dict[str, Actions] = {"discrete": DISCRETE, "box": BOX}
+
+
+def chosen(obs: np.dtype[Any], **settings: Any) -> Callable[[Actions, str], NetworkSpec]:
+    def spec(actions: Actions, dtype: str) -> NetworkSpec:
+        config = make_config({"env_id": "Test-v0", "dtype": dtype, **settings})
+        return choose_network(config.network, Spaces(obs, actions)).spec
+
+    return spec
+
+
+NETWORKS = {
+    "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
+    "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
+    "shared lstm": chosen(VECTOR, memory="lstm", trunk="shared", memory_size=6),
+    "gru alone": chosen(VECTOR, memory="gru", hidden_sizes=(), memory_size=5),
+    "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
+    "image and lstm": chosen(IMAGE, memory="lstm", image_features=12, memory_size=6),
+    "dict and gru": chosen(NEST, memory="gru", image_features=12, memory_size=6),
+    "own module": chosen(VECTOR, model=own.Running, sequence_length=4),
+    "own module for a dict": chosen(NEST, model=own.Running, sequence_length=4),
+}
+networks = pytest.mark.parametrize("network", NETWORKS)
+all_actions = pytest.mark.parametrize("actions", ACTIONS)
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def observations(obs: np.dtype[Any], *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    made = np.zeros(shape, obs)
+    for name in obs.names or [None]:
+        leaf = made if name is None else made[name]
+        leaf[...] = rng.integers(0, 256, leaf.shape) if leaf.dtype == np.uint8 else rng.normal(size=leaf.shape) * 3
+    return made
+
+
+def obs_of(network: str) -> np.dtype[Any]:
+    return NEST if "dict" in network else IMAGE if "image" in network else VECTOR
+
+
+def as_rows(obs: np.ndarray, dtype: str) -> Any:
+    """Return observations [T, E] as a batch holds them: [E * T, *O], sequence by sequence."""
+    swapped = obs.swapaxes(0, 1)
+
+    def tensor(leaf: np.ndarray) -> Tensor:
+        flat = leaf.reshape(-1, *leaf.shape[2:])
+        return torch.from_numpy(np.ascontiguousarray(flat if leaf.dtype == np.uint8 else flat.astype(dtype)))
+
+    return {name: tensor(swapped[name]) for name in obs.dtype.names} if obs.dtype.names else tensor(swapped)
+
+
+def agent_of(spec: NetworkSpec, scale: ObsScale | None = None) -> PPOAgent:
+    agent = PPOAgent(spec)
+    agent.load(PolicySnapshot(3, random_weights(spec), scale))
+    return agent
+
+
+@networks
+@all_actions
+@dtypes
+def test_acting_step_by_step_equals_learning_over_sequences(network: str, actions: str, dtype: str) -> None:
+    """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
+    spec = NETWORKS[network](ACTIONS[actions], dtype)
+    agent, model = agent_of(spec), PPOModel(spec, seed=9)
+    with torch.no_grad():
+        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    obs = observations(obs_of(network), STEPS, ENVS)
+    starts = np.random.default_rng(2).random((STEPS, ENVS)) < 0.2
+    first = state = np.random.default_rng(3).normal(size=(ENVS, spec.state_size)).astype(dtype)
+    heads, values, drawn = [], [], []
+    for t in range(STEPS):
+        state = np.where(starts[t, :, None], spec.state_size * 0, state).astype(dtype)
+        decided = agent.act(obs[t], agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0], state)
+        np.testing.assert_array_equal(agent.values(obs[t], state), decided.values)
+        heads.append(decided.head)
+        values.append(decided.values)
+        drawn.append(decided.actions)
+        assert decided.state is not None
+        assert decided.state.shape == (ENVS, spec.state_size)
+        state = decided.state
+        assert {str(array.dtype) for array in (decided.head, decided.values, state)} == {dtype}
+
+    recall = Recall(torch.from_numpy(first), torch.from_numpy(starts.T.copy()))
+    rows = as_rows(obs, dtype)
+    chosen = torch.from_numpy(np.stack(drawn, axis=1).reshape(ENVS * STEPS, *drawn[0].shape[1:]))
+    scored = model.forward(rows, chosen, recall=recall)
+    head, learnt, _ = model.network.forward(rows, recall)
+    tolerance = TOLERANCE[dtype]
+    for found, expected in ((heads, head), (values, learnt)):
+        joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
+        np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
+    logprobs = agent.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
+    np.testing.assert_allclose(logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
+
+
+@networks
+def test_gradients_are_finite_differences(network: str) -> None:
+    spec = NETWORKS[network](DISCRETE, "float64")
+    learning = spec.learning(3)
+    with torch.no_grad():
+        learning.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    obs = as_rows(observations(obs_of(network), 5, 2), "float64")
+    states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    starts = torch.zeros((2, 5), dtype=torch.bool)
+    starts[1, 3] = True
+    recall = Recall(states, starts)
+    head, values, residuals = learning.forward(obs, recall)
+    learning.parameters.gradient.fill_(1e6)
+    learning.backward(residuals, (2 * head).clone(), values.exp(), accumulate=False)
+    gradient = learning.parameters.gradient.numpy().copy()
+
+    def loss() -> float:
+        head, values, _ = learning.forward(obs, recall)
+        return float(head.square().sum() + values.exp().sum())
+
+    weights = learning.parameters.weights.data
+    start = 0
+    for shape in spec.shapes().values():  # one weight of each parameter
+        index = start + int(np.random.default_rng(start).integers(np.prod(shape)))
+        start += int(np.prod(shape))
+        kept, differences = weights[index].item(), []
+        for step in (1e-6, -1e-6):
+            weights[index] = kept + step
+            differences.append(loss() / 2e-6)
+        weights[index] = kept
+        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-3, abs=2e-5)
+
+
+@networks
+@all_actions
+@dtypes
+def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, actions: str, dtype: str) -> None:
+    agent = agent_of(NETWORKS[network](ACTIONS[actions], dtype))
+    for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
+        obs = observations(obs_of(network), samplers, rows)
+        state = np.random.default_rng(1).normal(size=(samplers, rows, agent.state_size)).astype(dtype)
+        noise = np.stack(
+            [agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)]
+        )
+        together = agent.act(obs, noise, state)
+        for s in range(samplers):
+            for one, alone in zip(together, agent.act(obs[s], noise[s], state[s]), strict=True):
+                assert one is not None
+                assert alone is not None
+                np.testing.assert_array_equal(one[s], alone)
+
+
+@networks
+@all_actions
+def test_names_shapes_and_initial_weights(network: str, actions: str) -> None:
+    spec = NETWORKS[network](ACTIONS[actions], "float32")
+    one, two, other = (spec.learning(seed).parameters.weights.detach().numpy() for seed in (3, 3, 4))
+    assert one.shape == (spec.num_parameters,)
+    assert {name: array.shape for name, array in spec.unflatten(one).items()} == dict(spec.shapes())
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+    again = NETWORKS[network](ACTIONS[actions], "float32")
+    assert (again, again.as_json()) == (spec, spec.as_json())
+
+
+def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
+    spec = NETWORKS["own module"](DISCRETE, "float32")
+    agent, obs = agent_of(spec), observations(VECTOR, 2, 1)
+    first = agent.decide(obs[0], agent.start(1)).state
+    assert first is not None
+    kept = first.copy()
+    agent.decide(obs[1], first)
+    np.testing.assert_array_equal(first, kept)
+
+
+# ------------------------------------------------------------------ the contract
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (own.NeverStarts, "where starts is True differ from those of a state of zeros"),
+        (own.FirstState, "its state where starts is True differ"),
+        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
+        (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
+        (
+            own.WideState,
+            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
+        ),
+        (own.MeanState, "depend on the other rows of the batch"),
+        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
+        (
+            own.OneStep,
+            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
+        ),
+    ],
+)
+def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModuleSpec.of(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes()
+    assert str(caught.value).startswith(f"model=own_memory_models:{model.__name__}: ")
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_module_with_memory_needs_the_length_of_sequences() -> None:
+    with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set sequence_length to a divisor"):
+        chosen(VECTOR, model=own.Running)(DISCRETE, "float32")
+    with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=own_models:Plain has no memory"):
+        chosen(VECTOR, model=Plain, sequence_length=4)(DISCRETE, "float32")

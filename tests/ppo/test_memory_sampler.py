@@ -1,0 +1,206 @@
+"""The state of the memory in samplers: where it starts from zero, where it is stored, and what it values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from builders import assert_same_bytes, group_of, random_weights
+from memory_worlds import Recalls
+
+from dppo import streams
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.config import make_config
+from dppo.envs.spaces import describe_spaces
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.batch import make_batch
+from dppo.ppo.choice import choose_network
+from dppo.ppo.model import PPOModel
+from dppo.ppo.network import NetworkSpec
+from dppo.ppo.recompute import with_new_advantages
+from dppo.ppo.sampler import PPOSampler, collect_together
+from dppo.ppo.segment import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+from dppo.streams import Stream
+
+STEPS, LENGTH = 24, 4
+kinds = pytest.mark.parametrize("memory", ["gru", "lstm"])
+
+
+def spec_of(memory: str, env: gym.Env[Any, Any]) -> NetworkSpec:
+    small = {"memory": memory, "memory_size": 5, "hidden_sizes": (6,), "dtype": "float64"}
+    return choose_network(make_config({"env_id": "Test-v0", **small}).network, describe_spaces(env)).spec
+
+
+def sampler_of(memory: str, envs: list[gym.Env[Any, Any]], *, sampler_id: int = 0, **more: Any) -> PPOSampler:
+    return PPOSampler(
+        sampler_id,
+        PPOAgent(spec_of(memory, envs[0])),
+        group_of(envs, sampler_id=sampler_id),
+        num_steps=STEPS,
+        gamma=0.9,
+        noise=partial(streams.generator, 1, Stream.ACTIONS, sampler_id),
+        track_obs=False,
+        track_returns=False,
+        sequence_length=LENGTH,
+        **more,
+    )
+
+
+def snapshot_of(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
+    return PolicySnapshot(version, random_weights(spec, seed=version))
+
+
+def collected(memory: str, segments: int, **more: Any) -> list[tuple[SegmentReport, Segment]]:
+    sampler = sampler_of(memory, [Recalls(), Recalls()], **more)
+    spec = spec_of(memory, Recalls())
+    return [sampler.collect(SegmentRequest(0, k), snapshot_of(spec, k)) for k in range(segments)]
+
+
+@kinds
+def test_values_and_states_are_those_of_each_environment_step_by_step(memory: str) -> None:
+    """Compare two segments with a loop over steps and environments that knows nothing of segments."""
+    spec = spec_of(memory, Recalls())
+    agent, states = PPOAgent(spec), np.zeros((2, spec.state_size))
+    ends = {"terminated": 0, "truncated": 0, "at the start of a sequence": 0}
+    for k, (report, segment) in enumerate(collected(memory, 2)):
+        agent.load(snapshot_of(spec, k))
+        assert segment.states is not None
+        for env in range(2):
+            state = states[env]
+            for t in range(STEPS):
+                if t % LENGTH == 0:
+                    np.testing.assert_allclose(segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14)
+                    assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
+                    ends["at the start of a sequence"] += not state.any()
+                decided = agent.decide(segment.obs[t, env][None], state[None])
+                np.testing.assert_allclose(segment.values[t, env], decided.values[0], rtol=1e-9)
+                assert decided.state is not None
+                after = decided.state[0]
+                if segment.terminated[t, env]:
+                    ends["terminated"] += 1
+                    state = np.zeros_like(after)
+                    continue
+                follows = segment.obs[t + 1, env] if t + 1 < STEPS else None
+                if segment.truncated[t, env]:
+                    ends["truncated"] += 1
+                    follows = final_obs(segment.obs[t, env])
+                if follows is not None:
+                    value = agent.values(follows[None].astype(np.float32), after[None])[0]
+                    np.testing.assert_allclose(segment.next_values[t, env], value, rtol=1e-9)
+                state = np.zeros_like(after) if segment.truncated[t, env] else after
+            assert report.carry.memory is not None
+            np.testing.assert_allclose(report.carry.memory[env], state, rtol=1e-9, atol=1e-14)
+            states[env] = state
+    assert min(ends.values()) >= 2, ends
+
+
+def final_obs(before: np.ndarray) -> np.ndarray:
+    """Return the observation that follows `before` where the episode ends."""
+    return np.array([0.0, before[1] + 1 / 8])
+
+
+@kinds
+def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) -> None:
+    """The value after a segment is that of the first row of the next one, under the same weights."""
+    sampler, spec = sampler_of(memory, [Recalls(), Recalls()]), spec_of(memory, Recalls())
+    (_, one), (_, two) = (sampler.collect(SegmentRequest(0, k), snapshot_of(spec)) for k in range(2))
+    goes_on = ~(one.terminated | one.truncated)[-1]
+    assert goes_on.any()
+    np.testing.assert_array_equal(one.next_values[-1][goes_on], two.values[0][goes_on])
+
+
+@kinds
+def test_samplers_together_collect_the_bytes_of_each_alone(memory: str) -> None:
+    spec = spec_of(memory, Recalls())
+    three = [sampler_of(memory, [Recalls(), Recalls()], sampler_id=s) for s in range(3)]
+    alone = [sampler_of(memory, [Recalls(), Recalls()], sampler_id=s) for s in range(3)]
+    for k in range(2):
+        requests = [SegmentRequest(s, k) for s in range(3)]
+        together = collect_together(three, requests, snapshot_of(spec, k))
+        for sampler, request, (report, segment) in zip(alone, requests, together, strict=True):
+            expected, of_one = sampler.collect(request, snapshot_of(spec, k))
+            assert_same_bytes(segment, of_one)
+            assert_same_bytes(report.carry, expected.carry)
+
+
+@kinds
+@pytest.mark.parametrize("saved", [False, True], ids=["kept", "saved"])
+def test_a_rebuilt_sampler_continues_from_its_state(memory: str, saved: bool) -> None:
+    spec = spec_of(memory, Recalls())
+    expected = collected(memory, 3)
+    ledger = ReplayLedger(1, replay=True)
+    for report, _ in expected[:2]:
+        ledger.record(report)
+    if saved:
+        other = ReplayLedger(1, replay=True)
+        other.load(ledger.arrays(2), 2)
+        ledger = other
+    rebuild = ledger.rebuild(0, 2)
+    assert rebuild is not None
+    report, segment = sampler_of(memory, [Recalls(), Recalls()]).collect(
+        SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2)
+    )
+    assert_same_bytes(segment, expected[2][1])
+    assert_same_bytes(report.carry, expected[2][0].carry)
+
+
+def test_an_abandoned_episode_starts_from_zero() -> None:
+    spec = spec_of("gru", Recalls())
+    ((report, _),) = collected("gru", 1)
+    assert report.carry.memory is not None
+    carry = replace(report.carry, memory=np.full_like(report.carry.memory, 9.0))
+    sampler = sampler_of("gru", [Recalls(), Recalls()])
+    after, segment = sampler.collect(SegmentRequest(0, 1, Rebuild(carry, ())), snapshot_of(spec))
+    assert len(after.incidents) == 2
+    assert segment.states is not None
+    assert not segment.states[0].any()
+
+
+@kinds
+def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: str) -> None:
+    """Successors are valued from the states that the segment holds for them."""
+    spec = spec_of(memory, Recalls())
+    ((_, segment),) = collected(memory, 1, keep_successors=True)
+    model = PPOModel(spec, 1)
+    with torch.no_grad():
+        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.8, length=LENGTH)
+    assert batch.rollout is not None
+    for rows in (LENGTH, 10, 1000):
+        again = with_new_advantages(batch, batch.rollout, model.values, rows)
+        np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
+
+
+@kinds
+def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
+    """Whatever is taken or split, each sequence keeps its own."""
+    ((_, segment),) = collected(memory, 1)
+    batch = make_batch([segment, segment], None, None, gamma=0.9, gae_lambda=0.8, length=LENGTH)
+    assert batch.recall is not None
+    assert segment.states is not None
+    done = segment.terminated | segment.truncated
+    assert (batch.sequences, batch.recall.starts.shape) == (STEPS // LENGTH * 4, (STEPS // LENGTH * 4, LENGTH))
+    number = 0
+    for k in range(STEPS // LENGTH):
+        for env in (0, 1, 0, 1):
+            np.testing.assert_array_equal(batch.recall.states[number], segment.states[k, env])
+            began = [t > 0 and bool(done[t - 1, env]) for t in range(k * LENGTH, (k + 1) * LENGTH)]
+            assert batch.recall.starts[number].tolist() == began
+            number += 1
+    order = torch.tensor([5, 0, 23])
+    taken = batch.take(order)
+    assert taken.recall is not None
+    assert torch.equal(taken.recall.states, batch.recall.states[order])
+    assert torch.equal(taken.recall.starts, batch.recall.starts[order])
+    first, second = taken.split([1, 2])
+    assert first.recall is not None
+    assert second.recall is not None
+    assert torch.equal(torch.cat([first.recall.states, second.recall.states]), taken.recall.states)
+    assert [len(piece) for piece in taken.pieces(2 * LENGTH + 1)] == [2 * LENGTH, LENGTH]
+    assert [len(piece) for piece in taken.pieces(1)] == [LENGTH] * 3

@@ -1,0 +1,246 @@
+"""Runs with memory, from end to end: the promise, learning that needs memory, playing, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import own_memory_models
+import own_models
+import pytest
+from recorder import Notes, Recorder
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import make_config
+from dppo.envs.make import make_env
+from dppo.errors import ConfigError
+
+ITERATIONS = 3
+OWN = "own_memory_models:Running"
+CASES: dict[str, dict[str, Any]] = {
+    "lstm": {"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
+    "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
+    "own": {
+        "env_id": "memory_worlds:Recalls",
+        "model": "own_memory_models:Running",
+        "sequence_length": 10,
+        "norm_obs": True,
+    },
+    "masked": {
+        "env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}, "memory": "lstm",
+        "memory_size": 8, "recompute_advantages": True,
+    },
+}  # fmt: skip
+all_cases = pytest.mark.parametrize("case", list(CASES))
+
+
+def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
+    base = CASES[case] | {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 2}
+    base |= {"progress": "off", "run_dir": run_dir} | changes
+    return make_config({"total_timesteps": 2 * 2 * 20 * ITERATIONS} | base)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
+    """Return the result of an undisturbed run in this process, by case."""
+    folder = tmp_path_factory.mktemp("trained")
+    return {case: dppo.train(settings(case, folder / case)) for case in CASES}
+
+
+# ------------------------------------------------------------------ the promise
+
+
+@pytest.mark.parametrize(
+    "case", ["masked", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "masked")]
+)
+def test_two_actors_give_the_same_weights(
+    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
+) -> None:
+    result = dppo.train(settings(case, tmp_path / "run", num_actors=2))
+    assert (result.weights_sha256, result.incidents) == (trained[case].weights_sha256, {})
+    assert result.episodes >= 10
+
+
+@pytest.mark.parametrize("case", ["own", *(pytest.param(case, marks=pytest.mark.slow) for case in ("gru", "lstm"))])
+def test_a_killed_actor_does_not_change_the_weights(
+    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
+) -> None:
+    """The simulator kills its process in the second segment, within an episode that has a state."""
+    crash = {"world": CASES[case]["env_id"].partition(":")[2], "at_step": 27, "marker": str(tmp_path / "marker")}
+    changes = {"env_id": "memory_worlds:Crashing", "env_kwargs": crash}
+    result = dppo.train(settings(case, tmp_path / "run", num_actors=2, **changes))
+    assert (tmp_path / "marker").exists()
+    assert result.incidents == {"actor_lost": 1}
+    assert result.weights_sha256 == trained[case].weights_sha256
+
+
+@all_cases
+def test_a_resumed_run_has_the_same_weights(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(case, run), observers=[Recorder(interrupt_at=1)])
+    assert stopped.iterations == 1
+    resumed = dppo.train(settings(case, run), resume=run)
+    assert resumed.weights_sha256 == trained[case].weights_sha256
+    assert resumed.incidents == {}
+
+
+@pytest.mark.slow
+@all_cases
+def test_two_learners_give_the_same_weights_for_any_number_of_actors(
+    case: str, tmp_path: Path, ray_session: None
+) -> None:
+    two = {"num_learners": 2, "cpus_per_actor": 0.5}
+    one, other = (dppo.train(settings(case, tmp_path / str(n), num_actors=n, **two)) for n in (1, 2))
+    assert one.weights_sha256 == other.weights_sha256
+
+
+@pytest.mark.parametrize("case", ["lstm", "own"])
+def test_pieces_of_minibatches_change_rounding_only(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
+    pieces = dppo.train(settings(case, tmp_path / "run", micro_batch_size=10))
+    weights, whole = (dppo.load_policy(result.run_dir).weights for result in (pieces, trained[case]))
+    np.testing.assert_allclose(weights, whole, atol=2e-4)
+
+
+def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -> None:
+    """One SGD step in an iteration: the divergence before it is that of rounding."""
+    config = settings("lstm", tmp_path / "run", num_actors=2, overlap=False, update_epochs=1, minibatch_size=80)
+    rows = list(dppo.train(config).metrics)
+    assert len(rows) == ITERATIONS
+    assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 2e-5
+
+
+# ------------------------------------------------------------------ learning and playing
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
+    """Return runs on an environment that shows what to do in the first observation only, by memory."""
+    folder = tmp_path_factory.mktemp("solved")
+    base = {
+        "env_id": "memory_worlds:Recalls", "num_samplers": 4, "num_steps": 64, "total_timesteps": 256 * 24,
+        "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,),
+    }  # fmt: skip
+    kinds: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru", "memory_size": 16}}
+    kinds["lstm"] = {"memory": "lstm", "memory_size": 16}
+    return {kind: dppo.train(make_config(base | more | {"run_dir": folder / kind})) for kind, more in kinds.items()}
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_only_with_memory_the_first_observation_is_remembered(memory: str, solved: dict[str, dppo.Result]) -> None:
+    """An episode takes 5 steps on average. Without memory, only the first action is better than a guess."""
+    without, found = (dppo.evaluate(solved[kind], episodes=60) for kind in ("none", memory))
+    assert found.mean_return > 0.95 * found.mean_length
+    assert without.mean_return < 0.8 * without.mean_length
+    sampled = dppo.evaluate(solved[memory], episodes=60, deterministic=False)
+    assert sampled.mean_return > 0.9 * sampled.mean_length
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_eval_plays_with_memory(
+    memory: str, solved: dict[str, dppo.Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(solved[memory].run_dir)
+    assert main(["eval", run, "--episodes", "20", "--env-id", "memory_worlds:Recalls"]) == 0
+    expected = dppo.evaluate(solved[memory], "memory_worlds:Recalls", 20)
+    assert f"return {expected.mean_return:.1f} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", ["lstm", "gru", "own"])
+def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(case: str, trained: dict[str, dppo.Result]) -> None:
+    policy = dppo.load_policy(trained[case].run_dir)
+    env = make_env(CASES[case]["env_id"], {})
+    env.observation_space.seed(0)
+    steps = [[env.observation_space.sample() for _ in range(3)] for _ in range(4)]
+    single: list[Any] = [None] * 3
+    state = None
+    for observations in steps:
+        together = (
+            {name: np.stack([one[name] for one in observations]) for name in observations[0]}
+            if isinstance(observations[0], dict)
+            else np.stack(observations)
+        )
+        actions, state = policy.act(together, state)
+        assert state.shape == (3, policy.state_size)
+        for row, obs in enumerate(observations):
+            action, single[row] = policy.act(obs, single[row])
+            assert action == actions[row]
+            assert single[row].shape == (policy.state_size,)
+            np.testing.assert_allclose(single[row], state[row], atol=1e-5)
+    again, _ = policy.act(steps[0][0])
+    first, _ = policy.act(steps[0][0], np.zeros(policy.state_size))
+    assert again == first
+    with pytest.raises(
+        ValueError, match=rf"state has shape \(2,\). Pass that of the last act\(\), \({policy.state_size},"
+    ):
+        policy.act(steps[0][0], np.zeros(2))
+
+
+def test_a_policy_without_memory_refuses_a_state(solved: dict[str, dppo.Result]) -> None:
+    policy = dppo.load_policy(solved["none"].run_dir)
+    assert policy.state_size == 0
+    assert policy.act([0.0, 0.0]) in (0, 1)
+    with pytest.raises(ValueError, match=r"this policy has no memory: .* Leave state out"):
+        policy.act([0.0, 0.0], np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory": "lstm"}, "an MLP... with 64 x 64 tanh units, an LSTM of 64 units, one for policy and value each"),
+        ({"memory": "gru", "memory_size": 9, "trunk": "shared"}, "a GRU of 9 units, shared by policy and value"),
+    ],
+)
+def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    base = {"env_id": "memory_worlds:Recalls", "num_steps": 16, "total_timesteps": 128, "progress": "off"}
+    with Notes() as notes:
+        result = dppo.train(make_config(base | changes | {"run_dir": tmp_path / "run"}))
+    assert any(words.partition("...")[2] in note for note in notes.texts if note.startswith("Network: "))
+    memory = f"{changes['memory']} {changes.get('memory_size', 64)}"
+    assert memory in repr(dppo.load_policy(result.run_dir))
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory": "gru", "sequence_length": 7}, "does not divide num_steps=128. Use sequence_length=4 or 8."),
+        ({"memory": "gru", "minibatch_size": 8}, "minibatch_size=8 is less than a sequence of 16 steps"),
+        ({"memory": "gru", "micro_batch_size": 8}, "micro_batch_size=8 is less than a sequence of 16 steps"),
+        ({"memory_size": 32}, "memory_size=32 has no effect: memory=none has no state"),
+        ({"sequence_length": 8}, "sequence_length=8 has no effect: only a network with memory learns from sequences"),
+        ({"memory": "gru", "model": own_models.Plain}, "memory=gru has no effect: it applies to the default network"),
+        ({"memory": "gru", "num_learners": 2, "num_actors": 1, "minibatch_size": 112}, "sequences of 16 rows of each"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({"env_id": "CartPole-v1"} | changes)
+    assert words in str(caught.value)
+
+
+def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
+    config = make_config(
+        {"env_id": "CartPole-v1", "model": own_memory_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
+    )
+    with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
+        dppo.train(config)
+
+
+@pytest.mark.parametrize(("num_steps", "length"), [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)])
+def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length: int) -> None:
+    config = make_config({"env_id": "CartPole-v1", "memory": "gru", "num_steps": num_steps})
+    assert config.sequence_steps(num_steps) == length
+
+
+@pytest.mark.parametrize("size", [None, 64, 100, 130, 1024])
+@pytest.mark.parametrize("length", [1, 16, 64])
+def test_minibatches_of_whole_sequences_are_not_larger_than_the_setting(size: int | None, length: int) -> None:
+    config = make_config({"env_id": "CartPole-v1", "memory": "gru", "sequence_length": length, "minibatch_size": size})
+    assert config.minibatch_rows % length == 0
+    assert config.minibatch_rows <= (size or 256)
+    assert config.minibatch_rows * config.minibatches_per_epoch >= config.batch_size
