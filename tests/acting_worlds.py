@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -97,3 +97,49 @@ class Masked(World):
     def observation(self) -> Any:
         at = self.at.astype(np.float32)
         return {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
+
+
+class Combined(World):
+    """Observations of one kind, actions of another, with a mask or without.
+
+    Args:
+        obs: "numbers", "picture" or "named" (a Dict).
+        act: "discrete", "multidiscrete", "box" or "dict".
+    """
+
+    ACTIONS: ClassVar[dict[str, spaces.Space[Any]]] = {
+        "discrete": spaces.Discrete(4, start=1),
+        "multidiscrete": spaces.MultiDiscrete([4, 2]),
+        "box": SPACES["wide"],
+        "dict": SPACES["dict"],
+    }
+    NUMBERS = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, obs: str, act: str, masked: bool) -> None:
+        self.action_space = self.ACTIONS[act]
+        self._obs, self._sizes = obs, {"discrete": (4,), "multidiscrete": (4, 2)}.get(act, ())
+        observations: dict[str, spaces.Space[Any]] = {
+            "numbers": self.NUMBERS,
+            "picture": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "named": spaces.Dict(at=self.NUMBERS, turn=spaces.Discrete(3)),
+        }
+        self.observation_space = observations[obs]
+        if masked:
+            self.action_masks = self.masks
+
+    def masks(self) -> list[np.ndarray]:
+        """Allow the first choice of each element, and others by chance."""
+        turn = int(abs(self.at[0]) * 100)
+        return [np.array([(turn + i) % 3 == 0 or i == 0 for i in range(size)]) for size in self._sizes]
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        flat: Any = spaces.flatten(self.action_space, action)
+        return super().step(float(np.tanh(np.mean(flat))))
+
+    def observation(self) -> Any:
+        if self._obs == "picture":
+            return self.pixels((8, 8, 3))
+        at = self.at.astype(np.float32)
+        return at if self._obs == "numbers" else {"at": at, "turn": self.steps % 3}

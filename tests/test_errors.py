@@ -283,8 +283,8 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
         (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
         (
-            ["odd_worlds:Odd", "--env-kwargs", '{"act": "dials"}'],
-            ["action_space=MultiDiscrete([3 4])", "TransformAction"],
+            ["odd_worlds:Odd", "--env-kwargs", '{"act": "text"}'],
+            ["action_space=Text(", "TransformAction"],
         ),
         (["odd_worlds:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
     ],

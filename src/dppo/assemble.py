@@ -174,7 +174,18 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
         ConfigError: they cannot be learnt on, or `norm_obs` finds only images and categories.
     """
     of = plan.env
-    spaces = describe_spaces(env, drop_obs=of.drop_obs, action_bounds=of.action_bounds, action_mask=of.action_mask)
+    spaces = describe_spaces(
+        env,
+        drop_obs=of.drop_obs,
+        action_bounds=of.action_bounds,
+        action_mask=of.action_mask,
+        obs_dtype=of.obs_dtype,
+    )
+    if of.obs_dtype == "float64" and not spaces.has_float64:
+        raise ConfigError(
+            "obs_dtype=float64 has no effect: the observation space has no number of 64 bits. Declare float64 in the "
+            "environment if its numbers need that, or leave obs_dtype out."
+        )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
     if plan.ppo.norm_obs and (alone or measured_shape(read.obs) == (0,)):

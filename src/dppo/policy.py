@@ -139,7 +139,7 @@ class Policy:
         if single:
             rows = rows[None]
         if np.issubdtype(rows.dtype, np.floating):
-            rows = rows.astype(np.float32)  # as in training
+            rows = rows.astype(np.float64 if self.spaces.has_float64 else np.float32)  # as in training
         elif is_image(returned):
             rows = rows.astype(np.uint8, casting="same_kind", copy=False)
         return rows, single

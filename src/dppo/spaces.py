@@ -33,7 +33,7 @@ class Spaces:
     """Observation and action space of an environment."""
 
     obs: np.dtype[Any]
-    """Dtype of one observation as it is stored and sent; float64 becomes float32. `obs.shape` is [*O]."""
+    """Dtype of one observation as it is stored and sent; float64 becomes `obs_dtype`. `obs.shape` is [*O]."""
     actions: Actions
     deterministic: bool = True
     """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
@@ -71,6 +71,11 @@ class Spaces:
             other.one_of,
             other.mask,
         )
+
+    @property
+    def has_float64(self) -> bool:
+        """Return whether a leaf is stored as float64."""
+        return holds_float64(self.obs)
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
         """Return the dtype of each leaf of an observation, by name."""
@@ -123,6 +128,11 @@ def masks_of(obs: np.ndarray) -> np.ndarray:
 def is_image(leaf: np.dtype[Any]) -> bool:
     """Return whether a leaf holds pixels: bytes with three axes, or four for a stack of images."""
     return leaf.base == np.uint8 and len(leaf.shape) in (3, 4)
+
+
+def holds_float64(obs: np.dtype[Any]) -> bool:
+    """Return whether a leaf of observations of this dtype is float64."""
+    return any(leaf.base == np.float64 for leaf in leaf_dtypes(obs).values())
 
 
 def is_amount(leaf: np.dtype[Any]) -> bool:

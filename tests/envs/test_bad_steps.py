@@ -361,7 +361,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
     assert incident.kind == "precision_lost"
     assert incident.message.startswith(
         "sampler 0 (Test-v0): the observation is from 1000000000 to 1000000006 at index 1, and is stored as float32, "
-        "whose steps are 64 there. Subtract an offset"
+        "whose steps are 64 there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset"
     )
     assert second.incidents == ()
 

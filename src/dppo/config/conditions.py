@@ -18,6 +18,10 @@ FLOAT32_NETWORK = When(
     lambda config: config.dtype == "float32",
     "dtype={config.dtype} asks for more precision than float32. Leave one of them out",
 )
+READ_EXACTLY = When(
+    lambda config: config.norm_obs or config.dtype == "float64",
+    "the network reads float32. Use norm_obs=True, which normalises before rounding, or dtype=float64",
+)
 WITH_VALUE_LOSS = When(
     lambda config: config.vf_coef > 0, "vf_coef=0 disables the value loss. Leave it out, or raise vf_coef"
 )

@@ -62,6 +62,6 @@ def _loss(seen: np.ndarray) -> str | None:
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     return (
         f"is from {numbers.min():.17g} to {numbers.max():.17g}{place}, and is stored as float32, whose steps are "
-        f"{step:g} there. Subtract an offset in the environment (gymnasium.wrappers.TransformObservation); norm_obs "
-        f"comes too late, after the rounding"
+        f"{step:g} there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
+        f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
     )

@@ -23,12 +23,13 @@ def describe_spaces(
     drop_obs: Collection[str] = (),
     action_bounds: Bounds = "clip",
     action_mask: MaskSetting = "auto",
+    obs_dtype: str = "float32",
 ) -> Spaces:
     """Return the spaces of `env` as plain data.
 
     Args:
         drop_obs: names of leaves of the observation to leave out.
-        action_bounds, action_mask: the settings.
+        action_bounds, action_mask, obs_dtype: the settings.
 
     Raises:
         ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
@@ -37,7 +38,7 @@ def describe_spaces(
     check_package(space, f"observation_space={short(space)}")
     dropped = names_to_drop(space, drop_obs)
     _check_leaves(space, dropped)
-    obs = dtype_of(space, drop=dropped)
+    obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
     names = leaf_dtypes(obs).keys() - ({MASK} if mask == "leaf" else set())
@@ -68,30 +69,37 @@ def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
 # ------------------------------------------------------------------ space -> dtype
 
 
-def dtype_of(space: gym.Space[Any], name: str = "", drop: Collection[str] = ()) -> np.dtype[Any]:
+def dtype_of(
+    space: gym.Space[Any], name: str = "", drop: Collection[str] = (), floats: str = "float32"
+) -> np.dtype[Any]:
     """Return the dtype in which one observation of `space` is stored, without the leaves named in `drop`.
 
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
     dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
     OneOf "branch", "0", "1", ...
 
+    Args:
+        floats: dtype in which floats of 64 bits or more are stored.
+
     Raises:
         ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
     """
     inner = parts_of(space, name)
     if inner is not None:
-        fields = [(part, dtype_of(one, leaf, drop)) for part, leaf, one in inner if leaf not in drop]
+        fields = [(part, dtype_of(one, leaf, drop, floats)) for part, leaf, one in inner if leaf not in drop]
         return _structured(fields, name)
     if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
-    return np.dtype((_stored(np.dtype(space.dtype)), space.shape))  # with shape () this is the scalar dtype itself
+    return np.dtype(
+        (_stored(np.dtype(space.dtype), floats), space.shape)
+    )  # with shape () this is the scalar dtype itself
 
 
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which numbers are stored: float64 becomes float32, and the byte order is native."""
-    return np.dtype(np.float32) if dtype.kind == "f" and dtype.itemsize > 4 else dtype.newbyteorder("=")
+def _stored(dtype: np.dtype[Any], floats: str) -> np.dtype[Any]:
+    """Return the dtype in which numbers are stored: float64 becomes `floats`, and the byte order is native."""
+    return np.dtype(floats) if dtype.kind == "f" and dtype.itemsize > 4 else dtype.newbyteorder("=")
 
 
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dppo.ppo.distributions import allowed
-from dppo.ppo.inputs import raw_inputs
+from dppo.ppo.inputs import amounts, raw_inputs, scale_for
 from dppo.ppo.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
@@ -49,12 +49,14 @@ class PPOAgent:
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
+        self._scales: dict[np.dtype[Any], ObsScale | None] = {}  # by the dtype of observations
 
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
         self._step = restoring(self._network.step, snapshot.value_scale)
-        self._obs_scale = None if snapshot.obs_scale is None else snapshot.obs_scale.astype(self.spec.dtype)
+        self._obs_scale = snapshot.obs_scale
+        self._scales = {}
 
     def start(self, *rows: int) -> np.ndarray:
         """Return the state [*rows, S] with which episodes start: zeros."""
@@ -103,6 +105,11 @@ class PPOAgent:
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._step(raw_inputs(obs, self._dtype, self._obs_scale), state)
-        x = obs.astype(self._dtype)
-        return self._step(x if self._obs_scale is None else self._obs_scale.normalize(x), state)
+            return self._step(raw_inputs(obs, self._dtype, self._scale(obs.dtype)), state)
+        scale = self._scale(obs.dtype)
+        return self._step(obs.astype(self._dtype) if scale is None else amounts(obs, self._dtype, scale), state)
+
+    def _scale(self, obs: np.dtype[Any]) -> ObsScale | None:
+        if self._obs_scale is not None and obs not in self._scales:
+            self._scales[obs] = scale_for(self._obs_scale, obs, self._dtype)
+        return self._scales.get(obs)

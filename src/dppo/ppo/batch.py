@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.advantages import generalized_advantages
-from dppo.ppo.inputs import raw_inputs, stays_raw
+from dppo.ppo.inputs import amounts, raw_inputs, scale_for, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
 from dppo.ppo.recall import Recall
 from dppo.ppo.rollout import Rollout, followed_by_successors, in_sequences, recall_of_successors
@@ -259,10 +259,10 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
+    scale = scale_for(scale, obs.dtype, dtype)
     if stays_raw(np.dtype((obs.dtype, obs.shape[2:]))):
-        inputs = raw_inputs(obs, dtype, None if scale is None else scale.astype(dtype))
+        inputs = raw_inputs(obs, dtype, scale)
         if isinstance(inputs, dict):
             return {name: rows(leaf.astype(dtype) if is_amount(leaf.dtype) else leaf) for name, leaf in inputs.items()}
         return rows(inputs)
-    obs = obs.astype(dtype, copy=False)
-    return rows(obs if scale is None else scale.astype(dtype).normalize(obs))
+    return rows(amounts(obs, dtype, scale))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dppo.ppo.normalizer import ObsScale
-from dppo.spaces import is_amount, is_image, leaf_dtypes, leaves
+from dppo.spaces import holds_float64, is_amount, is_image, leaf_dtypes, leaves
 
 Inputs = np.ndarray | dict[str, np.ndarray]
 
@@ -22,7 +22,8 @@ def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | No
     """Return what a network reads of observations that stay raw: pixels, or views of the leaves by name.
 
     Args:
-        scale: of the leaves that `measured` returns, in `dtype`; those become arrays of `dtype`. None: nothing changes.
+        scale: of the leaves that `measured` returns, from `scale_for`; those become arrays of `dtype`. None: nothing
+            changes.
     """
     if obs.dtype.names is None:
         return obs
@@ -31,8 +32,20 @@ def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | No
         for name, columns in _columns(obs.dtype):
             leaf, shape = named[name], leaf_dtypes(obs.dtype)[name].shape
             part = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
-            named[name] = part.normalize(leaf.astype(dtype))
+            named[name] = part.normalize(leaf.astype(scale.mean.dtype)).astype(dtype, copy=False)
     return named
+
+
+def scale_for(scale: ObsScale | None, obs: np.dtype[Any], dtype: str | np.dtype[Any]) -> ObsScale | None:
+    """Return the scale in the dtype in which observations are normalised: float64 if any are, else the network's."""
+    return None if scale is None else scale.astype(np.dtype(np.float64) if holds_float64(obs) else dtype)
+
+
+def amounts(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> np.ndarray:
+    """Return normalised observations of a single leaf [..., *O] in `dtype`; `scale` as from `scale_for`."""
+    if scale is None:
+        return obs.astype(dtype, copy=False)
+    return scale.normalize(obs.astype(scale.mean.dtype)).astype(dtype, copy=False)
 
 
 # ------------------------------------------------------------------ what is normalised

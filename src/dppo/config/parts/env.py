@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dppo.config.conditions import READ_EXACTLY
 from dppo.config.setting import import_path, metadata, setting
 
 
@@ -32,7 +33,13 @@ class Env:
         "Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part.",
         branch=False,
     )
-
+    obs_dtype: Literal["float32", "float64"] = setting(
+        "float32",
+        "Dtype in which float64 observations are stored, sent and normalised. float64 is for numbers such as 1e9 + 0.1 "
+        "and 1e9 + 0.2, which float32 cannot tell apart.",
+        branch=False,
+        when=(READ_EXACTLY,),
+    )
     action_bounds: Literal["clip", "squash", "rescale"] = setting(
         "clip",
         "How real-valued actions are brought within the bounds of their Box: clip; rescale: clip to [-1, 1], then map "

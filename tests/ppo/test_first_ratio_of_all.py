@@ -1,0 +1,74 @@
+"""Acting equals learning for every combination of actions, masks, memory, normalisation and network."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import random_weights
+from own_memory_models import Running
+from own_models import Plain
+
+from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.learning.update import train_on
+from dppo.config import make_config
+from dppo.ppo.inputs import measured_shape
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+
+ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
+MEMORIES = ("none", "gru", "lstm")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"obs": "numbers"},
+    "cnn": {"obs": "picture", "image_features": 16},
+    "encoders": {"obs": "named"},
+    "own module": {"obs": "numbers"},
+}
+FAST = {("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn")}
+FAST |= {("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp")}
+CASES = [
+    pytest.param(*case, marks=() if (case[0], case[1], case[3]) in FAST else pytest.mark.slow)
+    for case in product(ACTIONS, MEMORIES, (False, True), NETWORKS)
+    if not (case[1] == "gru" and case[3] == "own module")  # memory is the module's own there, of one kind
+]
+
+
+def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str, Any]:
+    chosen = dict(NETWORKS[network])
+    kind, _, masked = act.partition(", ")
+    world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
+    chosen |= {"env_id": "acting_worlds:Combined", "env_kwargs": world}
+    chosen |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 1, "minibatch_size": 80}
+    chosen |= {"norm_adv": False, "norm_reward": normalised, "norm_obs": normalised and network != "cnn"}
+    if network == "own module":
+        return chosen | ({"model": Plain} if memory == "none" else {"model": Running, "sequence_length": 5})
+    return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
+
+
+@pytest.mark.parametrize(("act", "memory", "normalised", "network"), CASES)
+def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
+    """In the second iteration statistics are not empty, and episodes and states go on."""
+    config = make_config(settings(act, memory, normalised, network))
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
+    spaces, plan = samplers[0].spaces, trainer_plan(config)
+    trainer = build_trainer(plan, spaces)
+    trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
+    read = spaces.of_network().obs
+    statistics = Statistics(
+        Moments.empty(measured_shape(read)) if config.norm_obs else None, Moments.empty(()) if normalised else None
+    )
+    for iteration in range(2):
+        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
+        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
+        segments = [segment for _, segment in collected]
+        assert (segments[0].masks is not None) == ("masked" in act)
+        losses = train_on(trainer, plan, segments, scale, statistics.reward_scale(), iteration)
+        assert losses["minibatches"] == 1
+        assert abs(losses["approx_kl"]) < 2e-6
+        assert abs(losses["old_approx_kl"]) < 5e-5
+        assert losses["clipfrac"] == 0
+        assert np.isfinite(losses["entropy"])
+        statistics = statistics.merged([report.statistics for report, _ in collected])
