@@ -12,6 +12,9 @@ from shapes import check_shapes
 check_shapes()
 # Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
 os.environ |= {"RAY_worker_niceness": "0"}
+# Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
+# process took four times as long. A run of dppo sets its own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
 
 
