@@ -13,6 +13,7 @@ from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import Config
+from dppo.config.batch_memory import batch_memory_in_words
 from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
@@ -20,7 +21,6 @@ from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import CollectionProgress
-from dppo.records.batch_memory import batch_memory_in_words
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces

@@ -9,8 +9,8 @@ import pytest
 from builders import DISCRETE
 
 from dppo.config import Config
+from dppo.config.batch_memory import batch_memory_in_words, memory_of_this_machine
 from dppo.errors import ConfigError
-from dppo.records.batch_memory import batch_memory_in_words, memory_of_this_machine
 from dppo.spaces import Spaces
 
 IMAGES = Spaces(np.dtype((np.uint8, (4, 84, 84))), DISCRETE)
@@ -48,7 +48,7 @@ def test_the_memory_of_this_machine_is_found_and_limited_by_its_container(
     assert found is not None
     assert found > 10**8
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("dppo.records.batch_memory.CGROUP_LIMIT", limit)
+    monkeypatch.setattr("dppo.config.batch_memory.CGROUP_LIMIT", limit)
     limit.write_text("1000000\n")
     assert memory_of_this_machine() == 1_000_000
     limit.write_text("max\n")
