@@ -12,6 +12,7 @@ import numpy as np
 
 from dppo.ppo.cells import STATES, numpy_cells
 from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.mlp import StackedLayers
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
 from dppo.spaces import Spaces
@@ -120,18 +121,12 @@ class NumpyMemoryMLP:
     def __init__(self, spec: MemoryMLPSpec) -> None:
         self._spec = spec
         self._dims = len(spec.obs_shape)
-        self._relu = spec.activation == "relu"
 
     def load(self, weights: np.ndarray) -> None:
         """Copy `weights` [P]."""
         named, trunks = self._spec.unflatten(weights), self._spec.trunks
-        self._hidden = [
-            (
-                np.stack([named[f"{trunk}body.hidden.{2 * layer}.weight"].T for trunk in trunks]),
-                np.stack([named[f"{trunk}body.hidden.{2 * layer}.bias"][None] for trunk in trunks]),
-            )
-            for layer in range(len(self._spec.hidden_sizes))
-        ]
+        prefixes = [f"{trunk}body.hidden." for trunk in trunks]
+        self._hidden = StackedLayers(named, prefixes, len(self._spec.hidden_sizes), self._spec.activation == "relu")
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         cells = [{name: named[f"{trunk}memory.{name}"] for name in names} for trunk in trunks]
         self._cells = numpy_cells(self._spec.memory, cells)
@@ -143,14 +138,7 @@ class NumpyMemoryMLP:
         """Return head, values and state [..., E, S] of `obs` [..., E, *O] and the `state` before."""
         assert state is not None, "a network with memory needs its state"
         rows = obs.shape[: obs.ndim - self._dims]
-        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the trunks
-        for weight, bias in self._hidden:
-            h = h @ weight
-            h += bias
-            if self._relu:
-                np.maximum(h, 0, out=h)
-            else:
-                np.tanh(h, out=h)
+        h = self._hidden.outputs(obs, rows)
         trunks = len(self._spec.trunks)
         before = state.reshape(*rows, trunks, -1).swapaxes(-2, -3)
         h, after = self._cells.step(h, before)

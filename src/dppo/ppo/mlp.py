@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,38 @@ class MLPSpec(NetworkSpec):
         return described | {"state_dependent_std": True} if self.state_dependent_std else described
 
 
+class StackedLayers:
+    """Hidden layers of K trunks of equal sizes, stacked [K, inputs, units]: one product computes K layers."""
+
+    def __init__(self, named: dict[str, np.ndarray], prefixes: Sequence[str], count: int, relu: bool) -> None:
+        """Copy the weights of `count` layers from parameters by name.
+
+        Args:
+            prefixes: what the names of each trunk's parameters begin with.
+            relu: the activation is relu, otherwise tanh.
+        """
+        self._relu = relu
+        self._layers = [
+            (
+                np.stack([named[f"{prefix}{2 * layer}.weight"].T for prefix in prefixes]),
+                np.stack([named[f"{prefix}{2 * layer}.bias"][None] for prefix in prefixes]),
+            )
+            for layer in range(count)
+        ]
+
+    def outputs(self, obs: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
+        """Return the outputs [..., K, E, units] of observations with the leading axes `rows` = [..., E]."""
+        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the trunks
+        for weight, bias in self._layers:
+            h = h @ weight
+            h += bias
+            if self._relu:
+                np.maximum(h, 0, out=h)
+            else:
+                np.tanh(h, out=h)
+        return h
+
+
 class NumpyMLP:
     """The network in NumPy.
 
@@ -90,20 +122,12 @@ class NumpyMLP:
     def __init__(self, spec: MLPSpec) -> None:
         self._spec = spec
         self._dims = len(spec.obs_shape)
-        self._relu = spec.activation == "relu"
 
     def load(self, weights: np.ndarray) -> None:
         """Copy `weights` [P]."""
         named = self._spec.unflatten(weights)
         layers = len(self._spec.hidden_sizes)
-        # Both trunks stacked, [2, inputs, units]: one product computes two layers.
-        self._hidden = [
-            (
-                np.stack([named[f"{trunk}.{2 * layer}.weight"].T for trunk in ("policy", "value")]),
-                np.stack([named[f"{trunk}.{2 * layer}.bias"][None] for trunk in ("policy", "value")]),
-            )
-            for layer in range(layers)
-        ]
+        self._hidden = StackedLayers(named, ("policy.", "value."), layers, self._spec.activation == "relu")
         self._policy_head = named[f"policy.{2 * layers}.weight"].T.copy(), named[f"policy.{2 * layers}.bias"].copy()
         self._value_head = named[f"value.{2 * layers}.weight"][0].copy(), named[f"value.{2 * layers}.bias"].copy()
         self._log_std = named["log_std"].copy() if "log_std" in named else None
@@ -115,14 +139,7 @@ class NumpyMLP:
         products would.
         """
         rows = obs.shape[: obs.ndim - self._dims]
-        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the two trunks
-        for weight, bias in self._hidden:
-            h = h @ weight
-            h += bias
-            if self._relu:
-                np.maximum(h, 0, out=h)
-            else:
-                np.tanh(h, out=h)
+        h = self._hidden.outputs(obs, rows)
         policy, value = (h[0], h[-1]) if len(rows) == 1 else (h[..., 0, :, :], h[..., -1, :, :])
         head = policy @ self._policy_head[0]
         head += self._policy_head[1]
