@@ -74,7 +74,7 @@ class TrainerPlan:
 
     def learning_rate_at(self, iteration: int) -> float:
         """Return Adam's step size in iteration 0, 1, ..."""
-        return self.ppo.learning_rate_after(self.share_before(iteration))
+        return self.ppo.after(self.share_before(iteration)).learning_rate
 
     def share_before(self, iteration: int) -> float:
         """Return the share of the run that is done when an iteration begins, 0 <= share < 1."""

@@ -35,4 +35,4 @@ class Settings(Env, Sampling, PPO, Network, Actors, Learners, Run):
 
     def learning_rate_at(self, iteration: int) -> float:
         """Return Adam's step size in an iteration, 0 <= iteration < iterations, where it does not adapt to the KL."""
-        return self.learning_rate_after(iteration / self.iterations)
+        return self.after(iteration / self.iterations).learning_rate

@@ -108,7 +108,3 @@ class PPO:
         """Return these settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
         now = {name: getattr(self, name) * (1 - share) for name in self.annealed}
         return dataclasses.replace(self, **now) if now else self
-
-    def learning_rate_after(self, share: float) -> float:
-        """Return the step size of Adam after `share` of the run, 0 <= share < 1 (detail 4)."""
-        return self.learning_rate * (1 - share) if self.anneal_lr else self.learning_rate
