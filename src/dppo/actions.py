@@ -96,8 +96,8 @@ class BoxActions(Actions):
     high: np.ndarray
     """[*A]"""
     bounds: Bounds = "clip"
-    """How actions are brought within [low, high]: clip; rescale: clip to [-1, 1], then map linearly; squash: tanh, then
-    map linearly."""
+    """Map of a policy's actions into [low, high]: clip; rescale: clip to [-1, 1], then linear; squash: tanh, then
+    linear."""
 
     @property
     def shape(self) -> tuple[int, ...]:

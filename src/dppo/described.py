@@ -70,14 +70,12 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
 
 def network_in_words(spec: NetworkSpec) -> str:
     """Return `MLP 64x64 tanh, lstm 64`."""
-    if isinstance(spec, MLPSpec):
-        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
+    if isinstance(spec, MLPSpec | MemoryMLPSpec):
+        mlp = f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
+        return mlp if isinstance(spec, MLPSpec) else f"{mlp}, {spec.memory} {spec.memory_size}"
     described = spec.as_json()
-    kwargs = described.get("memory_mlp") or described["model_kwargs"]
-    memory = f", {kwargs['memory']} {kwargs['memory_size']}" if described.get("model") in (None, MEMORY_NETWORK) else ""
-    if isinstance(spec, MemoryMLPSpec):
-        return f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}{memory}"
-    if described["model"] in BUILT_IN:
-        encoder = kwargs.get("image_encoder", "")
-        return f"network of encoders {encoder}".rstrip() + memory
-    return f"network {described['model']}"
+    model, kwargs = described["model"], described["model_kwargs"]
+    if model not in BUILT_IN:
+        return f"network {model}"
+    memory = f", {kwargs['memory']} {kwargs['memory_size']}" if model == MEMORY_NETWORK else ""
+    return f"network of encoders {kwargs.get('image_encoder', '')}".rstrip() + memory

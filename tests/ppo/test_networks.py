@@ -90,7 +90,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(agent.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
     assert {str(array.dtype) for array in (head, values, agent.log_prob(head, drawn))} == {dtype}
-    np.testing.assert_array_equal(agent.best_action(obs), agent.distribution.mode(head))
+    np.testing.assert_array_equal(agent.decide(obs).actions, agent.distribution.mode(head))
     assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 
 
@@ -173,7 +173,7 @@ def assert_stacked_bits(agent: PPOAgent, samplers: int, rows: int) -> None:
         for name in ("actions", "head", "values"):
             np.testing.assert_array_equal(getattr(together, name)[s], getattr(one, name), err_msg=name)
         np.testing.assert_array_equal(agent.values(obs)[s], one.values)
-        np.testing.assert_array_equal(agent.best_action(obs)[s], agent.best_action(obs[s]))
+        np.testing.assert_array_equal(agent.decide(obs).actions[s], agent.decide(obs[s]).actions)
 
 
 @pytest.mark.parametrize("obs_size", [1, 3, 17, 111])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -66,11 +67,11 @@ class EnvGroup:
         self._progress = progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         self._made = envs
-        shared: dict[str, Any] = {"pack": self._pack, "each_step": drop_bad_steps, "episode_seed": episode_seed}
-        self._envs = [
-            CheckedEnv(env, index, owner, self._checks, masks=mask_reader(env, spaces), **shared)
-            for index, env in enumerate(envs)
-        ]
+        checked = partial(
+            CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, each_step=drop_bad_steps,
+            episode_seed=episode_seed,
+        )  # fmt: skip
+        self._envs = [checked(env, index, masks=mask_reader(env, spaces)) for index, env in enumerate(envs)]
         self._report_masks = report_masks
         self._dropped_in_a_row = [0] * self.num_envs
 

@@ -78,10 +78,6 @@ class PPOAgent:
         head = self._allowed(head, obs)
         return Decision(self.distribution.mode(head), head, values, after)
 
-    def best_action(self, obs: np.ndarray) -> np.ndarray:
-        """Return the most likely action for each row of `obs` [..., E, *O]."""
-        return self.decide(obs).actions
-
     def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]; `state` as in `act`."""
         return self._outputs(obs, state).values

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.advantages import generalized_advantages
-from dppo.ppo.inputs import amounts, raw_inputs, scale_for, stays_raw
+from dppo.ppo.inputs import amounts, each_leaf, raw_inputs, scale_for, stays_raw
 from dppo.ppo.normalizer import CLIP, ObsScale
 from dppo.ppo.recall import Recall
 from dppo.ppo.rollout import Rollout, followed_by_successors, in_sequences, recall_of_successors
@@ -100,21 +100,12 @@ class Batch:
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         columns = {name: getattr(self, name) for name in COLUMNS}
         changed: dict[str, Any] = {
-            name: {leaf: change(one) for leaf, one in column.items()} if isinstance(column, dict) else change(column)
-            for name, column in columns.items()
-            if column is not None
+            name: each_leaf(column, change) for name, column in columns.items() if column is not None
         }
         return replace(self, **changed)
 
 
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
-
-
-def take_rows(column: Tensor | dict[str, Tensor], index: Any) -> Tensor | dict[str, Tensor]:
-    """Return a copy of the rows at `index`; of several leaves, a dict."""
-    if isinstance(column, dict):
-        return {name: leaf.index_select(0, index) for name, leaf in column.items()}
-    return column.index_select(0, index)
 
 
 def num_bytes(column: Tensor | dict[str, Tensor]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.memory_contract import check_memory
 from dppo.ppo.trial import Inputs, Trial, broken, inputs_in_words, made_up_inputs, summary_of
 
@@ -79,7 +80,7 @@ class Contract:
     def _check_forward(self, module: nn.Module) -> None:
         """Run the module on a few random observations and check its outputs."""
         obs = made_up_inputs(self.trial.spaces, ROWS, getattr(torch, self.trial.dtype))
-        alone_obs = {name: leaf[:1] for name, leaf in obs.items()} if isinstance(obs, dict) else obs[:1]
+        alone_obs = each_leaf(obs, lambda leaf: leaf[:1])
 
         def outputs(some: Inputs) -> tuple[Tensor, ...]:
             rows = _size(some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,11 @@ from dppo.ppo.normalizer import ObsScale
 from dppo.spaces import holds_float64, is_amount, is_image, leaf_dtypes, leaves
 
 Inputs = np.ndarray | dict[str, np.ndarray]
+
+
+def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the result of `change` for an array or tensor, or of each leaf in a dict of them."""
+    return {name: change(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else change(obs)
 
 
 def stays_raw(obs: np.dtype[Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.trial import Trial, close, inputs_in_words, made_up_inputs
 
 STEPS, ROWS = 4, 3  # of the trial pass
@@ -70,16 +71,18 @@ class _Sequences:
         state = torch.randn((ROWS, state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         starts = torch.zeros((STEPS, ROWS), dtype=torch.bool)
         starts[0, 1] = starts[2, 2] = True
-        return _Sequences(_each(inputs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:])), state.to(dtype), starts)
+        return _Sequences(
+            each_leaf(inputs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:])), state.to(dtype), starts
+        )
 
     def row(self, row: int) -> _Sequences:
         """Return a single row."""
         rows = slice(row, row + 1)
-        return _Sequences(_each(self.obs, lambda leaf: leaf[:, rows]), self.state[rows], self.starts[:, rows])
+        return _Sequences(each_leaf(self.obs, lambda leaf: leaf[:, rows]), self.state[rows], self.starts[:, rows])
 
     def steps(self, t: int) -> _Sequences:
         """Return step `t` of all rows."""
-        return _Sequences(_each(self.obs, lambda leaf: leaf[t : t + 1]), self.state, self.starts[t : t + 1])
+        return _Sequences(each_leaf(self.obs, lambda leaf: leaf[t : t + 1]), self.state, self.starts[t : t + 1])
 
 
 def _outputs(trial: Trial, module: nn.Module, pieces: tuple[_Sequences, ...]) -> tuple[Tensor, ...]:
@@ -100,7 +103,3 @@ def _outputs(trial: Trial, module: nn.Module, pieces: tuple[_Sequences, ...]) ->
         values.append(value)
     with torch.enable_grad():
         return torch.cat(heads), torch.cat(values), state
-
-
-def _each(obs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return {name: change(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else change(obs)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dppo.ppo.cells import STATES
 from dppo.ppo.distributions import distribution_of
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.layers import Output
 from dppo.ppo.modules import Body, encoder_of, orthogonal
 from dppo.ppo.recurrence import over_time
@@ -64,7 +65,7 @@ class MemoryNetwork(nn.Module):
             state: [rows, S] before the first step.
             starts: [L, rows]; True where the state becomes zero before the step.
         """
-        rows = _by_rows(obs)
+        rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as a batch holds them
         states = state.chunk(1 if self.value_memory is None else 2, dim=1)
         hidden, state = _remembered(self.body, self.memory, rows, states[0], starts)
         head = self.policy(hidden)
@@ -97,13 +98,6 @@ def orthogonal_cell(cell: nn.GRUCell | nn.LSTMCell) -> nn.GRUCell | nn.LSTMCell:
     for bias in (cell.bias_ih, cell.bias_hh):
         nn.init.zeros_(bias)
     return cell
-
-
-def _by_rows(obs: Any) -> Any:
-    """Return observations [rows * L, *O], each row's steps one after the other: a view of what a batch holds."""
-    if isinstance(obs, dict):
-        return {name: leaf.transpose(0, 1).flatten(0, 1) for name, leaf in obs.items()}
-    return obs.transpose(0, 1).flatten(0, 1)
 
 
 def _remembered(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.batch import Batch, num_bytes, take_rows
+from dppo.ppo.batch import Batch, num_bytes
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Parallel
 
@@ -52,7 +54,11 @@ def draw_minibatches(
         shuffled = replace(shuffled, advantages=_standardized(shuffled, parallel, edge, larger, count - larger))
     pieces = shuffled.split([small + 1] * larger + [small] * (count - larger))
     for piece, rows in _weighted(pieces, parallel):
-        yield (replace(piece, obs=take_rows(whole, piece.obs)) if cut_later else piece), rows
+        yield (replace(piece, obs=_rows_at(whole, piece.obs)) if cut_later else piece), rows
+
+
+def _rows_at(obs: Any, index: Any) -> Any:
+    return each_leaf(obs, lambda leaf: leaf.index_select(0, index))
 
 
 def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:

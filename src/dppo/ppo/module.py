@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
 from dppo.ppo.torch_state import default_dtype, one_thread
 from dppo.spaces import Spaces
@@ -273,7 +274,7 @@ class TorchActing:
             self._state = torch.empty(state.shape, dtype=self._dtype)
             self._starts = torch.zeros((1, len(state)), dtype=torch.bool)
         np.copyto(self._state.numpy(), state)
-        steps = {name: leaf[None] for name, leaf in inputs.items()} if isinstance(inputs, dict) else inputs[None]
+        steps = each_leaf(inputs, lambda leaf: leaf[None])
         head, values, after = self._module(steps, self._state, self._starts)
         return Outputs(head[0].numpy(), values[0].numpy(), after.numpy().copy())  # may be a view of our own
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from dppo.ppo.inputs import each_leaf
+
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
 
@@ -34,6 +36,5 @@ class Recall(NamedTuple):
         def over_time(leaf: Tensor) -> Tensor:
             return leaf.view(count, length, *leaf.shape[1:]).transpose(0, 1)
 
-        steps = {name: over_time(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else over_time(obs)
-        head, values, _ = module(steps, self.states, self.starts.t())
+        head, values, _ = module(each_leaf(obs, over_time), self.states, self.starts.t())
         return head.transpose(0, 1).flatten(0, 1), values.t().flatten()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.batch import Batch, split_rows
+from dppo.ppo.inputs import each_leaf
 from dppo.ppo.recall import Recall
 from dppo.ppo.rollout import Rollout
 
@@ -39,13 +40,9 @@ def _successors(rollout: Rollout, value_of: Callable[..., Tensor], rows: int, de
     if rollout.recall is not None:
         recalls = list(rollout.recall.of_each(lambda tensor: tensor.to(device)).split(sizes))
     pieces = zip(split_rows(rollout.successors, sizes), recalls, strict=True)
-    return _joined([value_of(_on(device, obs), recall) for obs, recall in pieces])
+    return _joined([value_of(each_leaf(obs, lambda leaf: leaf.to(device)), recall) for obs, recall in pieces])
 
 
 def _joined(values: list[Tensor]) -> np.ndarray:
     joined: np.ndarray = torch.cat(values).numpy(force=True)
     return joined
-
-
-def _on(device: torch.device, obs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    return {name: leaf.to(device) for name, leaf in obs.items()} if isinstance(obs, dict) else obs.to(device)
