@@ -109,7 +109,6 @@ DOORKEY = {  # take the key, open the door, go to the goal: 1 - 0.9 * steps / 25
     "env_id": "minigrid:MiniGrid-DoorKey-5x5-v0",
     "drop_obs": ("mission",),
     "total_timesteps": 100_000,
-    "envs_per_sampler": 1,
     "num_samplers": 8,
     "num_steps": 128,
     "minibatch_size": 256,
@@ -137,9 +136,7 @@ ROWS = {
     "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
     "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
     "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
-    "minigrid-doorkey": Row(
-        DOORKEY, 5, 0.9, "eval", 0.0, "rl-starter-files: about 0.95, DoorKey-5x5 in its README", needs="minigrid"
-    ),
+    "minigrid-doorkey": Row(DOORKEY, 3, 0.9, "eval", 0.0, "none", needs="minigrid"),
     "highway-pixels": Row(HIGHWAY, 2, 9.0, "eval", 0.0, "none", needs="highway_env", trivial=True),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
     "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),

@@ -1,7 +1,7 @@
 """Draw the curves that learning.py stored: mean return of the last 100 episodes over env steps, for each seed.
 
     python benchmarks/learning.py --only minigrid-doorkey highway-pixels
-    python benchmarks/learning_picture.py learning.json docs/learning.png
+    python benchmarks/learning_picture.py benchmarks/learning.json docs/learning.png
 
 Several files of learning.py may be given before the picture.
 """

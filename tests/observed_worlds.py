@@ -67,7 +67,7 @@ class Codes(World):
     observation_space = spaces.Dict(direction=spaces.Discrete(4), image=spaces.Box(0, 255, (7, 7, 3), np.uint8))
 
     def observation(self) -> Any:
-        codes = self.np_random.integers(0, 11, (7, 7, 3)) * (self.at[0] > 0)
+        codes = self.np_random.integers(1, 11, (7, 7, 3)) // (1 + (self.at[0] > 0))
         return {"direction": self.steps % 4, "image": codes.astype(np.uint8)}
 
 

@@ -197,9 +197,9 @@ def test_a_run_says_which_network_it_trains_and_why(
     case: str, trained: dict[str, dppo.Result], logged: dict[str, list[str]]
 ) -> None:
     size = dppo.load_policy(trained[case].run_dir).weights.size
-    image = f"an IMPALA CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
+    image = f"a grid CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
     nest = (
-        f"an IMPALA CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
+        f"a grid CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
         f"policy and value, {size:,} parameters, because the observation has 9 leaves: camera (an image of"
     )
     found = [note for note in logged[case] if note.startswith("Network: ")]

@@ -302,7 +302,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
         f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
-    assert grid.layers == "a CNN over the bits of each byte, shared by policy and value"
+    assert grid.layers == "a grid CNN, shared by policy and value"
 
 
 def test_every_choice_can_be_overridden() -> None:

@@ -20,7 +20,7 @@ FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
 ENCODERS = {
     "nature": "a Nature CNN",
     "impala": "an IMPALA CNN",
-    "grid": "a CNN over the bits of each byte",
+    "grid": "a grid CNN",
     "flatten": "an MLP over all pixels",
 }
 
