@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dppo.cluster.collecting import words
+from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -62,7 +64,7 @@ class Collecting:
         self._ledger = ledger
         self._budget = RestartBudget(limits.max_actor_restarts)
         self._actors = {actor_id: Actor(actor_id) for actor_id in range(len(hosting))}
-        self._where = {sampler: actor_id for actor_id, samplers in enumerate(hosting) for sampler in samplers}
+        self._hosting = Hosting(hosting)
         self._owed: set[int] = set()
         self._policy: PolicySnapshot | None = None
         self._index = 0
@@ -86,8 +88,8 @@ class Collecting:
         """Ask for segment `index` of every sampler, collected with `policy`."""
         assert not self._owed, "the last request is not finished"
         self._policy, self._index, self._asked_at, self._news_at = policy, index, now, now
-        self._owed, self.received, self.timings = set(self._where), {}, {}
-        self._balance()
+        self._owed, self.received, self.timings = self._hosting.samplers, {}, {}
+        self._hosting.balance([actor.actor_id for actor in self._running()])
         return self._ask_for_what_is_owed(now)
 
     def renew(self, now: float) -> list[Command]:
@@ -199,7 +201,8 @@ class Collecting:
         commands: list[Command] = []
         for actor in self._actors.values():
             if actor.is_late(now, self.limits):
-                commands += self._lose(actor, self._why_hung(actor), now, IncidentKind.ACTOR_HUNG)
+                reason = words.hung(actor, self.limits, describing=self._describing)
+                commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
                 commands.append(Look(actor.actor_id, actor.process))
@@ -224,35 +227,20 @@ class Collecting:
         first = min((a for a in self._actors.values()), key=lambda actor: actor.missing_since)
         if now - max(actor.missing_since for actor in self._actors.values()) <= self.limits.nobody_s:
             return []
-        return [
-            Fail(
-                ClusterError(
-                    f"actor {first.actor_id} was not started by Ray within {self.limits.nobody_s:g} s, and no other "
-                    f"of the {len(self._actors)} is running. If the cluster is full (see `ray status`), lower "
-                    f"num_actors or cpus_per_actor; if starting takes longer, raise segment_timeout_s."
-                )
-            )
-        ]
+        return [Fail(ClusterError(words.none_started(first, len(self._actors), self.limits)))]
 
     def _waiting_for(self, now: float) -> str:
-        restarted = [
-            f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}"
+        starting = [
+            actor
             for actor in self._actors.values()
-            if actor.state in (State.ABSENT, State.STARTING) and actor.actor_id in self._where.values()
+            if actor.state in (State.ABSENT, State.STARTING) and self._hosting.hosted_by(actor.actor_id)
         ]
-        replaying = [
-            f"actor {actor.actor_id}: {actor.progress}"
-            for actor in self._actors.values()
-            if actor.rebuilds and actor.progress is not None
-        ]
-        waited = f"for {now - self._asked_at:.0f} s"
+        waited_s = now - self._asked_at
         if self._describing:
-            return "; ".join([f"waiting for the first environment {waited}", *_shortened(restarted)])
-        owed = sorted(self._owed)
-        samplers = f"samplers {_listed(owed[:8])}{' ...' if len(owed) > 8 else ''}"
-        rule = f"an actor that makes no progress for {self.limits.segment_timeout_s:g} s is replaced"
-        segments = f"waiting for {len(owed)} of {len(self._where)} segments {waited} ({samplers})"
-        return "; ".join([segments, *_shortened(restarted), *_shortened(replaying), rule])
+            return words.waiting_for_description(waited_s, starting)
+        replaying = [actor for actor in self._actors.values() if actor.rebuilds and actor.progress is not None]
+        total = len(self._hosting.samplers)
+        return words.waiting_for_segments(waited_s, sorted(self._owed), total, starting, replaying, self.limits)
 
     # ------------------------------------------------------------------ asking
 
@@ -265,7 +253,7 @@ class Collecting:
         commands: list[Command] = []
         pending = {s for actor in self._actors.values() for samplers in actor.asked.values() for s in samplers}
         for actor in self._running():
-            hosted = tuple(sorted(s for s, actor_id in self._where.items() if actor_id == actor.actor_id))
+            hosted = self._hosting.hosted_by(actor.actor_id)
             samplers = tuple(s for s in hosted if s in self._owed and s not in pending)
             if samplers:
                 commands.append(self._question(actor, samplers, hosted, now))
@@ -274,8 +262,8 @@ class Collecting:
     def _ask_for_description(self, now: float) -> list[Command]:
         if any(actor.asked for actor in self._actors.values()):
             return []
-        sampler = min(self._where)
-        actor = self._actors[self._where[sampler]]
+        sampler = min(self._hosting.samplers)
+        actor = self._actors[self._hosting.host_of(sampler)]
         if actor.state is not State.RUNNING:
             return []
         self._questions += 1
@@ -300,17 +288,6 @@ class Collecting:
     def _running(self) -> list[Actor]:
         return [actor for actor in self._actors.values() if actor.state is State.RUNNING]
 
-    def _why_hung(self, actor: Actor) -> str:
-        limit = f"segment_timeout_s={self.limits.segment_timeout_s:g}"
-        if self._describing:
-            return f"made no environment within {limit}"
-        standstill = "sent no segment" if actor.progress is None else "made no progress"
-        stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
-        return (
-            f"{standstill} for {limit}{stuck} and counts as hung; if a single step or reset takes longer, raise "
-            f"segment_timeout_s"
-        )
-
     def _end(self, actor: Actor, now: float) -> Kill:
         """Abandon an actor's process; a new one is due now."""
         actor.end(now)
@@ -320,18 +297,13 @@ class Collecting:
         self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
     ) -> list[Command]:
         """Abandon an actor's process; plan a new one, or fail when the restart budget is spent."""
-        samplers = [sampler for sampler, actor_id in self._where.items() if actor_id == actor.actor_id]
-        message = f"actor {actor.actor_id} (samplers {_listed(sorted(samplers))}) {reason}"
+        samplers = self._hosting.hosted_by(actor.actor_id)
+        message = f"actor {actor.actor_id} (samplers {words.listed(samplers)}) {reason}"
         commands: list[Command] = [self._end(actor, now)]
         self._news_at = now
         delay = self._budget.spend(actor.actor_id)
         if delay is None:
-            error = ClusterError(
-                f"{message}\nIt was replaced {self.limits.max_actor_restarts} times in a row without making a segment "
-                f"(max_actor_restarts={self.limits.max_actor_restarts}). Look for the reason in the simulator's own "
-                f"log; num_actors=0 runs it in this process, where a debugger can follow."
-            )
-            return [*commands, Fail(error)]
+            return [*commands, Fail(ClusterError(words.restarts_spent(message, self.limits)))]
         actor.start_at = now + delay
         replaced = "replaced" + (f" in {delay:.0f} s" if delay else "")
         return [*commands, Report(Incident(kind, message), f"{message}; {replaced}")]
@@ -340,41 +312,10 @@ class Collecting:
         """Move the samplers of an actor that cannot be replaced to running actors until it is back."""
         missing_s = now - actor.missing_since
         patience_s = self.limits.move_after_s if actor.ever_started else self.limits.start_timeout_s
-        moved = sorted(sampler for sampler, actor_id in self._where.items() if actor_id == actor.actor_id)
+        moved = self._hosting.hosted_by(actor.actor_id)
         if not moved or actor.state is State.RUNNING or (actor.state is not State.LEFT and missing_s <= patience_s):
             return []
-        for sampler in moved:
-            self._where[sampler] = min(self._running(), key=self._load).actor_id
+        hosts = self._hosting.move(moved, [one.actor_id for one in self._running()])
         actor.samplers_moved = True
-        hosts = sorted({self._where[sampler] for sampler in moved})
-        reason = "has left" if actor.state is State.LEFT else f"has not started for {missing_s:.0f} s"
-        message = (
-            f"actor {actor.actor_id} {reason}; until it is back, its samplers {_listed(moved)} are on actor "
-            f"{_listed(hosts)}"
-        )
+        message = words.moved(actor, missing_s, moved, hosts)
         return [Report(Incident(IncidentKind.SAMPLERS_MOVED, message), message)]
-
-    def _load(self, actor: Actor) -> int:
-        return sum(actor_id == actor.actor_id for actor_id in self._where.values())
-
-    def _balance(self) -> None:
-        """Even out the samplers of the running actors, to a difference of one; called between two segments."""
-        running = {actor.actor_id for actor in self._running()}
-        loads = dict.fromkeys(running, 0)
-        for actor_id in self._where.values():
-            loads[actor_id] = loads.get(actor_id, 0) + 1
-        while running:
-            least, most = min(running, key=lambda one: (loads[one], one)), max(loads, key=lambda one: loads[one])
-            if loads[most] - loads[least] < 2:
-                return
-            sampler = max(s for s, actor_id in self._where.items() if actor_id == most)
-            self._where[sampler] = least
-            loads[most], loads[least] = loads[most] - 1, loads[least] + 1
-
-
-def _shortened(parts: list[str], most: int = 4) -> list[str]:
-    return parts if len(parts) <= most else [*parts[:most], f"and so are {len(parts) - most} more"]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
