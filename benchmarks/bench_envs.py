@@ -114,7 +114,8 @@ def make_highway() -> gym.Env:
     Overtake up to ten cars on three lanes: 20 actions, one a second. The reward of a step is 0 at 20 m/s or less, and 1
     at 30; the episode ends with a crash.
     """
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # before pygame is imported: it draws, and shows nothing
+    if os.environ.get("SDL_VIDEODRIVER") == "dummy":
+        del os.environ["SDL_VIDEODRIVER"]  # highway-env draws nothing with it; without, it needs no display either
     import highway_env
 
     gym.register_envs(highway_env)
