@@ -239,7 +239,7 @@ def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def short(value: float, _: int) -> str:
+def short(value: float, _: float) -> str:
     """Return 1500000 as 1.5M, 20000 as 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
