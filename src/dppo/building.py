@@ -17,8 +17,8 @@ from dppo.config.batch_memory import batch_memory_in_words
 from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
-from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import no_statistics
+from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.segment import CollectionProgress
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals

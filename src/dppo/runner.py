@@ -18,7 +18,7 @@ from dppo.described import model_state
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.learner import Iteration
-from dppo.ppo.module import check_model
+from dppo.ppo.networks.module import check_model
 from dppo.ppo.segment import Incident, IncidentKind
 from dppo.records import checkpoint as checkpoints
 from dppo.records import run_folder

@@ -32,7 +32,7 @@ from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.learning.trainers import LocalTrainer, worth_in_words
 from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.networks.mlp import MLPSpec
 from dppo.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("ray_session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dppo.ppo.batch import Batch
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.recall import Recall
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dppo.assemble import TrainerPlan, build_trainer
 from dppo.cluster.learning.update import train_on
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.segment import Incident, PolicySnapshot, Segment
 from dppo.spaces import Spaces
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.torch_state import default_dtype
+from dppo.ppo.networks.torch_state import default_dtype
 from dppo.spaces import Spaces, is_image
 
 Inputs = Tensor | dict[str, Tensor]
