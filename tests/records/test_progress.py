@@ -28,7 +28,7 @@ from dppo.ppo.segment import CollectionProgress
 from dppo.records import progress
 from dppo.records.display import make_display
 from dppo.records.drawing import History, View, cells_of, draw
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Display, RunInfo
 from dppo.records.panel import LivePanel
 from dppo.records.progress import Pace, PlainLines, duration, number, plain_line
 from dppo.records.result import Result
@@ -121,7 +121,25 @@ def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.Monk
 
 def test_plain_prints_lines_and_off_prints_nothing() -> None:
     assert isinstance(make_display("plain", Terminal()), PlainLines)
-    assert type(make_display("off", Terminal())) is Observer
+    assert type(make_display("off", Terminal())) is Display
+
+
+def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends() -> None:
+    for end in ("start", "end"):
+        stream = Terminal()
+        live = LivePanel(stream)
+        live.prepare("Starting 8 Ray actors ...")
+        assert "Starting 8 Ray actors ..." in stream.getvalue()
+        if end == "start":
+            live.on_start(about(1000))
+        else:
+            live.on_end(None, None)
+        assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], "the line is erased"
+        live.on_end(None, None)
+    for quiet in ("plain", "off"):
+        stream = Terminal()
+        make_display(quiet, stream).prepare("Starting 8 Ray actors ...")  # type: ignore[arg-type]
+        assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
@@ -294,7 +312,7 @@ def test_calls_may_come_in_any_order(mode: str) -> None:
         shown.note("after the end")
 
 
-def whole_life(shown: Observer) -> None:
+def whole_life(shown: Display) -> None:
     shown.on_start(about(10_000, "line"))
     shown.on_progress(CollectionProgress(1, 3, 3, 1, 2.0))
     shown.on_iteration({"iteration": 1, "global_step": 256})
