@@ -82,7 +82,7 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
 def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
     hint, text = types_by_name()[name], about(name).help
     default = defaults.get(name, default_of(name))
-    if default is not None or not re.search("Default: |none: ", text):
+    if default is not None or "Default: " not in text:
         text = f"{text} (default: {_shown(default)})"
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if hint is bool:
@@ -163,6 +163,8 @@ def _remedy_in_flags(line: str) -> str:
 
 def _as_flag(found: re.Match[str]) -> str:
     name, value, bare = found.groups()
+    if "env_id" in (bare, name):
+        return "ENV_ID" if bare else value
     if bare in settings_by_name():
         return flag(bare)
     if name == "branch":
