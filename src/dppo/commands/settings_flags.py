@@ -163,10 +163,8 @@ def _remedy_in_flags(line: str) -> str:
 
 def _as_flag(found: re.Match[str]) -> str:
     name, value, bare = found.groups()
-    if "env_id" in (bare, name):
-        return "ENV_ID" if bare else value
     if bare in settings_by_name():
-        return flag(bare)
+        return "ENV_ID" if bare == "env_id" else flag(bare)  # the environment has no flag
     if name == "branch":
         return "--branch NEW_DIR"
     if name in ("trust", "render") and value == "True":
@@ -175,4 +173,4 @@ def _as_flag(found: re.Match[str]) -> str:
         return found[0]
     if types_by_name().get(name) is bool:
         return flag(name) if value == "True" else flag(f"no_{name}")
-    return f"{flag(name)} {value}"
+    return value if name == "env_id" else f"{flag(name)} {value}"

@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -51,7 +52,7 @@ class LivePanel(Display):
         self._log.start()
         self.view.title, self.view.total_steps, self.view.began = run.title, run.total_steps, time.monotonic()
         self.view.batch_size = run.config.batch_size
-        self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
+        self._print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
 
@@ -96,6 +97,6 @@ class LivePanel(Display):
         width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
         return draw(self.view, width, time.monotonic(), colours=colours)
 
-    def _print(self, *lines: Text) -> None:
+    def _print(self, *lines: RenderableType) -> None:
         for line in lines:
             self._console.print(line)
