@@ -125,7 +125,7 @@ class _Run:
         self.began = began
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
         self.metrics: MetricsWriter | None = None
-        self.last_checkpoint = folder.start.checkpoint if folder.start else folder.path
+        self.last_checkpoint = folder.start.checkpoint.absolute() if folder.start else folder.path
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = TimeSplit()
