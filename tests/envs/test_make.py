@@ -122,7 +122,7 @@ def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> N
     def lacking() -> Any:
         raise gym.error.DependencyNotInstalled("Box3D is not installed, run `pip install box3d`")
 
-    gym.register("worlds/Lacking-v0", entry_point=lacking)
+    gym.register("worlds/Lacking-v0", entry_point=lacking)  # type: ignore[arg-type]
     try:
         with pytest.raises(ConfigError, match=r"env_id=worlds/Lacking-v0: Box3D is not .* Use the pip of .*python"):
             make_env("worlds/Lacking-v0", {})

@@ -138,7 +138,7 @@ def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends() -> None:
         live.on_end(None, None)
     for quiet in ("plain", "off"):
         stream = Terminal()
-        make_display(quiet, stream).prepare("Starting 8 Ray actors ...")  # type: ignore[arg-type]
+        make_display(quiet, stream).prepare("Starting 8 Ray actors ...")
         assert stream.getvalue() == ""
 
 
