@@ -19,8 +19,7 @@ from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
 from dppo.ppo.choice import choose_network
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import CollectionProgress
 from dppo.records.announcement import Announcement
 from dppo.records.run_folder import RunFolder, Start
@@ -163,10 +162,7 @@ def _make_learner(
     ledger: ReplayLedger,
     notify: Callable[[str], None],
 ) -> PPOLearner:
-    statistics = Statistics(
-        obs=Moments.empty(measured_shape(spaces.of_network().obs)) if config.norm_obs else None,
-        returns=Moments.empty(()) if config.norm_reward else None,
-    )
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     return PPOLearner(
         collector,
         trainers,

@@ -16,14 +16,15 @@ from torch import nn
 from dppo.assemble import build_sampler, build_trainer, network_spec, sampler_plan, trainer_plan
 from dppo.config import Config, Network
 from dppo.envs.spaces import describe_spaces
+from dppo.errors import ConfigError
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.batch import make_batch
 from dppo.ppo.choice import choose_network
-from dppo.ppo.inputs import measured, measured_shape
+from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.modules import Embedding, Flatten, Image, ImpalaCNN, NatureCNN, OneHot
-from dppo.ppo.normalizer import Moments, ObsScale
+from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.spaces import Categories, Spaces, is_image
 
@@ -38,6 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "normalised everything": {
         "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
         "image_features": 8,
+    },
+    "a normalised part": {
+        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note", "camera"), "norm_obs": True,
+        "norm_obs_keys": ("robot.arm.1",),
     },
     "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
     "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
@@ -71,8 +76,9 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
     spaces = samplers[0].spaces
     trainer = build_trainer(trainer_plan(config), spaces)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    scale = None
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
     for iteration in range(2):  # in the second one there are statistics
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
         batch = make_batch([segment for _, segment in collected], scale, None, gamma=0.99, gae_lambda=0.95)
@@ -83,11 +89,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
-        if config.norm_obs:
-            seen = [report.statistics.obs for report, _ in collected]
-            assert seen[0] is not None
-            assert seen[1] is not None
-            scale = ObsScale.of(seen[0].merge(seen[1]))
+        statistics = statistics.merged([report.statistics for report, _ in collected])
 
 
 @kinds
@@ -97,7 +99,7 @@ def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
     plan = sampler_plan(config)
     built = [build_sampler(plan, sampler_id) for sampler_id in range(3)]
     spec = network_spec(config.network, built[0].spaces)
-    scale = ObsScale.of(Moments.empty(measured_shape(built[0].spaces.obs))) if config.norm_obs else None
+    scale = no_statistics(built[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), scale)
     obs = np.stack([segment_of(one, s, snapshot) for s, one in enumerate(built)])
     agent = PPOAgent(spec)
@@ -121,7 +123,7 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     built = build_sampler(sampler_plan(config), 0)
     spec = network_spec(config.network, built.spaces)
     learning = spec.learning(3)
-    scale = ObsScale.of(Moments.empty(measured_shape(built.spaces.obs))) if config.norm_obs else None
+    scale = no_statistics(built.spaces, obs=config.norm_obs, returns=False).obs_scale()
     snapshot = PolicySnapshot(0, learning.parameters.weights.detach().numpy().copy(), scale)
     _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
     obs = make_batch([segment], scale, None, gamma=0.9, gae_lambda=0.9).obs
@@ -250,6 +252,34 @@ def test_only_floats_of_several_leaves_are_normalised() -> None:
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
     np.testing.assert_array_equal(measured(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+
+
+def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
+    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=("robot/arm/1",))
+    assert spaces.normalized == ("robot.arm.1",)
+    rows = np.zeros(2, spaces.obs)
+    rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
+    np.testing.assert_array_equal(measured(rows, spaces.normalized), [[70], [80]])
+    statistics = no_statistics(spaces, obs=True, returns=False)
+    seen = Statistics(Moments.of(measured(rows, spaces.normalized)))
+    scale = statistics.merged([seen]).obs_scale()
+    inputs = raw_inputs(rows, "float32", scale)
+    assert isinstance(inputs, dict)
+    np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
+    np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (("arm",), "norm_obs_keys=arm: is not a leaf of the observation. Its leaves are "),
+        (("camera",), "norm_obs_keys=camera: has no floating-point numbers (uint8)"),
+    ],
+)
+def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=keys)
+    assert words in str(caught.value)
 
 
 # ------------------------------------------------------------------ the choice

@@ -12,7 +12,7 @@ from torch import Tensor
 from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.ppo.batch import make_batch
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 
 
@@ -32,11 +32,9 @@ def test_first_ratio_is_one(
     spaces = samplers[0].spaces
     trainer = build_trainer(trainer_plan(config), spaces)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = Statistics(
-        Moments.empty(spaces.obs.shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
-    )
+    statistics = no_statistics(spaces, obs=norm_obs, returns=norm_reward)
     for iteration in range(2):  # in the second, the statistics are not empty
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
         segments, reward_scale = [segment for _, segment in collected], statistics.reward_scale()

@@ -14,8 +14,7 @@ from own_models import Plain
 from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
@@ -55,12 +54,9 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
     spaces, plan = samplers[0].spaces, trainer_plan(config)
     trainer = build_trainer(plan, spaces)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
-    read = spaces.of_network().obs
-    statistics = Statistics(
-        Moments.empty(measured_shape(read)) if config.norm_obs else None, Moments.empty(()) if normalised else None
-    )
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=normalised)
     for iteration in range(2):
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
         segments = [segment for _, segment in collected]

@@ -11,8 +11,7 @@ from own_memory_models import Running
 from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -53,10 +52,10 @@ def test_first_ratio_is_one(network: str, memory: str, norm_obs: bool, lagged: b
     spaces, plan = samplers[0].spaces, trainer_plan(config)
     trainer = build_trainer(plan, spaces)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = Statistics(Moments.empty(measured_shape(spaces.obs)) if norm_obs else None, None)
+    statistics = no_statistics(spaces, obs=norm_obs, returns=False)
     episodes = 0
     for iteration in range(2):
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
         episodes += sum(len(report.episodes) for report, _ in collected)
