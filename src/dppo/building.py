@@ -149,6 +149,11 @@ def _make_trainers(
     memory = batch_memory_in_words(config, spaces)
     if memory is not None:
         announcement.note(memory, logging.INFO)
+    if config.norm_value and not config.norm_adv:
+        announcement.note(
+            "norm_value=True without norm_adv=True: large rewards still make large gradients of the policy, and runs "
+            "that were measured learnt less than without norm_value. Use both."
+        )
     trainers = make_trainers(trainer_plan(config), spaces, announcement.note, stop.check)
     stack.callback(trainers.close)
     return trainers
