@@ -272,6 +272,20 @@ def test_the_step_time_is_that_of_one_process() -> None:
     assert pace.step_ms == pytest.approx(500)
 
 
+def test_steps_that_are_lost_with_an_actor_start_the_measurement_anew() -> None:
+    lines = PlainLines(io.StringIO())
+    lines.on_start(about(1000))
+    pace = Pace()
+    for steps, elapsed_s in ((40, 1.0), (98, 2.0), (0, 3.0), (0, 4.0)):
+        one = CollectionProgress(1, steps, steps, 2, elapsed_s)
+        pace.add(one)
+        lines.on_progress(one)
+    assert math.isnan(pace.steps_per_s)
+    assert pace.add(CollectionProgress(1, 10, 10, 2, 5.0))
+    assert pace.steps_per_s == pytest.approx(2)
+    lines.on_end(None, None)
+
+
 def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> None:
     live = LivePanel(Terminal())
     live.on_start(about(64 * 10))

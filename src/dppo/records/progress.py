@@ -78,8 +78,12 @@ class Pace:
         self._last: CollectionProgress | None = None
 
     def add(self, progress: CollectionProgress) -> bool:
-        """Take a report; return whether env steps have been made since the one before."""
-        if self._last is None or progress.iteration != self._last.iteration:
+        """Take a report; return whether env steps have been made since the one before.
+
+        Steps fall when an actor is lost with those of its segment: the measurement then starts anew.
+        """
+        last = self._last
+        if last is None or progress.iteration != last.iteration or progress.steps < last.steps:
             self._first = self._last = None
         if progress.steps == (0 if self._last is None else self._last.steps):
             return False
