@@ -24,7 +24,8 @@ from dppo.ppo.trainer import PPOTrainer
 
 KINDS: dict[str, dict[str, Any]] = {
     "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
-    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
+    "impala": {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 16},
+    "grid": {"env_id": "observed_worlds:Codes"},
     "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
     "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
     "own module": {"env_id": "CartPole-v1", "model": "own_models:Plain"},
