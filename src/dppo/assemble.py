@@ -183,8 +183,8 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
     )
     if of.obs_dtype == "float64" and not spaces.has_float64:
         raise ConfigError(
-            "obs_dtype=float64 has no effect: the observation space has no number of 64 bits. Declare float64 in the "
-            "environment if its numbers need that, or leave obs_dtype out."
+            "obs_dtype=float64 has no effect: the observation space contains no float64 numbers. Declare float64 in "
+            "the environment if its numbers need that, or leave obs_dtype out."
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories

@@ -1,4 +1,4 @@
-"""A batch of zeros, to measure the time of training with."""
+"""A batch of zeros, used to time an update."""
 
 from __future__ import annotations
 

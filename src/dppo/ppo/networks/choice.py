@@ -76,7 +76,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     if lone_image:
         del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
     layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network)) + _memory(network)
-    whole = f"{layers}, {'one for policy and value each' if separate else 'shared by policy and value'}"
+    whole = f"{layers}, {'one each for policy and value' if separate else 'shared by policy and value'}"
     return Choice(_built(network, spaces, kwargs, vector=vector), whole, _observed(spaces))
 
 
