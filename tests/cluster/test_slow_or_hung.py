@@ -159,7 +159,7 @@ def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress(
     assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     lost = driver.all(Report)[0]
     assert lost.incident.kind == "actor_hung"
-    assert "actor 0 (samplers 0) made no progress for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
+    assert "actor 0 (sampler 0) made no progress for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
         lost.text
     )
 

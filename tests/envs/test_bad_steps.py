@@ -18,6 +18,7 @@ from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import make_config
 from dppo.envs.checks import SpaceChecks
+from dppo.envs.faults import REMEDY
 from dppo.envs.group import MOST_DROPPED
 from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
@@ -238,7 +239,7 @@ def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_li
     with pytest.raises(EnvironmentFault) as caught:
         collect(late, segments=4)
     words = f"returned an observation that is {value} at index 1."
-    assert caught.value.message == place("step" if at_step else "reset", at_step, 3) + words
+    assert caught.value.message == place("step" if at_step else "reset", at_step, 3) + f"{words} {REMEDY}"
 
 
 def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have_returned_it() -> None:
@@ -270,7 +271,9 @@ def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_ste
     with pytest.raises(EnvironmentFault) as caught:
         collect_together(samplers, requests, PolicySnapshot(0, random_weights(specs[0])))
     assert caught.value.message.startswith("sampler 1 (Test-v0), env 0: " + ("step" if at_step else "reset"))
-    assert caught.value.message.endswith(f"step {at_step}) returned an observation that is {value} at index 1.")
+    assert caught.value.message.endswith(
+        f"step {at_step}) returned an observation that is {value} at index 1. {REMEDY}"
+    )
     assert [len(env.actions) for env in envs] == [at_step] * 3
 
 

@@ -13,6 +13,7 @@ from scripted import Scripted, started
 from testbeds import CrashingSimulator
 
 from dppo import streams
+from dppo.envs.faults import REMEDY
 from dppo.errors import EnvironmentFault
 from dppo.streams import Stream
 
@@ -94,13 +95,13 @@ def test_an_invalid_observation_of_a_step_is_reported(returned: Any, words: str)
 
 def test_an_invalid_observation_of_a_reset_is_reported() -> None:
     fault = fault_of(Scripted(obs=np.array([np.nan, 0.0]), at_step=0))
-    assert fault.message == place("reset", 0) + "returned an observation that is nan at index 0."
+    assert fault.message == place("reset", 0) + f"returned an observation that is nan at index 0. {REMEDY}"
 
 
 def test_floats_are_not_converted_to_integers() -> None:
     space = gym.spaces.Box(0, 255, (2,), np.uint8)
     fault = fault_of(Scripted(obs=np.array([0.7, 0.2]), space=space))
-    assert fault.message == place("step", 2) + "returned an observation of dtype float64 instead of uint8."
+    assert fault.message == place("step", 2) + f"returned an observation of dtype float64 instead of uint8. {REMEDY}"
 
 
 @pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
@@ -124,7 +125,7 @@ def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
     ids=str,
 )
 def test_an_invalid_reward_is_reported(returned: Any, words: str) -> None:
-    assert fault_of(Scripted(reward=returned)).message == place("step", 2) + words
+    assert fault_of(Scripted(reward=returned)).message == place("step", 2) + f"{words} {REMEDY}"
 
 
 FIVE = "instead of (observation, reward, terminated, truncated, info)"

@@ -7,11 +7,16 @@ from pathlib import Path
 
 from dppo.errors import EnvironmentFault
 
+REMEDY = "Correct the environment, or use on_bad_step=drop to leave such episodes out."
 PACKAGE = str(Path(__file__).parents[1])
 
 
 class BadStep(EnvironmentFault):
     """An environment returned an invalid result; the episode may be dropped."""
+
+    def final(self) -> EnvironmentFault:
+        """Return the error that ends the run."""
+        return EnvironmentFault(f"{self.message} {REMEDY}")
 
 
 def user_traceback(error: BaseException) -> str:

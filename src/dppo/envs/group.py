@@ -124,7 +124,7 @@ class EnvGroup:
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._envs[env].checked_final(seen)
+                    final_obs[env] = self._final(env, seen)
                 seen = self._end_episode(env, info, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
@@ -137,6 +137,12 @@ class EnvGroup:
     def _reset(self, env: int, episode: int) -> np.ndarray:
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         return self._envs[env].reset(episode)
+
+    def _final(self, env: int, seen: np.ndarray) -> np.ndarray:
+        try:
+            return self._envs[env].checked_final(seen)
+        except BadStep as error:
+            raise error.final() from None  # with `on_bad_step=drop`, the step was checked before
 
     def _end_episode(self, env: int, info: dict[str, Any], log: EnvLog) -> np.ndarray:
         """Log the episode, and start the next one."""
@@ -158,7 +164,7 @@ class EnvGroup:
     def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
         """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""
         if not self._drops:
-            raise error
+            raise error.final() from None
         self._dropped_in_a_row[env] += 1
         if self._dropped_in_a_row[env] > MOST_DROPPED:
             raise EnvironmentFault(
@@ -191,7 +197,7 @@ class EnvGroup:
             place = place_in(row, done[:, env], log, env, one.episode, one.length)
             message = f"{one.place(*place)} returned {outside.what}."
             if outside.fatal:
-                raise EnvironmentFault(message)
+                raise BadStep(message).final()
             if first:
                 raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
             if self._checks.report_outside():

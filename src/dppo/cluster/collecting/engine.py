@@ -298,7 +298,7 @@ class Collecting:
     ) -> list[Command]:
         """Abandon an actor's process; plan a new one, or fail when the restart budget is spent."""
         samplers = self._hosting.hosted_by(actor.actor_id)
-        message = f"actor {actor.actor_id} (samplers {words.listed(samplers)}) {reason}"
+        message = f"actor {actor.actor_id} ({words.samplers_named(samplers)}) {reason}"
         commands: list[Command] = [self._end(actor, now)]
         self._news_at = now
         delay = self._budget.spend(actor.actor_id)

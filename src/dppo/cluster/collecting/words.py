@@ -23,7 +23,7 @@ def waiting_for_segments(
     limits: Limits,
 ) -> str:
     """Return the message while segments of the samplers `owed`, of `total`, are missing."""
-    samplers = f"samplers {listed(owed[:8])}{' ...' if len(owed) > 8 else ''}"
+    samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
     segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
     replays = _shortened([f"actor {actor.actor_id}: {actor.progress}" for actor in replaying])
     rule = f"an actor that makes no progress for {limits.segment_timeout_s:g} s is replaced"
@@ -68,6 +68,11 @@ def moved(actor: Actor, missing_s: float, samplers: Sequence[int], hosts: Sequen
         f"actor {actor.actor_id} {reason}; until it is back, its samplers {listed(samplers)} are on actor "
         f"{listed(hosts)}"
     )
+
+
+def samplers_named(samplers: Sequence[int]) -> str:
+    """Return `sampler 3`, or `samplers 0, 3, 5`."""
+    return f"sampler{'' if len(samplers) == 1 else 's'} {listed(samplers)}"
 
 
 def listed(numbers: Sequence[int]) -> str:
