@@ -1,13 +1,18 @@
-"""Shared by all tests: checked shapes, one Ray."""
+"""Shared by all tests: checked shapes, one Ray, one undisturbed run of each kind."""
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from shapes import check_shapes
+
+if TYPE_CHECKING:
+    import dppo
 
 check_shapes()
 # Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
@@ -27,3 +32,14 @@ def ray_session() -> Iterator[None]:
     session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)
     yield
     session.close()
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dppo.Result]:
+    """Return a function of a kind, one of `kinds.KINDS`: an undisturbed run in this process, trained once."""
+    from kinds import settings
+
+    import dppo
+
+    folder = tmp_path_factory.mktemp("kinds")
+    return functools.cache(lambda kind: dppo.train(settings(kind, folder / kind / "run")))
