@@ -18,6 +18,7 @@ from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import distribution_of
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.network import NetworkSpec
+from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.sampler import PPOSampler
 from dppo.ppo.segment import PolicySnapshot
 from dppo.streams import Stream
@@ -40,6 +41,13 @@ def spec_of(
 def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
     """Weights in which no part is zero, so that none can be left out unnoticed."""
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
+
+
+def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None) -> PPOAgent:
+    """An agent with random weights."""
+    agent = PPOAgent(spec)
+    agent.load(PolicySnapshot(3, random_weights(spec), obs_scale))
+    return agent
 
 
 def group_of(
