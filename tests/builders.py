@@ -12,6 +12,8 @@ import numpy as np
 
 from dppo import streams
 from dppo.actions import BoxActions, DiscreteActions
+from dppo.assemble import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.config import Config
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
@@ -20,7 +22,8 @@ from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.network import NetworkSpec
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.sampler import PPOSampler
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.trainer import PPOTrainer
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
@@ -43,11 +46,24 @@ def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.n
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
 
 
-def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None) -> PPOAgent:
+def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: float = 0.4) -> PPOAgent:
     """An agent with random weights."""
     agent = PPOAgent(spec)
-    agent.load(PolicySnapshot(3, random_weights(spec), obs_scale))
+    agent.load(PolicySnapshot(3, random_weights(spec, scale=spread), obs_scale))
     return agent
+
+
+def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
+    """The samplers and the trainer of a run, in this process."""
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
+    return samplers, build_trainer(trainer_plan(config), samplers[0].spaces)
+
+
+def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:
+    """A segment of each sampler, of the iteration that is the version of the policy, and its report."""
+    requests = [SegmentRequest(sampler_id, snapshot.version) for sampler_id in range(len(samplers))]
+    made = [one.sampler.collect(request, snapshot) for one, request in zip(samplers, requests, strict=True)]
+    return [report for report, _ in made], [segment for _, segment in made]
 
 
 def group_of(

@@ -43,3 +43,14 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dppo.Res
 
     folder = tmp_path_factory.mktemp("kinds")
     return functools.cache(lambda kind: dppo.train(settings(kind, folder / kind / "run")))
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Compute in one thread: with networks as small as those of tests, several only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

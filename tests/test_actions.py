@@ -9,16 +9,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from acting_worlds import SPACES, Masked
+from builders import collect, parts_of, random_weights
 from kinds import small
 
 import dppo
 from dppo.actions import actions_from_json
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.batch import make_batch
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
 each_source = pytest.mark.parametrize("source", list(SOURCES))
@@ -233,13 +233,9 @@ def test_first_ratio_is_one(world: str, norm_obs: bool, trunk: Any) -> None:
         made |= {"action_bounds": "squash"}
     made |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120}
     config = dppo.Config(**made, norm_adv=False, norm_obs=norm_obs, trunk=trunk)
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
-    weights = trainer.weights()
-    weights = weights + np.random.default_rng(0).normal(size=weights.size).astype(np.float32) * 0.3
-    trainer.load(weights, trainer.state())
-    snapshot = PolicySnapshot(0, trainer.weights())
-    segments = [one.sampler.collect(SegmentRequest(s, 0), snapshot)[1] for s, one in enumerate(samplers)]
+    samplers, trainer = parts_of(config)
+    trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
     assert (segments[0].masks is not None) == (world in SOURCES)
     batch = make_batch(segments, None, None, gamma=0.99, gae_lambda=0.95)
     scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)

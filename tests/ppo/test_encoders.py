@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import observed_worlds
 import pytest
 import torch
-from builders import assert_same_bytes, random_weights
+from builders import agent_of, collect, parts_of, random_weights
+from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
+from network_checks import check_acting_together, check_drawn_from_the_seed, check_gradient, gradient_of
 from torch import nn
 
-from dppo.assemble import build_sampler, build_trainer, network_spec, sampler_plan, trainer_plan
-from dppo.config import Config, Network
+from dppo.config import Network
 from dppo.envs.spaces import describe_spaces
-from dppo.ppo.agent import PPOAgent
 from dppo.ppo.batch import make_batch
 from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured, measured_shape
@@ -24,58 +23,26 @@ from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.modules import Embedding, Flatten, Image, ImpalaCNN, NatureCNN, OneHot
 from dppo.ppo.normalizer import Moments, ObsScale
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Categories, Spaces, is_image
 
-KINDS: dict[str, dict[str, Any]] = {
-    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
-    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
-    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
-    "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},
-    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
-    "numbers": {"env_id": "observed_worlds:Numbers"},
-    "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
-    "normalised everything": {
-        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
-        "image_features": 8,
-    },
-    "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
-    "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
-    "one of": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "one of"}},
-    "vector": {"env_id": "CartPole-v1", "trunk": "shared", "layer_norm": True},
-}  # fmt: skip
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Several threads only wait for each other in networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def config_of(kind: str, **changes: Any) -> Config:
-    base = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 16, "update_epochs": 1, "minibatch_size": 64}
-    return Config(**(base | {"norm_adv": False, "learning_rate": 0.01} | KINDS[kind] | changes))
 
 
 @kinds
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str) -> None:
     """On segments of real samplers, under weights that are far from the initial ones."""
-    config = config_of(kind, dtype=dtype)
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces = samplers[0].spaces
-    trainer = build_trainer(trainer_plan(config), spaces)
+    config = config_of(kind, dtype=dtype, norm_adv=False)
+    samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
     scale = None
     for iteration in range(2):  # in the second one there are statistics
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        batch = make_batch([segment for _, segment in collected], scale, None, gamma=0.99, gae_lambda=0.95)
+        reports, segments = collect(samplers, snapshot)
+        batch = make_batch(segments, scale, None, gamma=0.99, gae_lambda=0.95)
         scored = trainer.model.forward(batch.obs, batch.actions)
         tolerance = TOLERANCE[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
@@ -84,7 +51,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
         if config.norm_obs:
-            seen = [report.statistics.obs for report, _ in collected]
+            seen = [report.statistics.obs for report in reports]
             assert seen[0] is not None
             assert seen[1] is not None
             scale = ObsScale.of(seen[0].merge(seen[1]))
@@ -93,65 +60,34 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
 @kinds
 @pytest.mark.parametrize("rows", [1, 3])
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
-    config = config_of(kind, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
-    plan = sampler_plan(config)
-    built = [build_sampler(plan, sampler_id) for sampler_id in range(3)]
-    spec = network_spec(config.network, built[0].spaces)
-    scale = ObsScale.of(Moments.empty(measured_shape(built[0].spaces.obs))) if config.norm_obs else None
-    snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), scale)
-    obs = np.stack([segment_of(one, s, snapshot) for s, one in enumerate(built)])
-    agent = PPOAgent(spec)
-    agent.load(snapshot)
-    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, spec.dtype)[0] for s in range(3)])
-    together = agent.act(obs, noise)
-    for s in range(3):
-        alone = agent.act(obs[s], noise[s])
-        assert_same_bytes((together.head[s], together.values[s]), (alone.head, alone.values))
-
-
-def segment_of(built: Any, sampler_id: int, snapshot: PolicySnapshot) -> np.ndarray:
-    obs: np.ndarray = built.sampler.collect(SegmentRequest(sampler_id, 0), snapshot)[1].obs[2]
-    return obs
+    config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
+    samplers, trainer = parts_of(config, 3)
+    scale = ObsScale.of(Moments.empty(measured_shape(samplers[0].spaces.obs))) if config.norm_obs else None
+    agent = agent_of(trainer.model.spec, scale, spread=0.1)
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
+    check_acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
 
 
 @kinds
 def test_gradients_are_finite_differences(kind: str) -> None:
     """In float64, on observations that were collected."""
     config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
-    built = build_sampler(sampler_plan(config), 0)
-    spec = network_spec(config.network, built.spaces)
-    learning = spec.learning(3)
-    scale = ObsScale.of(Moments.empty(measured_shape(built.spaces.obs))) if config.norm_obs else None
-    snapshot = PolicySnapshot(0, learning.parameters.weights.detach().numpy().copy(), scale)
-    _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
-    obs = make_batch([segment], scale, None, gamma=0.9, gae_lambda=0.9).obs
-
-    def loss() -> float:
-        head, values, _ = learning.forward(obs)
-        return float(head.square().sum() + values.exp().sum())
-
-    head, values, residuals = learning.forward(obs)
-    learning.backward(residuals, 2 * head, values.exp(), accumulate=False)
-    gradient, weights = learning.parameters.gradient.numpy(), learning.parameters.weights.data
+    samplers, trainer = parts_of(config, 1)
+    learning = trainer.model.network
+    scale = ObsScale.of(Moments.empty(measured_shape(samplers[0].spaces.obs))) if config.norm_obs else None
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
+    obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
+    gradient = gradient_of(learning, obs)
     largest = np.argsort(-np.abs(gradient))[:400]
-    for index in np.random.default_rng(0).choice(largest, 6):
-        kept, differences = weights[index].item(), []
-        for step in (1e-6, -1e-6):
-            weights[index] = kept + step
-            differences.append(loss() / 2e-6)
-        weights[index] = kept
-        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-3, abs=1e-5)
+    check_gradient(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
 
 
 @kinds
 def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
-    built = build_sampler(sampler_plan(config_of(kind)), 0)
-    spec = network_spec(config_of(kind).network, built.spaces)
-    before = torch.get_rng_state()
-    one, two, other = (spec.learning(seed).parameters.weights.detach().numpy() for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert one.tobytes() == two.tobytes() != other.tobytes()
-    named = spec.unflatten(one)
+    _, trainer = parts_of(config_of(kind), 1)
+    spec = trainer.model.spec
+    check_drawn_from_the_seed(spec)
+    named = spec.unflatten(spec.learning(3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
@@ -230,12 +166,9 @@ def test_a_flattened_image_is_divided_by_255() -> None:
 
 def test_images_stay_bytes_in_segment_and_batch() -> None:
     for kind, name in (("impala", None), ("everything", "camera")):
-        config = config_of(kind)
-        built = build_sampler(sampler_plan(config), 0)
-        spec = network_spec(config.network, built.spaces)
-        snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), None)
-        _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
-        batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.9)
+        samplers, trainer = parts_of(config_of(kind), 1)
+        _, segments = collect(samplers, PolicySnapshot(0, random_weights(trainer.model.spec, scale=0.1)))
+        batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.9)
         images = batch.obs if name is None else batch.obs[name]  # type: ignore[index]
         assert isinstance(images, torch.Tensor)
         assert images.dtype == torch.uint8

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import random_weights
+from builders import collect, parts_of, random_weights
 from own_memory_models import Running
 from own_models import Plain
 
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
 from dppo.ppo.inputs import measured_shape
 from dppo.ppo.normalizer import Moments, ObsScale, Statistics
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
 MEMORIES = ("none", "gru", "lstm")
@@ -51,24 +51,21 @@ def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str,
 def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
     """In the second iteration statistics are not empty, and episodes and states go on."""
     config = make_config(settings(act, memory, normalised, network))
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces, plan = samplers[0].spaces, trainer_plan(config)
-    trainer = build_trainer(plan, spaces)
+    samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
-    read = spaces.of_network().obs
+    read = samplers[0].spaces.of_network().obs
     statistics = Statistics(
         Moments.empty(measured_shape(read)) if config.norm_obs else None, Moments.empty(()) if normalised else None
     )
     for iteration in range(2):
         scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        segments = [segment for _, segment in collected]
+        reports, segments = collect(samplers, snapshot)
         assert (segments[0].masks is not None) == ("masked" in act)
-        losses = train_on(trainer, plan, segments, scale, statistics.reward_scale(), iteration)
+        losses = train_on(trainer, trainer_plan(config), segments, scale, statistics.reward_scale(), iteration)
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5
         assert losses["clipfrac"] == 0
         assert np.isfinite(losses["entropy"])
-        statistics = statistics.merged([report.statistics for report, _ in collected])
+        statistics = statistics.merged([report.statistics for report in reports])
