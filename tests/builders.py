@@ -13,7 +13,7 @@ import numpy as np
 from dppo import streams
 from dppo.actions import BoxActions, DiscreteActions
 from dppo.assemble import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
-from dppo.config import Config
+from dppo.config import PPO, Config
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
@@ -28,6 +28,16 @@ from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
 BOX = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
+PLAIN = PPO(  # an update; tests change a setting or two
+    update_epochs=3,
+    norm_adv=True,
+    clip_coef=0.2,
+    clip_vloss=False,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    target_kl=None,
+)
 
 
 def spec_of(

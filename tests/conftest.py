@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
 
 
 @pytest.fixture(scope="session")

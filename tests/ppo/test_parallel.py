@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
@@ -27,20 +27,7 @@ from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.trainer import PPOTrainer
 
-ROWS, LEARNING_RATE = (
-    48,
-    1e-2,
-)  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
-PLAIN = PPO(
-    update_epochs=3,
-    norm_adv=True,
-    clip_coef=0.2,
-    clip_vloss=False,
-    ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
-    target_kl=None,
-)
+ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -25,16 +25,6 @@ from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
-PLAIN = PPO(
-    update_epochs=3,
-    norm_adv=True,
-    clip_coef=0.2,
-    clip_vloss=False,
-    ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
-    target_kl=None,
-)
 SPLIT = ("minibatches", "micro_batch_size")
 
 
