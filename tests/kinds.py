@@ -22,7 +22,7 @@ RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
 
 
 class Kind(NamedTuple):
-    """Settings of a kind, and those of its proofs on Ray that are fast tests; the other proofs on Ray are slow ones."""
+    """Settings of a kind, and which of its proofs on Ray ("actors", "killed") are fast tests; the others are slow."""
 
     settings: dict[str, Any]
     fast: tuple[str, ...] = ()

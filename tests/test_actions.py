@@ -104,7 +104,7 @@ def test_the_deviation_may_depend_on_the_state(kind: str, trunk: str, tmp_path: 
     ],
     ids=str,
 )
-def test_what_does_not_fit_the_actions_is_refused(
+def test_settings_that_do_not_fit_the_actions_are_refused(
     changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -212,7 +212,7 @@ def test_a_mask_in_info_that_is_not_used_is_reported(tmp_path: Path) -> None:
         assert dppo.train(small(tmp_path / setting, action_mask=setting, **short)).incidents == {}
 
 
-def test_the_mask_is_not_part_of_what_the_network_reads(tmp_path: Path) -> None:
+def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     read = describe_spaces(Masked("leaf")).of_network()
     assert (list(read.leaves()), read.mask) == (["at"], None)
     result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method")))

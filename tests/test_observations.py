@@ -163,7 +163,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_does_not_fit_the_observations_is_refused(
+def test_settings_that_do_not_fit_the_observations_are_refused(
     changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     text = refusal(tmp_path, **changes)

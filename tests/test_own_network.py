@@ -323,7 +323,7 @@ class Pictures(gym.Env[Any, Any]):
         return self.black + np.uint8(self.steps + action), float(action), self.steps == 20, False, {}
 
 
-def test_ones_own_network_may_read_images(tmp_path: Path) -> None:
+def test_a_users_network_may_read_images(tmp_path: Path) -> None:
     result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=own_models.Plain))
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
 

@@ -224,11 +224,11 @@ def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_r
     np.testing.assert_array_equal(group.trainers.weights(), group.before[0])
 
 
-def test_measuring_the_worth_of_learners_changes_nothing(group: Undisturbed) -> None:
+def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -> None:
     group.go_back()
     alone, shared, summing = group.trainers.worth(2 * STEPS)
-    assert 0 < summing < shared < 1000
-    assert 0 < alone < 1000
+    assert 0 < summing < shared
+    assert alone > 0
     group.assert_as_expected(group.update())
 
 

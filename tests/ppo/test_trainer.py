@@ -163,7 +163,7 @@ WEIGHED = [
 @ACTIONS
 @pytest.mark.parametrize("options", WEIGHED, ids=str)
 @pytest.mark.parametrize("share", [0.95, 0.5, 0.1])
-def test_rows_that_weigh_nothing_are_as_if_left_out(
+def test_rows_of_weight_zero_do_not_change_an_update(
     actions: DiscreteActions | BoxActions, options: dict[str, Any], share: float
 ) -> None:
     """Also if whole minibatches are empty, or have one row."""
