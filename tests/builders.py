@@ -116,7 +116,6 @@ def sampler_of(
         num_steps=num_steps,
         gamma=gamma,
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
-        track_obs=track,
         track_returns=track,
         **more,
     )

@@ -168,3 +168,40 @@ def test_dropped_episodes_are_the_same_with_actors(ray_session: Any, tmp_path: P
     there = dppo.train(actors)
     assert (there.weights_sha256, there.global_step) == (here.weights_sha256, here.global_step)
     assert there.incidents["bad_step"] == 12
+
+
+# ------------------------------------------------------------------ a part of the observation is normalised
+
+PARTS: dict[str, Any] = {
+    "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note", "camera"),
+    "norm_obs_keys": ("robot",),
+    "norm_value": False,
+}  # fmt: skip
+
+
+def test_a_run_that_normalises_a_part_resumes_exactly(tmp_path: Path) -> None:
+    half = train(tmp_path / "half", stop_after=2, **PARTS)
+    resumed = train(tmp_path / "half", resume=half.run_dir, **PARTS)
+    straight = train(tmp_path / "whole", **PARTS)
+    assert resumed.weights_sha256 == straight.weights_sha256
+    assert normalizer(straight)["obs.mean"].shape == (3,)  # robot.arm holds two numbers and one
+    policy = dppo.load_policy(straight.run_dir)
+    assert policy.spaces.normalized == ("robot.arm.0", "robot.arm.1")
+    assert len(dppo.evaluate(straight, episodes=2).returns) == 2
+    all_leaves = train(tmp_path / "all", **PARTS | {"norm_obs_keys": ()})
+    assert all_leaves.weights_sha256 != straight.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_obs": False, "norm_obs_keys": ("robot",)}, "has no effect: norm_obs=False normalises nothing"),
+        ({"obs_dtype": "float64", "norm_obs_keys": ("robot/arm/1",)}, "leaves out robot.arm.0, whose float64 numbers"),
+        ({"env_id": "CartPole-v1", "drop_obs": (), "norm_obs_keys": ("pole",)}, "leave norm_obs_keys out"),
+    ],
+    ids=["off", "float64", "no names"],
+)
+def test_parts_that_cannot_be_normalised_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(tmp_path / "run", **PARTS | changes)
+    assert words in str(caught.value)

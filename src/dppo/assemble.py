@@ -142,7 +142,6 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         num_steps=plan.sampling.num_steps,
         gamma=plan.ppo.gamma,
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
-        track_obs=plan.ppo.norm_obs,
         track_returns=plan.ppo.norm_reward,
         shape_rewards=reward_shaping(plan.ppo),
         keep_successors=plan.ppo.recompute_advantages,
@@ -177,6 +176,7 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
     spaces = describe_spaces(
         env,
         drop_obs=of.drop_obs,
+        norm_obs_keys=plan.ppo.norm_obs_keys,
         action_bounds=of.action_bounds,
         action_mask=of.action_mask,
         obs_dtype=of.obs_dtype,
@@ -188,12 +188,25 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
-    if plan.ppo.norm_obs and (alone or measured_shape(read.obs) == (0,)):
+    if plan.ppo.norm_obs and (alone or measured_shape(read.obs, spaces.normalized) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
             "or categories. Use norm_obs=False."
         )
+    _check_float64(plan, read)
     return spaces
+
+
+def _check_float64(plan: SamplerPlan, read: Spaces) -> None:
+    """Refuse leaves that are kept in float64 and then reach a network of float32 without being normalised first."""
+    if read.normalized is None or plan.network.dtype == "float64":
+        return
+    rounded = [name for name, leaf in read.leaves().items() if leaf.base == "f8" and name not in read.normalized]
+    if rounded:
+        raise ConfigError(
+            f"norm_obs_keys={' '.join(plan.ppo.norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the "
+            f"network would read as float32. Add {rounded[0]}, or use obs_dtype=float32."
+        )
 
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:

@@ -18,8 +18,7 @@ from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
 from dppo.ppo.choice import choose_network
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import CollectionProgress
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
@@ -146,10 +145,7 @@ def _make_learner(
         logger.info("%s", memory)
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
-    statistics = Statistics(
-        obs=Moments.empty(measured_shape(spaces.of_network().obs)) if config.norm_obs else None,
-        returns=Moments.empty(()) if config.norm_reward else None,
-    )
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     return PPOLearner(
         collector,
         trainers,

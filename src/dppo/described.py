@@ -32,6 +32,7 @@ def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
         "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
         "one_of": list(spaces.one_of),
         "dropped": list(spaces.dropped),
+        "normalized": list(spaces.normalized or ()),
         "mask": spaces.mask,
     }
     return {name: value for name, value in described.items() if value}
@@ -52,6 +53,7 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
         categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
         one_of=tuple(model.get("one_of", ())),
         dropped=tuple(model.get("dropped", ())),
+        normalized=tuple(model["normalized"]) if "normalized" in model else None,
         mask=model.get("mask"),
     )
     read = spaces.of_network()

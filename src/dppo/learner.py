@@ -15,7 +15,7 @@ import numpy as np
 from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
-from dppo.ppo.normalizer import ObsScale, Statistics
+from dppo.ppo.normalizer import Statistics
 from dppo.ppo.segment import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.ppo.value_scale import ValueScale
 from dppo.signals import StopSignals
@@ -256,5 +256,4 @@ def _policy(
     version: int, weights: np.ndarray, statistics: Statistics, value_scale: ValueScale | None
 ) -> PolicySnapshot:
     """Return a policy for samplers."""
-    obs_scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
-    return PolicySnapshot(version, weights, obs_scale, value_scale)
+    return PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)

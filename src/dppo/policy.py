@@ -17,9 +17,8 @@ from dppo.envs.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.choice import BUILT_IN
-from dppo.ppo.inputs import measured_shape
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.module import ModelClass
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint
@@ -200,11 +199,8 @@ class Read:
             raise CheckpointError(
                 f"{self.path}: is not a dppo checkpoint ({error!r}). Pass the folder of a run."
             ) from None
-        obs_scale = None
-        if "obs.count" in statistics:
-            moments = Statistics(obs=Moments.empty(measured_shape(spaces.of_network().obs))).loaded(statistics).obs
-            assert moments is not None
-            obs_scale = ObsScale.of(moments)
+        untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
+        obs_scale = untrained.loaded(statistics).obs_scale()
         return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
 
 

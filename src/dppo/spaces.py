@@ -43,6 +43,8 @@ class Spaces:
     """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
     dropped: tuple[str, ...] = ()
     """Names of leaves that the environment returns and the policy does not read."""
+    normalized: tuple[str, ...] | None = None
+    """Names of the leaves that `norm_obs` normalises; None: all that hold floats."""
     mask: MaskSource | None = None
     """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
     environment's `action_masks()` or `info["action_mask"]`. These two stand beside the field `obs`. None: no masks."""

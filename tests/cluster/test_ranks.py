@@ -344,12 +344,12 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
         make_batch(share, None, 1.0, gamma=config.gamma, gae_lambda=config.gae_lambda)
         for share in (segments[:2], segments[2:])
     ]
-    columns = [name for name in Batch.__slots__ if name not in ("weights", "length", "rollout")]
+    columns = [name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)]
     joined: dict[str, Any] = {name: torch.cat([getattr(share, name) for share in shares]) for name in columns}
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.minibatches_per_epoch)
-    expected = alone.update(together, config.learning_rate_at(2), order)
+    expected = alone.update(together, config.learning_rate_at(2), order, lagged=True)  # by POLICY, of version 0
     assert figures == pytest.approx(expected, rel=1e-10)
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)

@@ -96,7 +96,6 @@ def robot_sampler(num_steps: int) -> tuple[PPOSampler, MLPSpec]:
         num_steps=num_steps,
         gamma=0.9,
         noise=partial(streams.generator, 1, Stream.ACTIONS, 0),
-        track_obs=False,
         track_returns=True,
     )
     return sampler, spec

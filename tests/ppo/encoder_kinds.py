@@ -21,6 +21,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "norm_obs": True,
         "image_features": 8,
     },
+    "a normalised part": {
+        "env_id": "observed_worlds:Everything",
+        "drop_obs": (*TEXTS, "camera"),
+        "norm_obs": True,
+        "norm_obs_keys": ("robot.arm.1",),
+    },
     "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
     "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
     "one of": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "one of"}},

@@ -16,13 +16,14 @@ from torch import nn
 
 from dppo.config import Network
 from dppo.envs.spaces import describe_spaces
+from dppo.errors import ConfigError
 from dppo.ppo.batch import make_batch
 from dppo.ppo.choice import choose_network
-from dppo.ppo.inputs import measured, measured_shape
+from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
 from dppo.ppo.modules import Embedding, Flatten, Image, ImpalaCNN, NatureCNN, OneHot
-from dppo.ppo.normalizer import Moments, ObsScale
+from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Categories, Spaces, is_image
 
@@ -38,8 +39,9 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
     config = config_of(kind, dtype=dtype, norm_adv=False)
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    scale = None
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
     for iteration in range(2):  # in the second one there are statistics
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         batch = make_batch(segments, scale, None, gamma=0.99, gae_lambda=0.95)
@@ -50,11 +52,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
-        if config.norm_obs:
-            seen = [report.statistics.obs for report in reports]
-            assert seen[0] is not None
-            assert seen[1] is not None
-            scale = ObsScale.of(seen[0].merge(seen[1]))
+        statistics = statistics.merged([report.statistics for report in reports])
 
 
 @kinds
@@ -62,7 +60,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
     config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
     samplers, trainer = parts_of(config, 3)
-    scale = ObsScale.of(Moments.empty(measured_shape(samplers[0].spaces.obs))) if config.norm_obs else None
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     agent = agent_of(trainer.model.spec, scale, spread=0.1)
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     check_acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
@@ -74,7 +72,7 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
     samplers, trainer = parts_of(config, 1)
     learning = trainer.model.network
-    scale = ObsScale.of(Moments.empty(measured_shape(samplers[0].spaces.obs))) if config.norm_obs else None
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
     gradient = gradient_of(learning, obs)
@@ -183,6 +181,34 @@ def test_only_floats_of_several_leaves_are_normalised() -> None:
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
     np.testing.assert_array_equal(measured(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+
+
+def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
+    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=("robot/arm/1",))
+    assert spaces.normalized == ("robot.arm.1",)
+    rows = np.zeros(2, spaces.obs)
+    rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
+    np.testing.assert_array_equal(measured(rows, spaces.normalized), [[70], [80]])
+    statistics = no_statistics(spaces, obs=True, returns=False)
+    seen = Statistics(Moments.of(measured(rows, spaces.normalized)))
+    scale = statistics.merged([seen]).obs_scale()
+    inputs = raw_inputs(rows, "float32", scale)
+    assert isinstance(inputs, dict)
+    np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
+    np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (("arm",), "norm_obs_keys=arm: is not a leaf of the observation. Its leaves are "),
+        (("camera",), "norm_obs_keys=camera: has no floating-point numbers (uint8)"),
+    ],
+)
+def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=keys)
+    assert words in str(caught.value)
 
 
 # ------------------------------------------------------------------ the choice

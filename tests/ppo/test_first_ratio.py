@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dppo.config import Config
 from dppo.ppo.batch import make_batch
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot
 
 
@@ -29,11 +29,9 @@ def test_first_ratio_is_one(
     )  # fmt: skip
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = Statistics(
-        Moments.empty(samplers[0].spaces.obs.shape) if norm_obs else None, Moments.empty(()) if norm_reward else None
-    )
+    statistics = no_statistics(samplers[0].spaces, obs=norm_obs, returns=norm_reward)
     for iteration in range(2):  # in the second, the statistics are not empty
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         batch = make_batch(segments, scale, statistics.reward_scale(), gamma=0.99, gae_lambda=0.95)

@@ -14,8 +14,7 @@ from own_models import Plain
 from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
@@ -53,12 +52,9 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
     config = make_config(settings(act, memory, normalised, network))
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
-    read = samplers[0].spaces.of_network().obs
-    statistics = Statistics(
-        Moments.empty(measured_shape(read)) if config.norm_obs else None, Moments.empty(()) if normalised else None
-    )
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalised)
     for iteration in range(2):
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         assert (segments[0].masks is not None) == ("masked" in act)

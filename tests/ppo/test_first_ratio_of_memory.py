@@ -11,8 +11,7 @@ from own_memory_models import Running
 from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.inputs import no_statistics
 from dppo.ppo.segment import PolicySnapshot
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -51,10 +50,10 @@ def test_first_ratio_is_one(network: str, memory: str, norm_obs: bool, lagged: b
     )  # fmt: skip
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = Statistics(Moments.empty(measured_shape(samplers[0].spaces.obs)) if norm_obs else None, None)
+    statistics = no_statistics(samplers[0].spaces, obs=norm_obs, returns=False)
     episodes = 0
     for iteration in range(2):
-        scale = None if statistics.obs is None else ObsScale.of(statistics.obs)
+        scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         episodes += sum(len(report.episodes) for report in reports)

@@ -44,7 +44,6 @@ def sampler_of(memory: str, envs: list[gym.Env[Any, Any]], *, sampler_id: int = 
         num_steps=STEPS,
         gamma=0.9,
         noise=partial(streams.generator, 1, Stream.ACTIONS, sampler_id),
-        track_obs=False,
         track_returns=False,
         sequence_length=LENGTH,
         **more,

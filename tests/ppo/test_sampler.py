@@ -178,7 +178,9 @@ def test_discounted_returns_of_all_environments_are_samples() -> None:
 
 
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
-    report, segment = collect_counting(num_steps=6, ends=[{"truncate_after": 4}, {}])[0]
+    sampler, spec = sampler_of([Counting(truncate_after=4), Counting()], num_steps=6)
+    snapshot = PolicySnapshot(0, telling_snapshot(spec).weights, ObsScale.of(Moments.empty((1,))))
+    report, segment = sampler.collect(SegmentRequest(0, 0), snapshot)
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
 
 

@@ -57,6 +57,9 @@ REWARDS_NOT_NORMALISED = When(
     lambda config: not config.norm_reward,
     "norm_reward divides by a deviation that has the same factor. Leave one of them out",
 )
+WITH_OBS_NORMALISER = When(
+    lambda config: config.norm_obs, "norm_obs=False normalises nothing. Use norm_obs=True, or leave it out"
+)
 WITH_NORMALISER = When(
     lambda config: config.norm_obs or config.norm_reward,
     "there are no statistics to freeze. Use norm_obs=True or norm_reward=True, or leave it out",

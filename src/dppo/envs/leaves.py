@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.errors import ConfigError
-from dppo.spaces import Categories
+from dppo.spaces import Categories, is_amount, leaf_dtypes
 
 Part = tuple[str, str, gym.Space[Any]]
 
@@ -77,13 +77,38 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
     return (*found, *(part for part in empty if part not in all_leaves))
 
 
+def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
+    """Return the names of the leaves of floats that `norm_obs_keys` selects; None for all.
+
+    Raises:
+        ConfigError: one of them is not a part of the observation, or holds no floats.
+    """
+    if not norm_obs_keys:
+        return None
+    known, found = leaf_dtypes(obs), set()
+    for name in norm_obs_keys:
+        inside = [leaf for leaf in known if leaf and (_is_in(leaf, name) or _is_in(leaf, name.replace("/", ".")))]
+        if not inside:
+            raise ConfigError(
+                f"norm_obs_keys={name}: is not a leaf of the observation. {_choices(list(known), 'norm_obs_keys')}"
+            )
+        floats = [leaf for leaf in inside if is_amount(known[leaf])]
+        if not floats:
+            raise ConfigError(
+                f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "
+                f"normalised. Leave it out."
+            )
+        found.update(floats)
+    return tuple(leaf for leaf in known if leaf in found)
+
+
 def _is_in(leaf: str, part: str) -> bool:
     return leaf == part or leaf.startswith(f"{part}.")
 
 
-def _choices(names: list[str]) -> str:
+def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
-        return "It is a single array, which has no names: leave drop_obs out."
+        return f"It is a single array, which has no names: leave {setting} out."
     return f"Its leaves are {', '.join(names)}."
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dppo.actions import Bounds
 from dppo.envs.action_spaces import actions_of, check_package
 from dppo.envs.advice import NUMBERS, encoded, short
-from dppo.envs.leaves import categories_of, leaf_spaces, names_to_drop, one_of_names, parts_of
+from dppo.envs.leaves import categories_of, leaf_spaces, names_to_drop, names_to_normalize, one_of_names, parts_of
 from dppo.envs.masks import MaskSetting, mask_source
 from dppo.errors import ConfigError
 from dppo.spaces import MASK, Spaces, leaf_dtypes, with_mask
@@ -21,6 +21,7 @@ def describe_spaces(
     env: gym.Env[Any, Any],
     *,
     drop_obs: Collection[str] = (),
+    norm_obs_keys: Collection[str] = (),
     action_bounds: Bounds = "clip",
     action_mask: MaskSetting = "auto",
     obs_dtype: str = "float32",
@@ -29,6 +30,7 @@ def describe_spaces(
 
     Args:
         drop_obs: names of leaves of the observation to leave out.
+        norm_obs_keys: names of leaves, or of parts with leaves, to normalise; empty: all that hold floats.
         action_bounds, action_mask, obs_dtype: the settings.
 
     Raises:
@@ -50,6 +52,7 @@ def describe_spaces(
         categories={name: found for name, found in categories_of(space) if name in names},
         one_of=one_of_names(space),
         dropped=dropped,
+        normalized=names_to_normalize(obs, norm_obs_keys),
         mask=mask,
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 
-from dppo.ppo.normalizer import ObsScale
-from dppo.spaces import holds_float64, is_amount, is_image, leaf_dtypes, leaves
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.spaces import Spaces, holds_float64, is_amount, is_image, leaf_dtypes, leaves
 
 Inputs = np.ndarray | dict[str, np.ndarray]
 
@@ -34,7 +34,7 @@ def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | No
         return obs
     named = leaves(obs)
     if scale is not None:
-        for name, columns in _columns(obs.dtype):
+        for name, columns in _columns(obs.dtype, scale.names):
             leaf, shape = named[name], leaf_dtypes(obs.dtype)[name].shape
             part = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
             named[name] = part.normalize(leaf.astype(scale.mean.dtype)).astype(dtype, copy=False)
@@ -56,29 +56,46 @@ def amounts(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None)
 # ------------------------------------------------------------------ what is normalised
 
 
-def measured_shape(obs: np.dtype[Any]) -> tuple[int, ...]:
+def measured_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -> tuple[int, ...]:
     """Return the shape of what is normalised of one observation: all of a single leaf, the floats of several.
 
     It is (0,) where there is nothing to normalise.
+
+    Args:
+        names: of several leaves, those to normalise; None: all that hold floats.
     """
     if obs.names is None:
         return (0,) if is_image(obs) else obs.shape
-    return (sum(columns.stop - columns.start for _, columns in _columns(obs)),)
+    return (sum(columns.stop - columns.start for _, columns in _columns(obs, names)),)
 
 
-def measured(obs: np.ndarray) -> np.ndarray:
-    """Return what is normalised of `obs` [n]: of several leaves, their floats side by side."""
+def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
+    """Return the statistics of a new run.
+
+    Args:
+        obs, returns: the normaliser is on.
+    """
+    of_network = spaces.of_network().obs
+    return Statistics(
+        obs=Moments.empty(measured_shape(of_network, spaces.normalized)) if obs else None,
+        returns=Moments.empty(()) if returns else None,
+        obs_names=spaces.normalized,
+    )
+
+
+def measured(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarray:
+    """Return what is normalised of `obs` [n]: of several leaves, those of `measured_shape` side by side."""
     if obs.dtype.names is None:
         return obs
     named = leaves(obs)
-    return np.concatenate([named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype)], axis=1)
+    return np.concatenate([named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype, names)], axis=1)
 
 
-def _columns(obs: np.dtype[Any]) -> Iterator[tuple[str, slice]]:
-    """Yield the name of each leaf of floats, and its columns in `measured`."""
+def _columns(obs: np.dtype[Any], names: Collection[str] | None) -> Iterator[tuple[str, slice]]:
+    """Yield the name of each leaf that is normalised, and its columns in `measured`."""
     start = 0
     for name, leaf in leaf_dtypes(obs).items():
-        if is_amount(leaf):
+        if is_amount(leaf) and (names is None or name in names):
             end = start + int(np.prod(leaf.shape, dtype=int))
             yield name, slice(start, end)
             start = end

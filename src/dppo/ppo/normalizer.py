@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,6 +76,8 @@ class Statistics:
 
     obs: Moments | None = None
     returns: Moments | None = None
+    obs_names: tuple[str, ...] | None = None
+    """Names of the leaves that `obs` measures, of several; None: all that hold floats."""
 
     def merged(self, seen: list[Statistics]) -> Statistics:
         """Return these statistics merged with those of an iteration's segments, in the order given."""
@@ -85,7 +87,7 @@ class Statistics:
                 obs = obs.merge(one.obs)
             if returns is not None and one.returns is not None:
                 returns = returns.merge(one.returns)
-        return Statistics(obs, returns)
+        return replace(self, obs=obs, returns=returns)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the statistics as named arrays, for a checkpoint."""
@@ -98,12 +100,16 @@ class Statistics:
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
         """Return the statistics stored in `arrays`, for the normalisers that are on here."""
-        read = {
+        read: dict[str, Any] = {
             name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
             for name in ("obs", "returns")
             if getattr(self, name) is not None
         }
-        return Statistics(**read)
+        return replace(self, **read)
+
+    def obs_scale(self) -> ObsScale | None:
+        """Return the scale of observations; None if they are not normalised."""
+        return None if self.obs is None else ObsScale.of(self.obs, self.obs_names)
 
     def reward_scale(self) -> float | None:
         """Return the divisor of rewards: the standard deviation of the discounted return (detail 30)."""
@@ -116,15 +122,17 @@ class ObsScale(ReadOnly):
 
     mean: Float[np.ndarray, "*O"]
     std: Float[np.ndarray, "*O"]
+    names: tuple[str, ...] | None = None
+    """Names of the leaves that `mean` and `std` hold side by side, of several; None: all that hold floats."""
 
     @staticmethod
-    def of(moments: Moments) -> ObsScale:
+    def of(moments: Moments, names: tuple[str, ...] | None = None) -> ObsScale:
         """Return the scale of observations with these moments."""
-        return ObsScale(*moments.mean_and_std())
+        return ObsScale(*moments.mean_and_std(), names)
 
     def astype(self, dtype: str | np.dtype) -> ObsScale:
         """Return a copy in `dtype`."""
-        return ObsScale(self.mean.astype(dtype), self.std.astype(dtype))
+        return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
 
     def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
         """Standardise `obs` [..., *O], which must have the same dtype, and clip it to +-10."""

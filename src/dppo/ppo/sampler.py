@@ -12,7 +12,7 @@ from dppo.ppo.agent import PPOAgent
 from dppo.ppo.environments import Environments
 from dppo.ppo.inputs import measured
 from dppo.ppo.memory_states import states_from
-from dppo.ppo.normalizer import Moments, Statistics
+from dppo.ppo.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.segment import (
     EnvLog,
     Incident,
@@ -28,7 +28,7 @@ from dppo.ppo.segment import (
 class PPOSampler:
     """Collect segments of T steps from E environments, whose episodes continue from one segment to the next."""
 
-    def __init__(  # noqa: PLR0913 - each is one decision of `assemble`
+    def __init__(
         self,
         sampler_id: int,
         agent: PPOAgent,
@@ -37,7 +37,6 @@ class PPOSampler:
         num_steps: int,
         gamma: float,
         noise: Callable[[int], np.random.Generator],
-        track_obs: bool,
         track_returns: bool,
         shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
         keep_successors: bool = False,
@@ -47,7 +46,7 @@ class PPOSampler:
 
         Args:
             noise: returns the generator of a segment's exploration noise, given the segment's index.
-            track_obs, track_returns: report moments for the normalisers.
+            track_returns: report moments of discounted returns, for the normaliser of rewards.
             shape_rewards: transforms raw rewards before returns are tracked; None to leave them as they are.
             keep_successors: let segments hold the observations that follow their last rows.
             sequence_length: L, the steps of a sequence in training, for a network with memory; divides T.
@@ -58,7 +57,6 @@ class PPOSampler:
         self._num_steps = num_steps
         self._gamma = gamma
         self._noise = noise
-        self._track_obs = track_obs
         self._track_returns = track_returns
         self._shape_rewards = shape_rewards
         self._keep_successors = keep_successors
@@ -100,7 +98,7 @@ class PPOSampler:
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self._obs = run.obs[at, -1].copy()
         self._memory = None if run.states is None else run.states.before[at].copy()
-        seen, self._discounted_returns = self._moments(segment)
+        seen, self._discounted_returns = self._moments(segment, snapshot.obs_scale)
         done = segment.terminated | segment.truncated
         self._envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(
@@ -123,16 +121,14 @@ class PPOSampler:
         )
         return report, segment
 
-    def _moments(self, segment: Segment) -> tuple[Statistics, np.ndarray]:
+    def _moments(self, segment: Segment, scale: ObsScale | None) -> tuple[Statistics, np.ndarray]:
         """Return moments for the normalisers, and the running discounted returns [E] at the end of the segment.
 
         R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
         not transitions are not counted, and reset R to zero.
         """
         running, valid = self._discounted_returns, segment.valid
-        obs = None
-        if self._track_obs:
-            obs = Moments.of(measured(segment.obs[valid]))
+        obs = None if scale is None else Moments.of(measured(segment.obs[valid], scale.names))
         if not self._track_returns:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)

@@ -14,6 +14,7 @@ from dppo.config.conditions import (
     SEVERAL_SGD_STEPS,
     WITH_ENTROPY,
     WITH_NORMALISER,
+    WITH_OBS_NORMALISER,
     WITH_VALUE_LOSS,
 )
 from dppo.config.setting import setting
@@ -63,6 +64,13 @@ class PPO:
     )
     norm_obs: bool = setting(
         False, "Normalise observations by their running mean and standard deviation.", branch=False
+    )
+    norm_obs_keys: tuple[str, ...] = setting(
+        (),
+        "Parts of a Dict or Tuple observation that norm_obs normalises, by name: speed; robot.arm for a part of a "
+        "part. Empty: all floating-point numbers.",
+        branch=False,
+        when=(WITH_OBS_NORMALISER,),
     )
     norm_reward: bool = setting(
         False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
