@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from observed_worlds import TEXTS
+
 import dppo
 from dppo.config import make_config
 
@@ -28,7 +30,6 @@ class Kind(NamedTuple):
     fast: tuple[str, ...] = ()
 
 
-TEXTS = ("mission", "robot.note")
 MASKED = {"env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}}
 KINDS: dict[str, Kind] = {
     "image": Kind({"env_id": "observed_worlds:Picture", "image_features": 32}, fast=("actors",)),

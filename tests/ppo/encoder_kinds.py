@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from observed_worlds import TEXTS
+
 from dppo.config import Config
 
-TEXTS = ("mission", "robot.note")
 KINDS: dict[str, dict[str, Any]] = {
     "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
     "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},

@@ -39,7 +39,7 @@ def loss_of(network: LearningNetwork, obs: Any, recall: Recall | None = None) ->
     return float(head.square().sum() + values.exp().sum())
 
 
-def check_gradient(
+def gradient_by_differences(
     gradient: np.ndarray,
     network: LearningNetwork,
     obs: Any,
@@ -60,7 +60,7 @@ def check_gradient(
         assert gradient[index] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=rel, abs=atol)
 
 
-def check_acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None = None) -> None:
+def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None = None) -> None:
     """Check that samplers that act together, on `obs` [samplers, rows, *O], get the bits of each alone."""
     samplers, rows = obs.shape[:2]
     dtype = agent.spec.dtype
@@ -75,7 +75,7 @@ def check_acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | 
             assert_same_bytes(None if stacked is None else stacked[s], alone)
 
 
-def check_names_and_shapes(spec: NetworkSpec) -> None:
+def names_and_shapes(spec: NetworkSpec) -> None:
     """Check that the flat weights of a network and its named parameters are the same numbers."""
     weights = spec.learning(3).parameters.weights.detach().numpy()
     assert weights.shape == (spec.num_parameters,)
@@ -84,7 +84,7 @@ def check_names_and_shapes(spec: NetworkSpec) -> None:
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
 
 
-def check_drawn_from_the_seed(spec: NetworkSpec) -> None:
+def drawn_from_the_seed(spec: NetworkSpec) -> None:
     """Check that initial weights follow from their seed, not from torch's global state or default dtype."""
     before = torch.get_rng_state()
     one = spec.learning(3).parameters.weights.detach()
@@ -100,7 +100,7 @@ def check_drawn_from_the_seed(spec: NetworkSpec) -> None:
     assert str(one.dtype) == f"torch.{spec.dtype}"
 
 
-def check_compared_by_value(make: Callable[[str], NetworkSpec]) -> None:
+def compared_by_value(make: Callable[[str], NetworkSpec]) -> None:
     """Check that two specs made of the same arguments are equal, and that those of another dtype are not."""
     one, two = make("float32"), make("float32")
     assert one == two != make("float64")

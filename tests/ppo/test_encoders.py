@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import network_checks as checks
 import numpy as np
 import observed_worlds
 import pytest
@@ -11,7 +12,6 @@ import torch
 from builders import agent_of, collect, parts_of, random_weights
 from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
-from network_checks import check_acting_together, check_drawn_from_the_seed, check_gradient, gradient_of
 from torch import nn
 
 from dppo.config import Network
@@ -63,7 +63,7 @@ def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
     scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     agent = agent_of(trainer.model.spec, scale, spread=0.1)
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
-    check_acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
+    checks.acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
 
 
 @kinds
@@ -75,16 +75,16 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
-    gradient = gradient_of(learning, obs)
+    gradient = checks.gradient_of(learning, obs)
     largest = np.argsort(-np.abs(gradient))[:400]
-    check_gradient(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
+    checks.gradient_by_differences(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
 
 
 @kinds
 def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
     _, trainer = parts_of(config_of(kind), 1)
     spec = trainer.model.spec
-    check_drawn_from_the_seed(spec)
+    checks.drawn_from_the_seed(spec)
     named = spec.unflatten(spec.learning(3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
@@ -174,7 +174,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 
 def test_only_floats_of_several_leaves_are_normalised() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"))
+    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS)
     assert measured_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
@@ -184,7 +184,7 @@ def test_only_floats_of_several_leaves_are_normalised() -> None:
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=("robot/arm/1",))
+    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
@@ -207,7 +207,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 )
 def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=keys)
+        described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=keys)
     assert words in str(caught.value)
 
 

@@ -7,20 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import network_checks as checks
 import numpy as np
 import own_memory_models as own
 import pytest
 import torch
 from builders import BOX, DISCRETE, agent_of
-from network_checks import (
-    check_acting_together,
-    check_compared_by_value,
-    check_drawn_from_the_seed,
-    check_gradient,
-    check_names_and_shapes,
-    gradient_of,
-    load_random,
-)
 from own_models import Plain
 from torch import Tensor, nn
 
@@ -97,7 +89,7 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
     agent, model = agent_of(spec), PPOModel(spec, seed=9)
-    load_random(model.network, spec)
+    checks.load_random(model.network, spec)
     obs = observations(obs_of(network), STEPS, ENVS)
     starts = np.random.default_rng(2).random((STEPS, ENVS)) < 0.2
     first = state = np.random.default_rng(3).normal(size=(ENVS, spec.state_size)).astype(dtype)
@@ -131,18 +123,17 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
 def test_gradients_are_finite_differences(network: str) -> None:
     spec = NETWORKS[network](DISCRETE, "float64")
     learning = spec.learning(3)
-    load_random(learning, spec)
+    checks.load_random(learning, spec)
     obs = as_rows(observations(obs_of(network), 5, 2), "float64")
     states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
     recall = Recall(states, starts)
     sizes = [int(np.prod(shape)) for shape in spec.shapes().values()]
-    starts_of = np.cumsum([0, *sizes[:-1]])
-    one_of_each = [
-        int(start + np.random.default_rng(start).integers(size)) for start, size in zip(starts_of, sizes, strict=True)
-    ]
-    check_gradient(gradient_of(learning, obs, recall=recall), learning, obs, one_of_each, recall=recall, atol=2e-5)
+    of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)  # start and size of each parameter
+    drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
+    gradient = checks.gradient_of(learning, obs, recall=recall)
+    checks.gradient_by_differences(gradient, learning, obs, drawn, recall=recall, atol=2e-5)
 
 
 @networks
@@ -153,25 +144,25 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, act
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
         obs = observations(obs_of(network), samplers, rows)
         state = np.random.default_rng(1).normal(size=(samplers, rows, agent.state_size)).astype(dtype)
-        check_acting_together(agent, obs, state)
+        checks.acting_together(agent, obs, state)
 
 
 @networks
 @all_actions
 def test_names_and_shapes_are_those_of_the_parameters(network: str, actions: str) -> None:
-    check_names_and_shapes(NETWORKS[network](ACTIONS[actions], "float32"))
+    checks.names_and_shapes(NETWORKS[network](ACTIONS[actions], "float32"))
 
 
 @networks
 @dtypes
 def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    check_drawn_from_the_seed(NETWORKS[network](BOX, dtype))
+    checks.drawn_from_the_seed(NETWORKS[network](BOX, dtype))
 
 
 @networks
 @all_actions
 def test_specs_are_compared_by_value(network: str, actions: str) -> None:
-    check_compared_by_value(partial(NETWORKS[network], ACTIONS[actions]))
+    checks.compared_by_value(partial(NETWORKS[network], ACTIONS[actions]))
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

@@ -6,19 +6,11 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 
+import network_checks as checks
 import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, agent_of, random_weights
-from network_checks import (
-    check_acting_together,
-    check_compared_by_value,
-    check_drawn_from_the_seed,
-    check_gradient,
-    check_names_and_shapes,
-    gradient_of,
-    load_random,
-)
 from own_models import Plain, Residual
 from torch import nn
 
@@ -76,7 +68,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
     scale = SCALE if norm_obs else None
     agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
-    load_random(model.network, spec)
+    checks.load_random(model.network, spec)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
     drawn, head, values, _ = agent.act(obs, noise)
 
@@ -108,10 +100,10 @@ def test_gradients_by_hand_are_those_of_autograd(
     plain = initial_mlp(spec, seed=1)
     by_hand, twin = HandwrittenMLP(initial_mlp(spec, seed=1)), Autograd(plain, plain.ordered_parameters())
     for network in (by_hand, twin):
-        load_random(network, spec)
+        checks.load_random(network, spec)
     for found, expected in zip(by_hand.forward(obs)[:2], twin.forward(obs)[:2], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-    gradient, of_twin = (gradient_of(network, *obs.chunk(pieces)) for network in (by_hand, twin))
+    gradient, of_twin = (checks.gradient_of(network, *obs.chunk(pieces)) for network in (by_hand, twin))
     np.testing.assert_allclose(gradient, of_twin, rtol=1e-10, atol=1e-12)
     assert np.abs(gradient).min() > 0 or activation == "relu"
 
@@ -123,10 +115,10 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
     learning = spec.learning(3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
     frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes().items()}
-    held, gradient = spec.flatten(frozen).astype(bool), gradient_of(learning, obs)
+    held, gradient = spec.flatten(frozen).astype(bool), checks.gradient_of(learning, obs)
     assert not gradient[held].any()
     drawn = np.random.default_rng(0).integers(0, spec.num_parameters, 12)
-    check_gradient(gradient, learning, obs, drawn[~held[drawn]], rel=1e-4)
+    checks.gradient_by_differences(gradient, learning, obs, drawn[~held[drawn]], rel=1e-4)
 
 
 @networks
@@ -136,7 +128,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](DISTRIBUTIONS[distribution], dtype), SCALE)
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5, 16)):
-        check_acting_together(agent, observations(rows, samplers))
+        checks.acting_together(agent, observations(rows, samplers))
 
 
 @pytest.mark.parametrize("obs_size", [1, 3, 17, 111])
@@ -162,7 +154,7 @@ def test_stacked_products_have_the_bits_of_single_ones(
 @networks
 @dtypes
 def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    check_drawn_from_the_seed(NETWORKS[network](DISTRIBUTIONS["box"], dtype))
+    checks.drawn_from_the_seed(NETWORKS[network](DISTRIBUTIONS["box"], dtype))
 
 
 @networks
@@ -182,7 +174,7 @@ def test_an_agent_does_not_depend_on_torchs_default_dtype(network: str, dtype: s
 @networks
 @distributions
 def test_names_and_shapes_are_those_of_the_parameters(network: str, distribution: str) -> None:
-    check_names_and_shapes(NETWORKS[network](DISTRIBUTIONS[distribution], "float32"))
+    checks.names_and_shapes(NETWORKS[network](DISTRIBUTIONS[distribution], "float32"))
 
 
 def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:
@@ -204,4 +196,4 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
 
 @networks
 def test_specs_are_compared_by_value(network: str) -> None:
-    check_compared_by_value(partial(NETWORKS[network], DISTRIBUTIONS["box"]))
+    checks.compared_by_value(partial(NETWORKS[network], DISTRIBUTIONS["box"]))
