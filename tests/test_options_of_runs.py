@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorder import Notes
 
 import dppo
 from dppo.config import make_config
@@ -168,6 +169,13 @@ def test_dropped_episodes_are_the_same_with_actors(ray_session: Any, tmp_path: P
     there = dppo.train(actors)
     assert (there.weights_sha256, there.global_step) == (here.weights_sha256, here.global_step)
     assert there.incidents["bad_step"] == 12
+
+
+@pytest.mark.parametrize("norm_adv", [False, True])
+def test_value_normalisation_alone_is_warned_of(norm_adv: bool, tmp_path: Path) -> None:
+    with Notes() as notes:
+        train(tmp_path / "run", stop_after=1, norm_adv=norm_adv)
+    assert any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
 
 
 # ------------------------------------------------------------------ a part of the observation is normalised

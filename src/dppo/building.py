@@ -143,6 +143,11 @@ def _make_learner(
     memory = batch_memory_in_words(config, spaces)
     if memory is not None:
         logger.info("%s", memory)
+    if config.norm_value and not config.norm_adv:
+        logger.warning(
+            "norm_value=True without norm_adv=True: large rewards still make large gradients of the policy, and runs "
+            "that were measured learnt less than without norm_value. Use both."
+        )
     trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)

@@ -1,8 +1,9 @@
-"""Acting equals learning for every combination of actions, masks, memory, normalisation and network."""
+"""Acting equals learning for every combination of actions, masks, memory, normalisation and network; also on Ray."""
 
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from builders import collect, parts_of, random_weights
 from own_memory_models import Running
 from own_models import Plain
 
+import dppo
 from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
@@ -27,11 +29,20 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 FAST = {("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn")}
 FAST |= {("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp")}
-CASES = [
-    pytest.param(*case, marks=() if (case[0], case[1], case[3]) in FAST else pytest.mark.slow)
+COMBINATIONS = [
+    case
     for case in product(ACTIONS, MEMORIES, (False, True), NETWORKS)
     if not (case[1] == "gru" and case[3] == "own module")  # memory is the module's own there, of one kind
 ]
+
+
+def combinations(normalised: tuple[bool, ...]) -> pytest.MarkDecorator:
+    """All combinations; those of `FAST` with one of the values in `normalised` are part of the fast set."""
+    cases = [
+        pytest.param(*case, marks=() if case[2] in normalised and (*case[:2], case[3]) in FAST else pytest.mark.slow)
+        for case in COMBINATIONS
+    ]
+    return pytest.mark.parametrize(("act", "memory", "normalised", "network"), cases)
 
 
 def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str,
     return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
 
 
-@pytest.mark.parametrize(("act", "memory", "normalised", "network"), CASES)
+@combinations(normalised=(False, True))
 def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
     """In the second iteration statistics are not empty, and episodes and states go on."""
     config = make_config(settings(act, memory, normalised, network))
@@ -65,3 +76,17 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
         assert losses["clipfrac"] == 0
         assert np.isfinite(losses["entropy"])
         statistics = statistics.merged([report.statistics for report in reports])
+
+
+@combinations(normalised=(True,))
+def test_first_ratio_is_one_through_ray(
+    act: str, memory: str, normalised: bool, network: str, tmp_path: Path, ray_session: None
+) -> None:
+    """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
+    more = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
+    files = {"progress": "off", "run_dir": tmp_path / "run"}
+    result = dppo.train(make_config(settings(act, memory, normalised, network) | more | files))
+    rows = list(result.metrics)
+    assert len(rows) == 3
+    assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5
+    assert max(row["losses/clipfrac"] for row in rows) == 0
