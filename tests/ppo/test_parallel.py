@@ -30,7 +30,8 @@ from dppo.ppo.trainer import PPOTrainer
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
-    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),
+    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
+    *("norm_obs", "norm_obs_keys"),
     *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
     *("sign_reward", "clip_reward", "scale_reward"),
 }
