@@ -3,6 +3,7 @@
     python benchmarks/learning.py                       all rows: about a quarter of an hour on two cores
     python benchmarks/learning.py --only cartpole-preset --seeds 3
 
+minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install highway-env`. Without them they are skipped.
 docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit,
 with any number of actors.
 """
@@ -10,6 +11,7 @@ with any number of actors.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import subprocess
@@ -21,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import trivial
 from bench_envs import POSITIONS
 
 from dppo.config import make_config, presets
@@ -28,6 +31,8 @@ from dppo.evaluation import evaluate
 from dppo.runner import train
 
 HERE = Path(__file__).parent
+POINTS = 50  # of a curve in the JSON
+EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class Row:
     enough: float
     """Share of the seeds that must reach the bar; 0: their mean must reach it."""
     published: str
+    needs: str | None = None
+    """A package that dppo does not install."""
+    trivial: bool = False
+    """Whether to play random actions, and each action alone, in the episodes of `eval`."""
 
 
 CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_vloss as there
@@ -96,6 +105,26 @@ REACH = {  # bench_envs.py: standing still has a return of -41
     "gamma": 0.95,
     "norm_reward": True,
 }
+DOORKEY = {  # take the key, open the door, go to the goal: 1 - 0.9 * steps / 250
+    "env_id": "minigrid:MiniGrid-DoorKey-5x5-v0",
+    "drop_obs": ("mission",),
+    "total_timesteps": 100_000,
+    "num_samplers": 8,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "learning_rate": 1e-3,
+}
+HIGHWAY = {  # bench_envs.py; gamma, learning rate, K and M as in highway-env's scripts/sb3_highway_ppo.py
+    "env_id": "bench_envs:make_highway",
+    "total_timesteps": 20_000,
+    "num_samplers": 8,
+    "num_steps": 96,
+    "minibatch_size": 64,
+    "update_epochs": 10,
+    "learning_rate": 5e-4,
+    "gamma": 0.8,
+    "ent_coef": 0.0,
+}
 LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
@@ -107,6 +136,8 @@ ROWS = {
     "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
     "doors-masked": Row(DOORS, 5, 4.5, "eval", 0.0, "none"),
     "reach-goal": Row(REACH, 5, -10.0, "eval", 0.0, "none"),
+    "minigrid-doorkey": Row(DOORKEY, 3, 0.9, "eval", 0.0, "none", needs="minigrid"),
+    "highway-pixels": Row(HIGHWAY, 2, 9.0, "eval", 0.0, "none", needs="highway_env", trivial=True),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
     "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
@@ -122,11 +153,21 @@ def main() -> int:
     parser.add_argument("--num-actors", type=int, default=0, help="changes the time, not the result")
     parser.add_argument("--json", type=Path, default=HERE / "learning.json")
     flags = parser.parse_args()
-    results = {name: run(name, ROWS[name], flags.seeds or ROWS[name].seeds, flags.num_actors) for name in flags.only}
+    names = [name for name in flags.only if is_possible(name)]
+    results = {name: run(name, ROWS[name], flags.seeds or ROWS[name].seeds, flags.num_actors) for name in names}
     written = {"machine": platform.processor() or platform.machine(), "commit": commit(), "rows": results}
     flags.json.write_text(json.dumps(written, indent=1))
     print(f"\nWritten: {flags.json}")
     return 0 if all(result["pass"] for result in results.values()) else 1
+
+
+def is_possible(name: str) -> bool:
+    """Return whether the packages of a row are installed; print which are not."""
+    needs = ROWS[name].needs
+    if needs is None or importlib.util.find_spec(needs):
+        return True
+    print(f"{name}: skipped, because {needs} is not installed: pip install {needs.replace('_', '-')}", flush=True)
+    return False
 
 
 def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
@@ -141,7 +182,15 @@ def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
         f"{reached:.0%} of {seeds} seeds at {row.bar:g}: {'pass' if passed else 'FAIL'}. Published: {row.published}.",
         flush=True,
     )
-    return {"settings": row.settings, "bar": row.bar, "figure": row.figure, "runs": runs, "pass": passed}
+    result = {"settings": row.settings, "bar": row.bar, "figure": row.figure, "runs": runs, "pass": passed}
+    return result | ({"trivial": played_without_learning(row)} if row.trivial else {})
+
+
+def played_without_learning(row: Row) -> dict[str, float]:
+    """Return the mean return of random actions and of each action alone, in the episodes of `eval`."""
+    means = trivial.mean_returns(row.settings["env_id"], EPISODES)
+    print(f"  without learning: {', '.join(f'{name} {in_words(mean)}' for name, mean in means.items())}", flush=True)
+    return means
 
 
 def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
@@ -163,13 +212,16 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
-        played = evaluate(result, episodes=100)
+        played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed
+    returns = [(row["global_step"], row.get("charts/episodic_return")) for row in rows]
+    known = [point for point in returns if point[1] is not None]
     return {
         "seed": seed,
         "train": result.episodic_return,
         "quarters": [rows[len(rows) * quarter // 4 - 1]["charts/episodic_return"] for quarter in (1, 2, 3, 4)],
         "eval": played.mean_return,
+        "curve": [known[len(known) * point // POINTS - 1] for point in range(1, POINTS + 1)],
         "steps": result.global_step,
         "seconds": time.monotonic() - began,
         "weights_sha256": result.weights_sha256,

@@ -58,6 +58,16 @@ class Picture(World):
         return self.pixels(self.shape)
 
 
+class Codes(World):
+    """A small image of codes and a direction, as MiniGrid has them."""
+
+    observation_space = spaces.Dict(direction=spaces.Discrete(4), image=spaces.Box(0, 255, (7, 7, 3), np.uint8))
+
+    def observation(self) -> Any:
+        codes = self.np_random.integers(1, 11, (7, 7, 3)) // (1 + (self.at[0] > 0))
+        return {"direction": self.steps % 4, "image": codes.astype(np.uint8)}
+
+
 class Film(World):
     """Four images, each with the channels behind, and actions that are real numbers."""
 

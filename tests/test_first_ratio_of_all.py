@@ -29,6 +29,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 FAST = {("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn")}
 FAST |= {("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp")}
+FAST_ON_RAY = {("multidiscrete, masked", "lstm", "encoders"), ("dict", "none", "mlp")}
 COMBINATIONS = [
     case
     for case in product(ACTIONS, MEMORIES, (False, True), NETWORKS)
@@ -36,10 +37,10 @@ COMBINATIONS = [
 ]
 
 
-def combinations(normalised: tuple[bool, ...]) -> pytest.MarkDecorator:
-    """All combinations; those of `FAST` with one of the values in `normalised` are part of the fast set."""
+def combinations(fast: set[tuple[str, str, str]], normalised: tuple[bool, ...] = (False, True)) -> pytest.MarkDecorator:
+    """All combinations; those of `fast` with one of the values in `normalised` are part of the fast set."""
     cases = [
-        pytest.param(*case, marks=() if case[2] in normalised and (*case[:2], case[3]) in FAST else pytest.mark.slow)
+        pytest.param(*case, marks=() if case[2] in normalised and (*case[:2], case[3]) in fast else pytest.mark.slow)
         for case in COMBINATIONS
     ]
     return pytest.mark.parametrize(("act", "memory", "normalised", "network"), cases)
@@ -57,7 +58,7 @@ def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str,
     return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
 
 
-@combinations(normalised=(False, True))
+@combinations(FAST)
 def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
     """In the second iteration statistics are not empty, and episodes and states go on."""
     config = make_config(settings(act, memory, normalised, network))
@@ -78,7 +79,7 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
         statistics = statistics.merged([report.statistics for report in reports])
 
 
-@combinations(normalised=(True,))
+@combinations(FAST_ON_RAY, normalised=(True,))
 def test_first_ratio_is_one_through_ray(
     act: str, memory: str, normalised: bool, network: str, tmp_path: Path, ray_session: None
 ) -> None:

@@ -50,6 +50,8 @@ def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None
     [
         {"env_id": "observed_worlds:Film"},
         {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 16},
+        {"env_id": "observed_worlds:Film", "image_encoder": "impala"},
+        {"env_id": "observed_worlds:Codes", "memory": "gru"},
         {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}},
         {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "hidden_sizes": (8,), "layer_norm": True},
         {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared", "layer_norm": True},
@@ -116,9 +118,9 @@ def test_a_run_says_which_network_it_trains_and_why(kind: str, tmp_path: Path) -
     with Notes() as notes:
         result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
     size = dppo.load_policy(result.run_dir).weights.size
-    image = f"an IMPALA CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
+    image = f"a grid CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
     nest = (
-        f"an IMPALA CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
+        f"a grid CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
         f"policy and value, {size:,} parameters, because the observation has 9 leaves: camera (an image of"
     )
     found = [note for note in notes.texts if note.startswith("Network: ")]
@@ -153,7 +155,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
         ({"env_id": "observed_worlds:Picture", "norm_obs": True}, ("norm_obs=True has no effect",)),
         (
             {"env_id": "observed_worlds:Picture", "image_encoder": "nature"},
-            ("image_encoder=nature: its convolutions need images of 36 x 36", "image_encoder=impala"),
+            ("image_encoder=nature: its convolutions need images of 36 x 36", "image_encoder=grid or impala"),
         ),
         (
             {"env_id": "observed_worlds:Picture", "hidden_sizes": (32,)},
@@ -195,9 +197,10 @@ def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
     [
         (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
         (gym.spaces.Box(0, 255, (96, 96, 3), np.uint8), {"image_encoder": "impala", "trunk": "separate"}),
+        (gym.spaces.Box(0, 255, (35, 35, 3), np.uint8), {"image_encoder": "grid", "trunk": "separate"}),
         (gym.spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
     ],
-    ids=["nature", "impala", "wide"],
+    ids=["nature", "impala", "grid", "wide"],
 )
 def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], changes: dict[str, Any]) -> None:
     """Ray starts before the spaces are known, and so before the network is."""

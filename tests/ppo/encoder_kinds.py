@@ -9,7 +9,9 @@ from observed_worlds import TEXTS
 from dppo.config import Config
 
 KINDS: dict[str, dict[str, Any]] = {
-    "impala": {"env_id": "observed_worlds:Picture", "image_features": 16},
+    "impala": {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 16},
+    "grid": {"env_id": "observed_worlds:Codes"},
+    "grid alone": {"env_id": "observed_worlds:Picture", "trunk": "separate"},
     "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
     "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
     "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},

@@ -19,10 +19,10 @@ from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.batch import make_batch
 from dppo.ppo.choice import choose_network
+from dppo.ppo.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
 from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
 from dppo.ppo.mlp import MLPSpec
 from dppo.ppo.module import ModuleSpec
-from dppo.ppo.modules import Embedding, Flatten, Image, ImpalaCNN, NatureCNN, OneHot
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Categories, Spaces, is_image
@@ -154,6 +154,25 @@ def test_the_impala_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == 15
 
 
+@pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
+def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
+    cnn = GridCNN(shape, 16)
+    image = torch.randint(0, 256, (2, *shape))
+    assert cnn(image.float()).shape == (2, 16)
+    assert torch.equal(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning gets bytes
+
+
+def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
+    """The convolutions see eight inputs, each 0 or 1, from which every byte follows."""
+    cnn, seen = GridCNN((7, 8, 3), 16), []
+    cnn.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    image = torch.randint(0, 256, (5, 7, 8, 3))
+    cnn(image.float())
+    bits = seen[0].view(5, 3, 8, 7, 8)
+    assert set(bits.unique().tolist()) == {0, 1}
+    assert torch.equal((bits * 2.0 ** torch.arange(8)[:, None, None]).sum(2).long(), image.permute(0, 3, 1, 2))
+
+
 def test_a_flattened_image_is_divided_by_255() -> None:
     assert Flatten((2, 1, 1), 255.0)(torch.tensor([[[[0.0]], [[255.0]]]])).tolist() == [[0, 1]]
     assert Flatten(())(torch.tensor([3.0, 4.0])).tolist() == [[3], [4]]
@@ -229,7 +248,7 @@ def test_a_vector_keeps_the_handwritten_mlp() -> None:
 
 
 def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
-    nature, impala = (
+    nature, grid = (
         choose_network(Network(), described(gym_spaces.Box(0, 255, shape, np.uint8)))
         for shape in ((84, 84, 4), (20, 20, 3))
     )
@@ -240,7 +259,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
         f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
-    assert impala.layers == "an IMPALA CNN, shared by policy and value"
+    assert grid.layers == "a grid CNN, shared by policy and value"
 
 
 def test_every_choice_can_be_overridden() -> None:
@@ -251,6 +270,7 @@ def test_every_choice_can_be_overridden() -> None:
     changes: dict[str, dict[str, Any]] = {
         "default": {},
         "impala": {"image_encoder": "impala"},
+        "grid": {"image_encoder": "grid"},
         "flatten": {"image_encoder": "flatten"},
         "wide": {"image_features": 600},
         "separate": {"trunk": "separate"},

@@ -23,7 +23,7 @@ from dppo.ppo.segment import PolicySnapshot
 from dppo.ppo.trainer import PPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
-kinds = pytest.mark.parametrize("kind", ["nature", "impala", "flatten", "everything", "own module"])
+kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
 
 
 @pytest.fixture

@@ -16,8 +16,13 @@ from dppo.spaces import Spaces, is_image
 ENCODER_NETWORK = "dppo.ppo.modules:EncoderNetwork"
 BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
-FEATURES = {"nature": 512, "impala": 256, "flatten": 0}
-ENCODERS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "flatten": "an MLP over all pixels"}
+FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
+ENCODERS = {
+    "nature": "a Nature CNN",
+    "impala": "an IMPALA CNN",
+    "grid": "a grid CNN",
+    "flatten": "an MLP over all pixels",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,11 @@ def _image_encoder(network: Network, spaces: Spaces, images: list[str]) -> str:
     """
     small = [name for name in images if not _fits_nature(spaces.leaves()[name].shape)]
     if network.image_encoder == "auto":
-        return "impala" if small else "nature"
+        return "grid" if small else "nature"
     if network.image_encoder == "nature" and small:
         raise ConfigError(
             f"image_encoder=nature: its convolutions need images of {SMALLEST_FOR_NATURE} x {SMALLEST_FOR_NATURE} "
-            f"pixels, and the observation has {_named(spaces, small[0])}. Use image_encoder=impala."
+            f"pixels, and the observation has {_named(spaces, small[0])}. Use image_encoder=grid or impala."
         )
     return network.image_encoder
 

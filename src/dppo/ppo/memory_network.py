@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from dppo.ppo.cells import STATES
 from dppo.ppo.distributions import distribution_of
+from dppo.ppo.encoders import encoder_of, orthogonal
 from dppo.ppo.inputs import each_leaf
 from dppo.ppo.layers import Output
-from dppo.ppo.modules import Body, encoder_of, orthogonal
+from dppo.ppo.modules import Body
 from dppo.ppo.recurrence import over_time
 from dppo.spaces import Spaces
 

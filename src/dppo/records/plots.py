@@ -234,12 +234,12 @@ def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
         axis.grid(color=PALE, linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(colors=GREY, length=0, labelsize=9)
-        axis.xaxis.set_major_formatter(_short)
+        axis.xaxis.set_major_formatter(short)
     axes[0].set_ylabel("mean return of the last 100 episodes", color=INK, fontsize=9)
     return figure, axes
 
 
-def _short(value: float, _: int) -> str:
+def short(value: float, _: float) -> str:
     """Return 1500000 as 1.5M, 20000 as 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

@@ -39,16 +39,16 @@ class Network:
     activation: Literal["tanh", "relu"] = setting(
         "tanh", "Activation between hidden layers.", branch=False, when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS)
     )
-    image_encoder: Literal["auto", "nature", "impala", "flatten"] = setting(
+    image_encoder: Literal["auto", "nature", "impala", "grid", "flatten"] = setting(
         "auto",
-        "Layers that read images: the CNN of the Nature paper, that of IMPALA, or none (flatten); auto: nature, and "
-        "impala below 36 x 36 pixels.",
+        "Layers that read images: the CNN of the Nature paper, that of IMPALA, a small one over the bits of each byte "
+        "(grid), or none (flatten); auto: nature, and grid below 36 x 36 pixels.",
         branch=False,
         when=(DEFAULT_NETWORK,),
     )
     image_features: int | None = setting(
         None,
-        "Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala.",
+        "Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala, 128 for grid.",
         gt=0,
         branch=False,
         when=(DEFAULT_NETWORK,),
