@@ -11,7 +11,7 @@ import torch
 from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.network import LearningNetwork, NetworkSpec
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
 from dppo.ppo.recall import Recall
 
 

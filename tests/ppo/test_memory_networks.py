@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from dppo.actions import Actions
 from dppo.config import make_config
 from dppo.errors import ConfigError
-from dppo.ppo.choice import choose_network
 from dppo.ppo.model import PPOModel
-from dppo.ppo.module import ModuleSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.module import ModuleSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.recall import Recall
 from dppo.spaces import Spaces
 

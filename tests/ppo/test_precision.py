@@ -15,10 +15,10 @@ from torch.nn.functional import conv2d
 import dppo
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.ppo import precision
 from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.blocks import convolve_blocks, fits_blocks
-from dppo.ppo.layers import Output
+from dppo.ppo.networks import precision
+from dppo.ppo.networks.blocks import convolve_blocks, fits_blocks
+from dppo.ppo.networks.layers import Output
 from dppo.ppo.segment import PolicySnapshot
 from dppo.ppo.trainer import PPOTrainer
 
