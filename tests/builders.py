@@ -16,8 +16,8 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import distribution_of
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.sampler import PPOSampler
 from dppo.ppo.segment import PolicySnapshot
 from dppo.streams import Stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -16,6 +17,17 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
+
+
+@pytest.fixture(autouse=True)
+def signals_are_not_ignored() -> Iterator[None]:
+    """Let commands under test receive SIGINT and SIGHUP; after `&` and nohup, processes ignore them."""
+    ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, signal.default_int_handler if one is signal.SIGINT else signal.SIG_DFL)
+    yield
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session")

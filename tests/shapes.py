@@ -18,13 +18,13 @@ MODULES = [
         "segment",
         "advantages",
         "distributions",
-        "network",
+        "networks.network",
         "losses",
         "batch",
         "rollout",
         "recall",
-        "recurrence",
-        "cells",
+        "networks.recurrence",
+        "networks.cells",
         "memory_states",
     )
 ]

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"config", "ppo", "assemble", "signals"},
     "described": {"ppo"},
     "policy": {"described", "ppo", "records", "envs.masks", "envs.results", "envs.rows"},
-    "evaluation": {"config", "envs", "policy", "ppo.module", "records"},
+    "evaluation": {"config", "envs", "policy", "ppo.networks.module", "records"},
     "learner": {"config", "ppo", "cluster", "signals"},
     "building": {"described", "config", "ppo", "assemble", "cluster", "learner", "policy", "records", "signals"},
     "runner": {
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {
         "config", "envs", "cluster.session", "evaluation", "learner", "policy", "records", "runner", "signals",
     },
-    "__init__": {"config", "evaluation", "policy", "ppo.recurrence", "records", "runner"},
+    "__init__": {"config", "evaluation", "policy", "ppo.networks.recurrence", "records", "runner"},
     "__main__": {"__init__", "commands"},
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_algorithm_uses_no_files_terminal_or_clock() -> None:
 
 
 # The two halves of one network: the specification builds the half that learns, which reads the specification.
-CIRCLES = {frozenset({"ppo.mlp", "ppo.mlp_torch"})}
+CIRCLES = {frozenset({"ppo.networks.mlp", "ppo.networks.mlp_torch"})}
 
 
 def test_imports_form_no_circle() -> None:

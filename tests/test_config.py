@@ -170,7 +170,9 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
         ({"activation": "gelu"}, "activation='gelu': must be 'tanh' or 'relu'. Use one of these."),
         ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
-        ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number. Use a finite number."),
+        ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number. Use a number such as 0.001 or 1e-3."),
+        ({"learning_rate": "fast"}, "learning_rate='fast': must be a valid number. Use one such as 0.001 or 1e-3."),
+        ({"num_steps": "ten"}, "num_steps='ten': must be a valid integer. Use one such as 1000 or 1e3."),
         ({"gamma": 2}, "gamma=2: must be less than or equal to 1. Use a smaller value."),
         (
             {"num_actors": 6, "num_samplers": 6, "num_learners": 4},

@@ -126,7 +126,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["run_dir=run: contains a run already", "--resume run"],
     ),
     "resume what is no run": (["train", "--resume", "."], ["is not a run folder", "config.yaml"]),
-    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere", "is not a run folder"]),
+    "resume what is not there": (
+        ["train", "--resume", "nowhere"],
+        ["nowhere: does not exist", "Pass the folder"],
+    ),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],
@@ -312,7 +315,8 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     monkeypatch.chdir(tmp_path)
     text = ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}']
     assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
-    said = capfd.readouterr().err
+    printed, said = capfd.readouterr()
+    assert not printed, "nothing comes before a refusal"
     assert said.startswith("dppo train: observation_space: is Text(")
     assert len(said.splitlines()) <= 2
 

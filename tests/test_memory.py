@@ -188,7 +188,7 @@ def test_a_policy_without_memory_refuses_a_state(solved: dict[str, dppo.Result])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": "lstm"}, "an MLP... with 64 x 64 tanh units, an LSTM of 64 units, one for policy and value each"),
+        ({"memory": "lstm"}, "an MLP... with 64 x 64 tanh units, an LSTM of 64 units, one each for policy and value"),
         ({"memory": "gru", "memory_size": 9, "trunk": "shared"}, "a GRU of 9 units, shared by policy and value"),
     ],
 )

@@ -108,5 +108,5 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use norm_obs"):
         config_of(norm_obs=False)
-    with pytest.raises(ConfigError, match="the observation space has no number of 64 bits"):
+    with pytest.raises(ConfigError, match="the observation space contains no float64 numbers"):
         dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))

@@ -19,7 +19,7 @@ from dppo.config import make_config
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
-from dppo.ppo.choice import choose_network
+from dppo.ppo.networks.choice import choose_network
 
 ITERATIONS = 3
 TEXTS = ("mission", "robot.note")

@@ -76,14 +76,6 @@ def checkpoints_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in (folder / "run" / "checkpoints").glob("iter_*.safetensors"))
 
 
-@pytest.fixture(autouse=True)
-def sighup_is_not_ignored() -> Iterator[None]:
-    """Let processes under test handle SIGHUP also where the tests run under nohup, which makes children ignore it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the weights of the same training without any signal."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dppo.config import Config
     from dppo.evaluation import evaluate
     from dppo.policy import Policy, load_policy
-    from dppo.ppo.recurrence import over_time
+    from dppo.ppo.networks.recurrence import over_time
     from dppo.records.observer import Observer, RunInfo
     from dppo.records.result import Evaluation, Result
     from dppo.runner import train
@@ -47,7 +47,7 @@ _HOMES = {
     "Spaces": "spaces",
     "evaluate": "evaluation",
     "load_policy": "policy",
-    "over_time": "ppo.recurrence",
+    "over_time": "ppo.networks.recurrence",
     "train": "runner",
 }
 

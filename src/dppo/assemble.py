@@ -19,9 +19,9 @@ from dppo.envs.make import close_all, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import measured_shape
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.progress import Phase, ProgressRecord, place_of
 from dppo.ppo.rewards import reward_shaping
 from dppo.ppo.sampler import PPOSampler
@@ -183,8 +183,8 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
     )
     if of.obs_dtype == "float64" and not spaces.has_float64:
         raise ConfigError(
-            "obs_dtype=float64 has no effect: the observation space has no number of 64 bits. Declare float64 in the "
-            "environment if its numbers need that, or leave obs_dtype out."
+            "obs_dtype=float64 has no effect: the observation space contains no float64 numbers. Declare float64 in "
+            "the environment if its numbers need that, or leave obs_dtype out."
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
@@ -212,7 +212,7 @@ def _check_float64(plan: SamplerPlan, read: Spaces) -> None:
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.model import PPOModel
-    from dppo.ppo.precision import learn_in_bfloat16
+    from dppo.ppo.networks.precision import learn_in_bfloat16
     from dppo.ppo.trainer import PPOTrainer
 
     device = _device(plan.learners.device)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from dppo.assemble import network_spec, sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, make_collector
@@ -17,16 +18,18 @@ from dppo.config.batch_memory import batch_memory_in_words
 from dppo.described import model_state
 from dppo.errors import CheckpointError, ConfigError
 from dppo.learner import PPOLearner
-from dppo.ppo.choice import choose_network
 from dppo.ppo.inputs import no_statistics
+from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.segment import CollectionProgress
+from dppo.records.announcement import Announcement
 from dppo.records.run_folder import RunFolder, Start
 from dppo.signals import StopSignals
 from dppo.spaces import Spaces
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
+if TYPE_CHECKING:
+    from dppo.cluster.learning.trainers import Trainers
 
-logger = logging.getLogger("dppo")
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,14 @@ def build(
     stop: StopSignals,
     stack: ExitStack,
     on_progress: Callable[[CollectionProgress], None],
-    announce: Callable[[], None],
+    announcement: Announcement,
 ) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
     Args:
         stack: closes all parts.
         on_progress: called about once a second while segments are being collected.
-        announce: called once, to show the run. In process, this is after the environment's spaces are known, so that a
-            refusal is all that is printed; with actors, before Ray starts, which takes seconds.
+        announcement: shown when all parts are built, or when that takes long; keeps the notes until then.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
@@ -61,22 +63,22 @@ def build(
     start = folder.start or folder.origin
     _check_statistics(config, start)
     torch_import = _start_torch_import(stack)
+    stop.add_check(announcement.check)
     if config.num_actors > 0:
-        announce()
         stop.check()
-        _open_session(config, stop, stack)
+        _open_session(config, stop, stack, announcement.note)
         stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
-    collector = _make_collector(config, ledger, stack, on_progress)
+    collector = _make_collector(config, ledger, stack, on_progress, announcement.note)
     spaces = collector.describe(stop)
-    if config.num_actors == 0:
-        announce()
-    _log_start(start)
-    _check_determinism(config, spaces, ledger)
+    _note_start(start, announcement)
+    _check_determinism(config, spaces, ledger, announcement)
     torch_import.join()
-    parts = Parts(collector, _make_learner(config, spaces, collector, ledger, stop, stack), spaces)
+    trainers = _make_trainers(config, spaces, stop, stack, announcement)
+    parts = Parts(collector, _make_learner(config, spaces, collector, trainers, ledger, announcement.note), spaces)
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
+    announcement.show()
     return parts
 
 
@@ -88,24 +90,24 @@ def _check_statistics(config: Config, start: Start | None) -> None:
         )
 
 
-def _log_start(start: Start | None) -> None:
+def _note_start(start: Start | None, announcement: Announcement) -> None:
     for problem in start.damaged if start else ():
-        logger.warning("skipped a damaged checkpoint: %s", problem)
+        announcement.note(f"skipped a damaged checkpoint: {problem}")
     for change in start.close_changes if start else ():
-        logger.warning("%s", change)
+        announcement.note(change)
 
 
-def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
+def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger, announcement: Announcement) -> None:
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
+        announcement.note(f"{config.env_name} is declared nondeterministic: lost samplers start new episodes")
 
 
-def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
+def _open_session(config: Config, stop: StopSignals, stack: ExitStack, notify: Callable[[str], None]) -> None:
     from dppo.cluster.session import RaySession, store_bytes_for
 
     store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
-    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
+    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=notify)
     stack.callback(session.close)
     stop.add_check(session.check)
 
@@ -120,36 +122,51 @@ def most_parameters(config: Config) -> int:
 
 
 def _make_collector(
-    config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: Callable[[CollectionProgress], None]
+    config: Config,
+    ledger: ReplayLedger,
+    stack: ExitStack,
+    on_progress: Callable[[CollectionProgress], None],
+    notify: Callable[[str], None],
 ) -> Collector:
     collector = make_collector(
         sampler_plan(config),
         config.actors,
         ledger,
         by_reference=config.num_learners > 0,
-        notify=logger.warning,
+        notify=notify,
         on_progress=on_progress,
     )
     stack.callback(collector.close)
     return collector
 
 
-def _make_learner(
-    config: Config, spaces: Spaces, collector: Collector, ledger: ReplayLedger, stop: StopSignals, stack: ExitStack
-) -> PPOLearner:
+def _make_trainers(
+    config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack, announcement: Announcement
+) -> Trainers:
     from dppo.cluster.learning.trainers import make_trainers
 
-    logger.info("%s", choose_network(config.network, spaces).in_words())
+    announcement.note(choose_network(config.network, spaces).in_words(), logging.INFO)
     memory = batch_memory_in_words(config, spaces)
     if memory is not None:
-        logger.info("%s", memory)
+        announcement.note(memory, logging.INFO)
     if config.norm_value and not config.norm_adv:
-        logger.warning(
+        announcement.note(
             "norm_value=True without norm_adv=True: large rewards still make large gradients of the policy, and runs "
             "that were measured learnt less than without norm_value. Use both."
         )
-    trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
+    trainers = make_trainers(trainer_plan(config), spaces, announcement.note, stop.check)
     stack.callback(trainers.close)
+    return trainers
+
+
+def _make_learner(
+    config: Config,
+    spaces: Spaces,
+    collector: Collector,
+    trainers: Trainers,
+    ledger: ReplayLedger,
+    notify: Callable[[str], None],
+) -> PPOLearner:
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     return PPOLearner(
         collector,
@@ -158,7 +175,7 @@ def _make_learner(
         statistics,
         overlap=config.overlap,
         freeze_norm_after=config.freeze_norm_after,
-        notify=logger.warning,
+        notify=notify,
     )
 
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from dppo.actions import actions_from_json
-from dppo.ppo.choice import BUILT_IN
-from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModelClass, ModuleSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.choice import BUILT_IN
+from dppo.ppo.networks.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.module import ModelClass, ModuleSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
 

@@ -23,7 +23,7 @@ from dppo.envs.spaces import describe_spaces
 from dppo.envs.window import check_display, make_in_window
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.policy import Policy, evaluation_generator, read, spaces_in_words
-from dppo.ppo.module import ModelClass
+from dppo.ppo.networks.module import ModelClass
 from dppo.records.result import Evaluation, Result
 from dppo.records.run_folder import config_of, settings_to_resume
 from dppo.streams import Stream

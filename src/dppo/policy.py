@@ -16,9 +16,9 @@ from dppo.envs.results import BadResult
 from dppo.envs.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.choice import BUILT_IN
 from dppo.ppo.inputs import no_statistics
-from dppo.ppo.module import ModelClass
+from dppo.ppo.networks.choice import BUILT_IN
+from dppo.ppo.networks.module import ModelClass
 from dppo.ppo.segment import PolicySnapshot
 from dppo.records import checkpoint as checkpoints
 from dppo.records.checkpoint import Checkpoint

@@ -18,17 +18,18 @@ from dppo.described import model_state
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.learner import Iteration
-from dppo.ppo.module import check_model
+from dppo.ppo.networks.module import check_model
 from dppo.ppo.segment import Incident, IncidentKind
 from dppo.records import checkpoint as checkpoints
 from dppo.records import run_folder
+from dppo.records.announcement import Announcement
 from dppo.records.bottleneck import TimeSplit, bottleneck_in_words
 from dppo.records.checkpoint import Checkpoint
 from dppo.records.display import make_display
 from dppo.records.iteration_row import Progress, Seconds, iteration_row, mean_return
 from dppo.records.metrics_writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
-from dppo.records.opening import branch_in_words, hosting_in_words, sizes_in_words
+from dppo.records.opening import branch_in_words, hosting_in_words, preparing_in_words, sizes_in_words
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.run_folder import RunFolder
@@ -80,8 +81,9 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                announce = partial(watching.start, _described(config, folder))
-                parts = build(config, folder, stop, stack, watching.progress, announce)
+                watching.prepare(preparing_in_words(config))
+                announcement = Announcement(partial(watching.start, _described(config, folder)))
+                parts = build(config, folder, stop, stack, watching.progress, announcement)
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -123,7 +125,7 @@ class _Run:
         self.began = began
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
         self.metrics: MetricsWriter | None = None
-        self.last_checkpoint = folder.start.checkpoint if folder.start else folder.path
+        self.last_checkpoint = folder.start.checkpoint.absolute() if folder.start else folder.path
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = TimeSplit()

@@ -23,7 +23,7 @@ from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.config import make_config
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.learner import PPOLearner
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import Incident, PolicySnapshot, Segment
 from dppo.signals import StopSignals

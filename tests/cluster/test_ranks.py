@@ -32,7 +32,7 @@ from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.learning.trainers import LocalTrainer, worth_in_words
 from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.networks.mlp import MLPSpec
 from dppo.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -238,7 +238,7 @@ def test_the_measured_worth_in_words() -> None:
     slower = worth_in_words(plan, spec, alone_ms=1.0, shared_ms=1.25, summing_ms=0.75)
     assert slower == (
         "2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes 1.2 ms, 0.8 ms of it for "
-        "the sum; one learner takes 1.0 ms. Several learners do not pay here; num_learners=0 is faster."
+        "the sum; one learner takes 1.0 ms. Several learners do not pay off here; num_learners=0 is faster."
     )
     faster = worth_in_words(plan, spec, alone_ms=1000.0, shared_ms=550.0, summing_ms=20.0)
     assert faster.endswith("one learner takes 1000.0 ms. They are 1.8 times as fast.")

@@ -61,7 +61,7 @@ def test_two_learners_give_other_weights_and_log_whether_they_pay(
     worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
     assert len(worth) == 1
     assert re.search(r"a minibatch of 240 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
-    assert worth[0].endswith("Several learners do not pay here; num_learners=0 is faster.")
+    assert worth[0].endswith("Several learners do not pay off here; num_learners=0 is faster.")
 
 
 @pytest.mark.slow

@@ -222,6 +222,8 @@ def test_the_environment_has_no_flag(name: str) -> None:
         ("a=1: is wrong. Add trust=True if you like.", "a=1: is wrong. Add --trust if you like."),
         ("a: no. In Python: train(config, resume=...).", "a: no. In Python: train(config, resume=...)."),
         ("a: no. Use model=mynet:Net.", "a: no. Use --model mynet:Net."),
+        ("a: no. Name it as env_id (module:function).", "a: no. Name it as ENV_ID (module:function)."),
+        ("a: no. Use env_id=CartPole-v1.", "a: no. Use CartPole-v1."),
         ("num_step is unknown. Did you mean num_steps?", "num_step is unknown. Did you mean num_steps?"),
     ],
 )

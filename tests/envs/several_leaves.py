@@ -15,8 +15,8 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import dtype_of
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import Categorical
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.network import Outputs
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.network import Outputs
 from dppo.ppo.sampler import PPOSampler
 from dppo.spaces import Spaces, leaves
 from dppo.streams import Stream

@@ -103,6 +103,10 @@ def test_callables_get_their_arguments() -> None:
         ("users_broken:factory", ("importing users_broken failed", "a_package_that_is_nowhere", "every node")),
         ("users_script:factory", ("importing users_script failed", "SystemExit: 3")),
         ("users_worlds:Misspelt-v0", ("the module has no Misspelt-v0", "Check the spelling")),
+        ("users_worlds:factor", ("the module has no factor", "Did you mean users_worlds:factory?")),
+        ("users_worlds:", ("names no environment", "Write users_worlds:make")),
+        ("users_worlds", ("is not registered with Gymnasium", "It is a module: write users_worlds:make")),
+        ("ALE/Zzyzx-v5", ("is not registered with Gymnasium", "write ale_py:ALE/Zzyzx-v5")),
         ("users_worlds:number", ("env_id=users_worlds:number: is 3", "Name a function or class")),
     ],
 )
@@ -112,6 +116,18 @@ def test_an_unknown_name_is_refused_in_one_line(env_id: str, words: tuple[str, .
     assert "\n" not in text
     for word in words:
         assert word in text
+
+
+def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> None:
+    def lacking() -> Any:
+        raise gym.error.DependencyNotInstalled("Box3D is not installed, run `pip install box3d`")
+
+    gym.register("worlds/Lacking-v0", entry_point=lacking)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(ConfigError, match=r"env_id=worlds/Lacking-v0: Box3D is not .* Use the pip of .*python"):
+            make_env("worlds/Lacking-v0", {})
+    finally:
+        gym.registry.pop("worlds/Lacking-v0")
 
 
 @pytest.mark.usefixtures("worlds")

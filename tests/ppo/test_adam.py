@@ -8,8 +8,8 @@ import torch
 from builders import BOX, spec_of
 
 from dppo.ppo.adam import FlatAdam
-from dppo.ppo.flat import FlatParameters
-from dppo.ppo.mlp_torch import MLP, initial_mlp
+from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.mlp_torch import MLP, initial_mlp
 
 
 def flat(dtype: str) -> tuple[MLP, FlatParameters]:

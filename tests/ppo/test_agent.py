@@ -8,8 +8,8 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 
 from dppo.actions import BoxActions, DiscreteActions
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Spaces

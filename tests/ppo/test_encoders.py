@@ -19,11 +19,11 @@ from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.batch import make_batch
-from dppo.ppo.choice import choose_network
-from dppo.ppo.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
 from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModuleSpec
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.module import ModuleSpec
 from dppo.ppo.normalizer import Moments, Statistics
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.spaces import Categories, Spaces, is_image

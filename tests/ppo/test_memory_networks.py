@@ -18,10 +18,10 @@ from dppo.actions import Actions
 from dppo.config import make_config
 from dppo.errors import ConfigError
 from dppo.ppo.agent import PPOAgent
-from dppo.ppo.choice import choose_network
 from dppo.ppo.model import PPOModel
-from dppo.ppo.module import ModuleSpec
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.module import ModuleSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.recall import Recall
 from dppo.ppo.segment import PolicySnapshot

@@ -19,9 +19,9 @@ from dppo.config import make_config
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.batch import make_batch
-from dppo.ppo.choice import choose_network
 from dppo.ppo.model import PPOModel
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.recompute import with_new_advantages
 from dppo.ppo.sampler import PPOSampler, collect_together
 from dppo.ppo.segment import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest

@@ -12,9 +12,9 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 from torch import nn
 
 from dppo.actions import BoxActions, DiscreteActions
-from dppo.ppo.flat import FlatParameters
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.mlp_torch import MLP, initial_mlp
+from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.mlp_torch import MLP, initial_mlp
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 HIDDEN = pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)

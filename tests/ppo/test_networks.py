@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.mlp_torch import HandwrittenMLP, initial_mlp
 from dppo.ppo.model import PPOModel
-from dppo.ppo.module import Autograd, ModuleSpec
-from dppo.ppo.network import LearningNetwork, NetworkSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.mlp_torch import HandwrittenMLP, initial_mlp
+from dppo.ppo.networks.module import Autograd, ModuleSpec
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
+from dppo.ppo.networks.quick import quick
 from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.quick import quick
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Spaces
 

@@ -25,9 +25,9 @@ from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
 from dppo.ppo.adaptive import ADAPTED, adapted_rate
 from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.mlp_torch import MLP
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.parallel import Parallel
 from dppo.ppo.rewards import reward_shaping, shaped_rewards

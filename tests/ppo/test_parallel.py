@@ -44,7 +44,8 @@ PLAIN = PPO(
 )
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
-    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_obs", "norm_reward"),
+    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size"),
+    *("norm_obs", "norm_obs_keys", "norm_reward"),
     *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
     *("sign_reward", "clip_reward", "scale_reward"),
 }

@@ -16,8 +16,8 @@ from test_options import make_trainer, random_batch
 from torch import nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModuleSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.module import ModuleSpec
 from dppo.ppo.normalizer import Moments
 from dppo.ppo.parallel import Parallel
 from dppo.ppo.popart import last_layer

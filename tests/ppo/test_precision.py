@@ -15,10 +15,10 @@ import dppo
 from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.ppo import precision
 from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.blocks import convolve_blocks, fits_blocks
-from dppo.ppo.layers import Output
+from dppo.ppo.networks import precision
+from dppo.ppo.networks.blocks import convolve_blocks, fits_blocks
+from dppo.ppo.networks.layers import Output
 from dppo.ppo.segment import PolicySnapshot, SegmentRequest
 from dppo.ppo.trainer import PPOTrainer
 

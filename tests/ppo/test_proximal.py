@@ -16,9 +16,9 @@ import dppo
 from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
 from dppo.ppo.batch import Batch
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.mlp_torch import MLP
 from dppo.ppo.trainer import PPOTrainer
 
 ROWS = 48

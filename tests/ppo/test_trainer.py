@@ -19,8 +19,8 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo import distributions as ppo
 from dppo.ppo.batch import Batch
 from dppo.ppo.minibatches import draw_minibatches
-from dppo.ppo.mlp_torch import MLP
 from dppo.ppo.model import PPOModel
+from dppo.ppo.networks.mlp_torch import MLP
 from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
 

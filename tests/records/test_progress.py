@@ -28,7 +28,7 @@ from dppo.ppo.segment import CollectionProgress
 from dppo.records import progress
 from dppo.records.display import make_display
 from dppo.records.drawing import History, View, cells_of, draw
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Display, RunInfo
 from dppo.records.panel import LivePanel
 from dppo.records.progress import Pace, PlainLines, duration, number, plain_line
 from dppo.records.result import Result
@@ -121,7 +121,25 @@ def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.Monk
 
 def test_plain_prints_lines_and_off_prints_nothing() -> None:
     assert isinstance(make_display("plain", Terminal()), PlainLines)
-    assert type(make_display("off", Terminal())) is Observer
+    assert type(make_display("off", Terminal())) is Display
+
+
+def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends() -> None:
+    for end in ("start", "end"):
+        stream = Terminal()
+        live = LivePanel(stream)
+        live.prepare("Starting 8 Ray actors ...")
+        assert "Starting 8 Ray actors ..." in stream.getvalue()
+        if end == "start":
+            live.on_start(about(1000))
+        else:
+            live.on_end(None, None)
+        assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], "the line is erased"
+        live.on_end(None, None)
+    for quiet in ("plain", "off"):
+        stream = Terminal()
+        make_display(quiet, stream).prepare("Starting 8 Ray actors ...")
+        assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
@@ -254,6 +272,20 @@ def test_the_step_time_is_that_of_one_process() -> None:
     assert pace.step_ms == pytest.approx(500)
 
 
+def test_steps_that_are_lost_with_an_actor_start_the_measurement_anew() -> None:
+    lines = PlainLines(io.StringIO())
+    lines.on_start(about(1000))
+    pace = Pace()
+    for steps, elapsed_s in ((40, 1.0), (98, 2.0), (0, 3.0), (0, 4.0)):
+        one = CollectionProgress(1, steps, steps, 2, elapsed_s)
+        pace.add(one)
+        lines.on_progress(one)
+    assert math.isnan(pace.steps_per_s)
+    assert pace.add(CollectionProgress(1, 10, 10, 2, 5.0))
+    assert pace.steps_per_s == pytest.approx(2)
+    lines.on_end(None, None)
+
+
 def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> None:
     live = LivePanel(Terminal())
     live.on_start(about(64 * 10))
@@ -294,7 +326,7 @@ def test_calls_may_come_in_any_order(mode: str) -> None:
         shown.note("after the end")
 
 
-def whole_life(shown: Observer) -> None:
+def whole_life(shown: Display) -> None:
     shown.on_start(about(10_000, "line"))
     shown.on_progress(CollectionProgress(1, 3, 3, 1, 2.0))
     shown.on_iteration({"iteration": 1, "global_step": 256})

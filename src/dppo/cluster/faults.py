@@ -97,6 +97,8 @@ def cause(error: Exception) -> str:
 def cause_of_death(error: Exception) -> str:
     """Return in one line why a process died: the last line of `error` about a worker, a node or an exit."""
     lines = _lines(error)
+    if any("Worker unexpectedly exits with a connection error" in line for line in lines):
+        return "died: its process crashed, exited or was killed (out of memory?)"  # as Ray guesses, in a paragraph
     clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]
     return f"died: {(clues or lines)[-1][:300]}"
 

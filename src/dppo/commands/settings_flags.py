@@ -82,7 +82,7 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
 def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
     hint, text = types_by_name()[name], about(name).help
     default = defaults.get(name, default_of(name))
-    if default is not None or not re.search("Default: |none: ", text):
+    if default is not None or "Default: " not in text:
         text = f"{text} (default: {_shown(default)})"
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if hint is bool:
@@ -164,7 +164,7 @@ def _remedy_in_flags(line: str) -> str:
 def _as_flag(found: re.Match[str]) -> str:
     name, value, bare = found.groups()
     if bare in settings_by_name():
-        return flag(bare)
+        return "ENV_ID" if bare == "env_id" else flag(bare)  # the environment has no flag
     if name == "branch":
         return "--branch NEW_DIR"
     if name in ("trust", "render") and value == "True":
@@ -173,4 +173,4 @@ def _as_flag(found: re.Match[str]) -> str:
         return found[0]
     if types_by_name().get(name) is bool:
         return flag(name) if value == "True" else flag(f"no_{name}")
-    return f"{flag(name)} {value}"
+    return value if name == "env_id" else f"{flag(name)} {value}"

@@ -74,9 +74,9 @@ def _whole_number(value: Any) -> Any:
 REMEDIES = {  # by the beginning of pydantic's error type
     "greater_than": "Use a larger value.",
     "less_than": "Use a smaller value.",
-    "finite_number": "Use a finite number.",
-    "int_": "Use a whole number, 1000 or 1e3.",
-    "float_": "Use a number.",
+    "finite_number": "Use a number such as 0.001 or 1e-3.",
+    "int_": "Use one such as 1000 or 1e3.",
+    "float_": "Use one such as 0.001 or 1e-3.",
     "bool_": "Use true or false.",
     "literal_error": "Use one of these.",
     "dict_": "Use `name: value` pairs.",
@@ -96,5 +96,5 @@ def _in_words(error: Any) -> str:
 
 
 def _lower(text: str) -> str:
-    text = text.removeprefix("Input ").replace("should be", "must be", 1)
+    text = text.removeprefix("Input ").replace("should be", "must be", 1).partition(", unable to ")[0]
     return text[:1].lower() + text[1:]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib
+import importlib.util
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -144,7 +148,14 @@ def _factory(env_id: str) -> Callable[..., Any]:
         gym.spec(name)
     except gym.error.Error as error:
         raise ConfigError(_unknown_env(env_id, name, error)) from None
-    return lambda **kwargs: gym.make(name, disable_env_checker=True, **kwargs)
+    return partial(_make_registered, name)
+
+
+def _make_registered(name: str, **kwargs: Any) -> Any:
+    try:
+        return gym.make(name, disable_env_checker=True, **kwargs)
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"env_id={name}: {error}. Use the pip of {sys.executable}.") from None
 
 
 def _unknown_env(env_id: str, name: str, error: Exception) -> str:
@@ -157,9 +168,21 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
     if "Did you mean" in known:
         return f"env_id={known}"
     if ":" in env_id:
-        return f"env_id={env_id}: the module has no {name} and registers no such environment. Check the spelling."
+        return f"env_id={env_id}: {_unknown_in_module(env_id.rpartition(':')[0], name)}"
     hint = " ".join(str(error).split())
-    return (
-        f"env_id={env_id}: is not registered with Gymnasium ({hint.rstrip('.')}). If a package registers it, write "
-        f"package:{name}."
-    )
+    fact = f"env_id={env_id}: is not registered with Gymnasium ({hint.rstrip('.')})."
+    if name.startswith("ALE/"):
+        return f"{fact} Install ale-py, and write ale_py:{name}."
+    if name.isidentifier() and importlib.util.find_spec(name) is not None:
+        return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
+    return f"{fact} If a package registers it, write package:{name}."
+
+
+def _unknown_in_module(module: str, name: str) -> str:
+    """Return why `name` cannot be made, and the closest name that the module has."""
+    functions = [known for known, value in vars(sys.modules[module]).items() if callable(value) and known[:1] != "_"]
+    if not name:
+        return f"names no environment. Write {module}:make, if make is the function that returns it."
+    close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
+    remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
+    return f"the module has no {name} and registers no such environment. {remedy}"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.optim.adam import adam
 
-from dppo.ppo.flat import FlatParameters
+from dppo.ppo.networks.flat import FlatParameters
 
 
 class FlatAdam:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dppo.ppo.distributions import allowed
 from dppo.ppo.inputs import amounts, raw_inputs, scale_for
-from dppo.ppo.network import NetworkSpec, Outputs
+from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
 from dppo.ppo.value_scale import restoring

@@ -1,4 +1,4 @@
-"""Environments: what a sampler steps."""
+"""Environments: the protocol of what a sampler steps."""
 
 from __future__ import annotations
 

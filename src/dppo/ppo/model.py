@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.recall import Recall
 
 

@@ -16,7 +16,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.batch import Batch
 from dppo.ppo.model import PPOModel
 from dppo.ppo.moments import merged_moments, moments_of
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.normalizer import Moments
 from dppo.ppo.parallel import Parallel
 from dppo.ppo.value_scale import STATE, ValueScale, moments_in

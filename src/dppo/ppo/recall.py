@@ -1,4 +1,4 @@
-"""Recall: what training a network with memory needs beside the observations."""
+"""Recall: the states and episode starts that a network with memory trains with, beside the observations."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A batch of zeros, to measure the time of training with."""
+"""A batch of zeros, used to time an update."""
 
 from __future__ import annotations
 
 import torch
 
 from dppo.ppo.batch import Batch
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.recall import Recall
 
 

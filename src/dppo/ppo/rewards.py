@@ -1,4 +1,4 @@
-"""Rewards as they are learnt from. Episode returns and metrics stay those of the raw rewards."""
+"""Shape the rewards that are learnt from. Episode returns and metrics stay those of the raw rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollout: what advantages are estimated from, to estimate them again when values change."""
+"""Rollout: the inputs of advantage estimation, kept to repeat it when the values change."""
 
 from __future__ import annotations
 

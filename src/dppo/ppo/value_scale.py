@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.ppo.network import Outputs
+from dppo.ppo.networks.network import Outputs
 from dppo.ppo.normalizer import Moments
 
 SMALLEST_STD = 1e-6  # of arXiv:2006.05990

@@ -6,15 +6,15 @@ import os
 import sys
 from typing import Literal, TextIO
 
-from dppo.records.observer import Observer
+from dppo.records.observer import Display
 from dppo.records.progress import PlainLines
 
 
-def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Observer:
+def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Display:
     """Return the display for `mode` on `stream` (default: standard output); auto is live on a terminal."""
     stream = stream or sys.stdout
     if mode == "off" or stream is None:  # a daemon may have no standard output
-        return Observer()
+        return Display()
     if mode == "auto" and os.environ.get("CI"):
         return PlainLines(stream)
     if mode in ("auto", "live") and _can_show_panel(stream):

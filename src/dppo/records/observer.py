@@ -38,7 +38,7 @@ class Observer:
     """
 
     def on_start(self, run: RunInfo) -> None:
-        """Called first, when the run folder exists: before Ray starts, or, in process, when the spaces are known."""
+        """Called first, when the run is ready to train; or after 10 s, if it takes longer to get ready."""
 
     def on_progress(self, progress: CollectionProgress) -> None:
         """Called about once a second during iterations that take longer than that, while segments are collected."""
@@ -68,10 +68,17 @@ class Observer:
         """
 
 
+class Display(Observer):
+    """Shows a run to the user; this one shows nothing."""
+
+    def prepare(self, text: str) -> None:
+        """Show `text` until `on_start` or `on_end`, if it can be erased then."""
+
+
 class Observers:
     """Calls the observers of one run: files first, so that rows are safe; then the display, then the user's."""
 
-    def __init__(self, display: Observer, users: Sequence[Observer]) -> None:
+    def __init__(self, display: Display, users: Sequence[Observer]) -> None:
         """Check the observers.
 
         Raises:
@@ -86,6 +93,11 @@ class Observers:
         self._started: list[Observer] = []
         self.raised: BaseException | None = None
         """An exception out of `progress`, which comes back to the runner through code that collects segments."""
+
+    def prepare(self, text: str) -> None:
+        """Show on the display what the run is waiting for before it starts."""
+        self._started.append(self._display)
+        self._display.prepare(text)
 
     def start(self, run: RunInfo) -> None:
         """Start all, the display first, because it shows what the others log."""

@@ -41,6 +41,13 @@ def hosting_in_words(config: Config) -> str:
     )
 
 
+def preparing_in_words(config: Config) -> str:
+    """Return what happens before the first line of a run, for a terminal."""
+    if config.num_actors == 0:
+        return f"Creating {config.env_name} ..."
+    return f"Starting {counted(config.num_actors, 'Ray actor')} ..."
+
+
 def branch_in_words(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what a new run takes over from a checkpoint of another run, and what it drops."""
     lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]

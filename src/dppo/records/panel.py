@@ -9,11 +9,13 @@ from typing import TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.padding import Padding
+from rich.spinner import Spinner
 from rich.text import Text
 
 from dppo.ppo.segment import CollectionProgress
 from dppo.records.drawing import View, draw
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Display, RunInfo
 from dppo.records.progress import PatientStream, ShowLog
 from dppo.records.result import Result, in_words
 
@@ -22,22 +24,35 @@ MAX_WIDTH = 110
 NOTES_SHOWN = 3
 
 
-class LivePanel(Observer):
+class LivePanel(Display):
     """Redraws a panel four times a second in a thread of its own; training only passes it the rows."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self.view = View(began=time.monotonic())
+        self._preparing: Live | None = None
         self._live: Live | None = None
         self._log = ShowLog(self.note)
         self._lock = threading.Lock()
 
+    def prepare(self, text: str) -> None:
+        """Show `text` with a spinner; `on_start` or `on_end` erases it."""
+        spinner = Spinner("dots", Text(text, style="dim"))
+        self._preparing = Live(spinner, console=self._console, refresh_per_second=REFRESH_HZ, transient=True)
+        self._preparing.start(refresh=True)
+
+    def _end_preparing(self) -> None:
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None:
+            preparing.stop()
+
     def on_start(self, run: RunInfo) -> None:
         """Print the first lines of the run, and draw the panel below them."""
+        self._end_preparing()
         self._log.start()
         self.view.title, self.view.total_steps, self.view.began = run.title, run.total_steps, time.monotonic()
         self.view.batch_size = run.config.batch_size
-        self._print(*(Text(f"  {line}", style="dim") for line in run.lines))
+        self._print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
 
@@ -68,6 +83,7 @@ class LivePanel(Observer):
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the panel for the last time, restore the terminal, and print the result."""
+        self._end_preparing()
         self._log.close()
         self.view.finished = True
         live, self._live = self._live, None
@@ -81,6 +97,6 @@ class LivePanel(Observer):
         width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
         return draw(self.view, width, time.monotonic(), colours=colours)
 
-    def _print(self, *lines: Text) -> None:
+    def _print(self, *lines: RenderableType) -> None:
         for line in lines:
             self._console.print(line)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from dppo.ppo.segment import CollectionProgress
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Display, RunInfo
 from dppo.records.result import Result, in_words
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
@@ -78,8 +78,12 @@ class Pace:
         self._last: CollectionProgress | None = None
 
     def add(self, progress: CollectionProgress) -> bool:
-        """Take a report; return whether env steps have been made since the one before."""
-        if self._last is None or progress.iteration != self._last.iteration:
+        """Take a report; return whether env steps have been made since the one before.
+
+        Steps fall when an actor is lost with those of its segment: the measurement then starts anew.
+        """
+        last = self._last
+        if last is None or progress.iteration != last.iteration or progress.steps < last.steps:
             self._first = self._last = None
         if progress.steps == (0 if self._last is None else self._last.steps):
             return False
@@ -102,7 +106,7 @@ class Pace:
         return math.nan if self._last is None else 1e3 * self._last.processes / self.steps_per_s
 
 
-class PlainLines(Observer):
+class PlainLines(Display):
     """Prints a line for the first and the last iteration, and between them every 2 s at most.
 
     During long iterations it prints their progress: after some seconds, then less and less often.

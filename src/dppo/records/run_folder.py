@@ -235,7 +235,8 @@ def _run_dir_of(path: Path) -> Path:
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
             return folder
-    raise CheckpointError(f"{path}: is not a run folder (it contains no {CONFIG}). Pass runs/...")
+    problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
+    raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")
 
 
 def _open_to_resume(config: Config, path: Path) -> RunFolder:

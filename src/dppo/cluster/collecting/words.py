@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.roster import Actor, State
+from dppo.errors import counted
 
 
 def waiting_for_description(waited_s: float, starting: Sequence[Actor]) -> str:
@@ -54,7 +55,7 @@ def hung(actor: Actor, limits: Limits, *, describing: bool) -> str:
 def restarts_spent(lost: str, limits: Limits) -> str:
     """Return the error of an actor that was lost too often in a row; `lost` describes the last time."""
     return (
-        f"{lost}\nIt was replaced {limits.max_actor_restarts} times in a row without making a segment "
+        f"{lost}\nIt was replaced {counted(limits.max_actor_restarts, 'time')} in a row without making a segment "
         f"(max_actor_restarts={limits.max_actor_restarts}). Look for the reason in the simulator's own log; "
         f"num_actors=0 runs it in this process, where a debugger can follow."
     )

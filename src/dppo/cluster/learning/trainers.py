@@ -10,7 +10,7 @@ import torch
 
 from dppo.assemble import TrainerPlan, build_trainer
 from dppo.cluster.learning.update import train_on
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.segment import Incident, PolicySnapshot, Segment
 from dppo.spaces import Spaces
 
@@ -78,7 +78,7 @@ def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared
     )
     if shared_ms < 0.95 * alone_ms:
         return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
-    return f"{facts}. Several learners do not pay here; num_learners=0 is faster."
+    return f"{facts}. Several learners do not pay off here; num_learners=0 is faster."
 
 
 class LocalTrainer:

@@ -1,6 +1,6 @@
 """Every setting, in seven frozen records; each component gets the records that it needs, whole.
 
-They are plain dataclasses because they travel to actors, which must not import pydantic. Names are CleanRL's where it
+They are plain dataclasses because they travel to actors, which must not import pydantic. Names follow CleanRL where it
 has one.
 """
 

@@ -1,4 +1,4 @@
-"""One of n choices."""
+"""A categorical distribution: one of n choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector of real numbers."""
+"""A diagonal Gaussian: a vector of real numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several independent choices."""
+"""Several independent categorical choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector of real numbers within bounds: the tanh of a normal variable."""
+"""A squashed Gaussian: the tanh of a normal variable, for real numbers within bounds."""
 
 from __future__ import annotations
 

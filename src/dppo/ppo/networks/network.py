@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float
     from torch import Tensor
 
-    from dppo.ppo.flat import FlatParameters
+    from dppo.ppo.networks.flat import FlatParameters
 
 
 class Outputs(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.flat import FlatParameters
-from dppo.ppo.mlp import MLPSpec
+from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.mlp import MLPSpec
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 

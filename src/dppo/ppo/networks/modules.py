@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.distributions import distribution_of
-from dppo.ppo.encoders import CNN, SQRT2, Encoder, encoder_of, orthogonal
-from dppo.ppo.layers import Output
+from dppo.ppo.networks.encoders import CNN, SQRT2, Encoder, encoder_of, orthogonal
+from dppo.ppo.networks.layers import Output
 from dppo.spaces import Spaces
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.torch_state import default_dtype
+from dppo.ppo.networks.torch_state import default_dtype
 from dppo.spaces import Spaces, is_image
 
 Inputs = Tensor | dict[str, Tensor]
@@ -129,9 +129,9 @@ def broken(name: str, fact: str) -> ConfigError:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return the last line of the traceback, with file and line."""
+    """Return the last line of the traceback, with file and line if they are those of a file."""
     summary = traceback.format_exception_only(error)[-1].strip().rstrip(".")
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     return f"{summary} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else summary
 
 

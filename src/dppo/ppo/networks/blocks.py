@@ -1,4 +1,4 @@
-"""A convolution of bytes whose stride divides its kernel, as a smaller one over blocks of pixels."""
+"""Compute a convolution over bytes, whose stride divides its kernel size, as a smaller one over blocks of pixels."""
 
 from __future__ import annotations
 

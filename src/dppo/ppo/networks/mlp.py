@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo.ppo.distributions import Distribution, distribution_of
-from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
 from dppo.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class MLPSpec(NetworkSpec):
         self, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> LearningNetwork:
         """Build the network for a trainer, with a hand-written gradient."""
-        from dppo.ppo.mlp_torch import HandwrittenMLP, initial_mlp
+        from dppo.ppo.networks.mlp_torch import HandwrittenMLP, initial_mlp
 
         return HandwrittenMLP(initial_mlp(self, seed).to(device), zeros_like)
 

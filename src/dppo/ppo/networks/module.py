@@ -11,8 +11,8 @@ import numpy as np
 
 from dppo.ppo.distributions import Distribution, distribution_of
 from dppo.ppo.inputs import each_leaf
-from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
-from dppo.ppo.torch_state import default_dtype, one_thread
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
+from dppo.ppo.networks.torch_state import default_dtype, one_thread
 from dppo.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ModuleSpec(NetworkSpec):
     A module with memory has an attribute `state_size`, S. Its `forward(obs, state, starts)` maps sequences of
     observations [L, rows, *O], the state [rows, S] before the first step, and flags [L, rows] at which the state
     becomes zero before the step, to head [L, rows, head_size], values [L, rows] and the state after the last step.
-    Actors call it with L = 1. `dppo.ppo.contract` checks it.
+    Actors call it with L = 1. `dppo.ppo.networks.contract` checks it.
     """
 
     obs_shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class ModuleSpec(NetworkSpec):
         Raises:
             ConfigError: the module does not keep the contract.
         """
-        from dppo.ppo.quick import quick
+        from dppo.ppo.networks.quick import quick
 
         module = quick(self.module(seed).to(device))
         return Autograd(module, module.parameters(), zeros_like)
@@ -99,8 +99,8 @@ class ModuleSpec(NetworkSpec):
         """
         import torch
 
-        from dppo.ppo.contract import Contract, model_class
-        from dppo.ppo.trial import Trial
+        from dppo.ppo.networks.contract import Contract, model_class
+        from dppo.ppo.networks.trial import Trial
 
         name = model_name(self.model)
         contract = Contract(Trial(name, self.spaces, self.distribution.head_size, self.dtype))
@@ -136,7 +136,7 @@ def check_model(model: ModelClass) -> None:
     Raises:
         ConfigError: it does not.
     """
-    from dppo.ppo.contract import model_class
+    from dppo.ppo.networks.contract import model_class
 
     model_class(model, model_name(model))
 
@@ -161,7 +161,7 @@ class Autograd:
             parameters: all of the module's, in the order of the vector.
             zeros_like: allocates the vector of gradients; None means `torch.zeros_like`.
         """
-        from dppo.ppo.flat import FlatParameters
+        from dppo.ppo.networks.flat import FlatParameters
 
         self.parameters = FlatParameters(parameters, zeros_like)
         self._module = module
@@ -226,7 +226,7 @@ class TorchActing:
     def __init__(self, spec: ModuleSpec) -> None:
         import torch
 
-        from dppo.ppo.quick import quick
+        from dppo.ppo.networks.quick import quick
 
         self._module = quick(spec.module(0).requires_grad_(False))
         self._parameters = list(self._module.parameters())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.inputs import each_leaf
-from dppo.ppo.trial import Trial, close, inputs_in_words, made_up_inputs
+from dppo.ppo.networks.trial import Trial, close, inputs_in_words, made_up_inputs
 
 STEPS, ROWS = 4, 3  # of the trial pass
 OUTPUTS = ("head", "values", "state")

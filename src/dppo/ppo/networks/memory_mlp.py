@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.ppo.cells import STATES, numpy_cells
 from dppo.ppo.distributions import Distribution, distribution_of
-from dppo.ppo.mlp import StackedLayers
-from dppo.ppo.module import ModuleSpec
-from dppo.ppo.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
+from dppo.ppo.networks.cells import STATES, numpy_cells
+from dppo.ppo.networks.mlp import StackedLayers
+from dppo.ppo.networks.module import ModuleSpec
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
 from dppo.spaces import Spaces
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEMORY_NETWORK = "dppo.ppo.memory_network:MemoryNetwork"
+MEMORY_NETWORK = "dppo.ppo.networks.memory_network:MemoryNetwork"
 GATES = {"gru": 3, "lstm": 4}
 
 

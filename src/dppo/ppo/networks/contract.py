@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.inputs import each_leaf
-from dppo.ppo.memory_contract import check_memory
-from dppo.ppo.trial import Inputs, Trial, broken, inputs_in_words, made_up_inputs, summary_of
+from dppo.ppo.networks.memory_contract import check_memory
+from dppo.ppo.networks.trial import Inputs, Trial, broken, inputs_in_words, made_up_inputs, summary_of
 
 ROWS = 3  # observations in the trial pass
 

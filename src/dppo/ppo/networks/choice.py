@@ -7,13 +7,13 @@ from typing import Any
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
-from dppo.ppo.mlp import MLPSpec
-from dppo.ppo.module import ModuleSpec, model_name
-from dppo.ppo.network import NetworkSpec
+from dppo.ppo.networks.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
+from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.module import ModuleSpec, model_name
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces import Spaces, is_image
 
-ENCODER_NETWORK = "dppo.ppo.modules:EncoderNetwork"
+ENCODER_NETWORK = "dppo.ppo.networks.modules:EncoderNetwork"
 BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
@@ -76,7 +76,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     if lone_image:
         del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
     layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network)) + _memory(network)
-    whole = f"{layers}, {'one for policy and value each' if separate else 'shared by policy and value'}"
+    whole = f"{layers}, {'one each for policy and value' if separate else 'shared by policy and value'}"
     return Choice(_built(network, spaces, kwargs, vector=vector), whole, _observed(spaces))
 
 

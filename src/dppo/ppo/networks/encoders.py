@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.layers import PixelConv
+from dppo.ppo.networks.layers import PixelConv
 from dppo.spaces import Categories, Spaces, is_image
 
 MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded

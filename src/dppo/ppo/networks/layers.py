@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.blocks import convolve_blocks, fits_blocks
+from dppo.ppo.networks.blocks import convolve_blocks, fits_blocks
 
 
 class Output(nn.Linear):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.cells import STATES
 from dppo.ppo.distributions import distribution_of
-from dppo.ppo.encoders import encoder_of, orthogonal
 from dppo.ppo.inputs import each_leaf
-from dppo.ppo.layers import Output
-from dppo.ppo.modules import Body
-from dppo.ppo.recurrence import over_time
+from dppo.ppo.networks.cells import STATES
+from dppo.ppo.networks.encoders import encoder_of, orthogonal
+from dppo.ppo.networks.layers import Output
+from dppo.ppo.networks.modules import Body
+from dppo.ppo.networks.recurrence import over_time
 from dppo.spaces import Spaces
 
 CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}

@@ -1,0 +1,55 @@
+"""The first lines of a run, and what is noted before them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dppo.records.announcement import PATIENCE_S, Announcement
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def printed(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "dppo")
+    return caplog
+
+
+def announced(printed: pytest.LogCaptureFixture, clock: Clock) -> Announcement:
+    return Announcement(lambda: logging.getLogger("dppo").info("the run"), clock)
+
+
+def test_notes_follow_the_first_lines_in_order(printed: pytest.LogCaptureFixture) -> None:
+    announcement = announced(printed, Clock())
+    announcement.note("early")
+    announcement.note("network", logging.INFO)
+    assert printed.messages == []
+    announcement.show()
+    announcement.note("late")
+    announcement.show()
+    assert printed.messages == ["the run", "early", "network", "late"]
+    assert [record.levelname for record in printed.records] == ["INFO", "WARNING", "INFO", "WARNING"]
+
+
+def test_a_slow_start_is_announced_before_it_is_complete(printed: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    announcement = announced(printed, clock)
+    announcement.note("waiting for actors")
+    clock.now = PATIENCE_S - 0.1
+    announcement.check()
+    assert printed.messages == []
+    clock.now = PATIENCE_S
+    announcement.check()
+    assert printed.messages == ["the run", "waiting for actors"]
+    announcement.check()
+    announcement.show()
+    assert printed.messages.count("the run") == 1
