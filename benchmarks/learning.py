@@ -1,6 +1,6 @@
 """Measure learning: mean returns over seeds, compared with published figures.
 
-    python benchmarks/learning.py                       all rows: about a quarter of an hour on two cores
+    python benchmarks/learning.py                       all rows: more than half an hour on two cores
     python benchmarks/learning.py --only cartpole-preset --seeds 3
 
 minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install highway-env`. Without them they are skipped.
@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import trivial
 from bench_envs import POSITIONS
 
@@ -31,7 +32,7 @@ from dppo.evaluation import evaluate
 from dppo.runner import train
 
 HERE = Path(__file__).parent
-POINTS = 50  # of a curve in the JSON
+POINTS = 50  # of a curve in the JSON, at most
 EPISODES = 100
 
 
@@ -216,12 +217,13 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         rows = result.metrics  # read before the folder is removed
     returns = [(row["global_step"], row.get("charts/episodic_return")) for row in rows]
     known = [point for point in returns if point[1] is not None]
+    drawn = np.linspace(0, len(known) - 1, min(len(known), POINTS)).astype(int)
     return {
         "seed": seed,
         "train": result.episodic_return,
         "quarters": [rows[len(rows) * quarter // 4 - 1]["charts/episodic_return"] for quarter in (1, 2, 3, 4)],
         "eval": played.mean_return,
-        "curve": [known[len(known) * point // POINTS - 1] for point in range(1, POINTS + 1)],
+        "curve": [known[index] for index in drawn],
         "steps": result.global_step,
         "seconds": time.monotonic() - began,
         "weights_sha256": result.weights_sha256,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dppo.errors import counted
 from dppo.records.plots import COLOURS, DPI, GREY, INK, PALE, short
 
 TITLES = {
@@ -69,13 +70,13 @@ def _curves(axis: Any, row: dict[str, Any]) -> None:
     for curve in curves:
         axis.plot(*curve.T, color=COLOURS[1], alpha=0.35, linewidth=1)
     first, last = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
-    steps = np.linspace(first, last, len(curves[0]))
+    steps = np.linspace(first, last, max(len(curve) for curve in curves))
     mean = np.mean([np.interp(steps, *curve.T) for curve in curves], axis=0)
-    axis.plot(steps, mean, color=COLOURS[1], linewidth=2, label=f"mean of {len(curves)} seeds")
+    axis.plot(steps, mean, color=COLOURS[1], linewidth=2, label=f"mean of {counted(len(curves), 'seed')}")
     for (name, value), dash in zip(_without_learning(row).items(), (2, 6), strict=False):
         axis.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (dash, 2)), label=name)
     axis.set_xlim(left=0)
-    axis.legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK, handlelength=1.4)
+    axis.legend(loc="best", frameon=False, fontsize=8, labelcolor=INK, handlelength=1.4)
 
 
 def _without_learning(row: dict[str, Any]) -> dict[str, float]:

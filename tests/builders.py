@@ -12,18 +12,32 @@ import numpy as np
 
 from dppo import streams
 from dppo.actions import BoxActions, DiscreteActions
+from dppo.assemble import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.config import PPO, Config
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import distribution_of
 from dppo.ppo.networks.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.sampler import PPOSampler
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.trainer import PPOTrainer
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
 BOX = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
+PLAIN = PPO(  # an update; tests change a setting or two
+    update_epochs=3,
+    norm_adv=True,
+    clip_coef=0.2,
+    clip_vloss=False,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    target_kl=None,
+)
 
 
 def spec_of(
@@ -40,6 +54,26 @@ def spec_of(
 def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
     """Weights in which no part is zero, so that none can be left out unnoticed."""
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
+
+
+def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: float = 0.4) -> PPOAgent:
+    """An agent with random weights."""
+    agent = PPOAgent(spec)
+    agent.load(PolicySnapshot(3, random_weights(spec, scale=spread), obs_scale))
+    return agent
+
+
+def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
+    """The samplers and the trainer of a run, in this process."""
+    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
+    return samplers, build_trainer(trainer_plan(config), samplers[0].spaces)
+
+
+def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:
+    """A segment of each sampler, of the iteration that is the version of the policy, and its report."""
+    requests = [SegmentRequest(sampler_id, snapshot.version) for sampler_id in range(len(samplers))]
+    made = [one.sampler.collect(request, snapshot) for one, request in zip(samplers, requests, strict=True)]
+    return [report for report, _ in made], [segment for _, segment in made]
 
 
 def group_of(

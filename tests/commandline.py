@@ -19,6 +19,15 @@ import dppo
 SOURCE = Path(dppo.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parent
 MARKER = "DPPO_TEST_MARKER"  # a variable that only the processes of one command inherit
+# Variables with which Ray detects a dead node in seconds; by default it takes a quarter of a minute.
+QUICK_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def fresh_environment(**changes: str) -> dict[str, str]:
@@ -107,6 +116,13 @@ def run(words: Sequence[str], cwd: Path, timeout_s: Any = 90.0, **how: Any) -> t
     """Run a `Command` to its end; return the exit code, stdout and stderr."""
     with Command(words, cwd, **how) as command:
         return command.wait(timeout_s), command.out, command.err
+
+
+def output_of(program: Sequence[str], cwd: Path, **env: str) -> str:
+    """Run `python PROGRAM` to its end; return what it printed on stdout if it succeeded."""
+    code, out, err = run([], cwd, 250, program=program, **env)
+    assert code == 0, err
+    return out
 
 
 def marked(marker: str) -> dict[int, str]:

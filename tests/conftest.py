@@ -1,14 +1,18 @@
-"""Shared by all tests: checked shapes, one Ray."""
+"""Shared by all tests: checked shapes, one Ray, one undisturbed run of each kind."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from shapes import check_shapes
+
+if TYPE_CHECKING:
+    import dppo
 
 check_shapes()
 # Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
@@ -16,7 +20,6 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["DPPO_TEST_RUN"] = uuid.uuid4().hex  # child processes inherit it, so that tests recognise their own
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +42,25 @@ def ray_session() -> Iterator[None]:
     session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)
     yield
     session.close()
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dppo.Result]:
+    """Return a function of a kind, one of `kinds.KINDS`: an undisturbed run in this process, trained once."""
+    from kinds import settings
+
+    import dppo
+
+    folder = tmp_path_factory.mktemp("kinds")
+    return functools.cache(lambda kind: dppo.train(settings(kind, folder / kind / "run")))
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Compute in one thread: with networks as small as those of tests, several only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -41,7 +41,7 @@ class Meeting:
     """Ranks that are threads of this process."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=30)
+        self._barrier = threading.Barrier(size, timeout=120)
         self._brought: list[Tensor] = [torch.empty(0)] * size
         self._ranks = [_ThreadRank(self, rank, size) for rank in range(size)]
 
@@ -149,7 +149,7 @@ def _serve(pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         store = FileStore(path, size)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
         try:
             result = work(*args)
         except Exception as error:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -78,25 +75,3 @@ class Named(Recalls):
     @staticmethod
     def named(obs: np.ndarray) -> dict[str, Any]:
         return {"bit": int(obs[0]) + 1, "time": obs[1:]}
-
-
-WORLDS = {"Recalls": Recalls, "Pictured": Pictured, "Named": Named}
-
-
-class Crashing(gym.Wrapper[Any, Any, Any, Any]):
-    """Kill the process once: in step `at_step` of this instance, if it is the one to create the file `marker`."""
-
-    def __init__(self, world: str, at_step: int, marker: str) -> None:
-        super().__init__(WORLDS[world]())
-        self.marker, self.at_step, self.steps = Path(marker), at_step, 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == self.at_step:
-            try:
-                self.marker.touch(exist_ok=False)
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)

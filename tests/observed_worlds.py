@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +19,7 @@ WHOLE = spaces.Dict(
     ),
     tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
 )
+TEXTS = ("mission", "robot.note")  # which cannot be learnt on
 
 
 class World(gym.Env[Any, Any]):
@@ -142,31 +139,3 @@ class Plain(World):
             "one of": (0, self.steps % 3) if self.steps % 2 else (1, self.at.astype(np.float32)),
             "tuple": (self.steps % 2, self.at.astype(np.float32)),
         }[self._kind]
-
-
-class Crashing(gym.Wrapper[Any, Any, Any, Any]):
-    """The `world` of a module, which kills its process once: in this episode, at this step."""
-
-    def __init__(
-        self, world: str, at_step: int, at_episode: int, marker: str, module: str = __name__, **kwargs: Any
-    ) -> None:
-        super().__init__(getattr(importlib.import_module(module), world)(**kwargs))
-        self._at, self._marker = (at_episode, at_step), Path(marker)
-        self._episode, self._steps = -1, 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        self._episode, self._steps = self._episode + 1, 0
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        if (self._episode, self._steps) == self._at and self._is_first():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-    def _is_first(self) -> bool:
-        try:
-            self._marker.touch(exist_ok=False)  # atomic: actors come to this step at the same time
-        except FileExistsError:
-            return False
-        return True

@@ -1,4 +1,4 @@
-"""Actions of all kinds and action masks, from end to end: train, promise, play."""
+"""Actions of all kinds and action masks, from end to end: train, play."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from acting_worlds import SPACES, Masked
-from recorder import Recorder
+from builders import collect, parts_of, random_weights
+from kinds import small
 
 import dppo
 from dppo.actions import actions_from_json
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.batch import make_batch
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 
-ITERATIONS = 3
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
-CASES: dict[str, dict[str, Any]] = {
-    "dict": {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "dict"}},
-    "masked": {"env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}},
-}
 each_source = pytest.mark.parametrize("source", list(SOURCES))
 several = pytest.mark.parametrize("several", [False, True], ids=["discrete", "multidiscrete"])
-
-
-def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 2}
-    base |= {"progress": "off", "run_dir": run_dir, "total_timesteps": 2 * 2 * 20 * ITERATIONS}
-    return dppo.Config(**base | changes)
 
 
 def masked(source: str, **world: Any) -> dict[str, Any]:
@@ -51,7 +40,7 @@ def masked(source: str, **world: Any) -> dict[str, Any]:
 def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> None:
     """The environment raises if an action is not in its space."""
     env_kwargs = {"kind": kind}
-    result = dppo.train(settings(tmp_path / "run", env_id="acting_worlds:Actuated", env_kwargs=env_kwargs))
+    result = dppo.train(small(tmp_path / "run", env_id="acting_worlds:Actuated", env_kwargs=env_kwargs))
     assert result.episodes > 0
     assert dppo.evaluate(result, episodes=2, deterministic=False).lengths
     policy = dppo.load_policy(result.run_dir)
@@ -82,7 +71,7 @@ def test_actions_are_described_in_json_and_back(kind: str) -> None:
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
     changes = {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "wide"}, "action_bounds": bounds}
-    policy = dppo.load_policy(dppo.train(settings(tmp_path / "run", **changes)).run_dir)
+    policy = dppo.load_policy(dppo.train(small(tmp_path / "run", **changes)).run_dir)
     rng = np.random.default_rng(0)
     drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
     low, high = SPACES["wide"].low, SPACES["wide"].high  # type: ignore[attr-defined]
@@ -95,7 +84,7 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("trunk", ["auto", "shared"])
 def test_the_deviation_may_depend_on_the_state(kind: str, trunk: str, tmp_path: Path) -> None:
     changes = {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": kind}, "state_dependent_std": True}
-    result = dppo.train(settings(tmp_path / "run", trunk=trunk, **changes))
+    result = dppo.train(small(tmp_path / "run", trunk=trunk, **changes))
     outputs = {"wide": 4, "dict": 2 * 2 + 4 + 8}[kind]  # deviations are outputs, not parameters
     hidden = 2 * 64 + 64 + 64 * 64 + 64
     trunks = 1 if trunk == "shared" else 2
@@ -115,11 +104,11 @@ def test_the_deviation_may_depend_on_the_state(kind: str, trunk: str, tmp_path: 
     ],
     ids=str,
 )
-def test_what_does_not_fit_the_actions_is_refused(
+def test_settings_that_do_not_fit_the_actions_are_refused(
     changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        dppo.train(settings(tmp_path / "run", **{"env_id": "CartPole-v1"} | changes))
+        dppo.train(small(tmp_path / "run", **{"env_id": "CartPole-v1"} | changes))
     for word in words:
         assert word in str(caught.value)
 
@@ -131,7 +120,7 @@ def test_what_does_not_fit_the_actions_is_refused(
 @several
 def test_masks_are_obeyed_in_training_and_evaluation(source: str, several: bool, tmp_path: Path) -> None:
     """The environment raises if an action is not allowed."""
-    result = dppo.train(settings(tmp_path / "run", **masked(source, several=several)))
+    result = dppo.train(small(tmp_path / "run", **masked(source, several=several)))
     assert result.incidents == {}
     for deterministic in (True, False):
         assert len(dppo.evaluate(result, episodes=5, deterministic=deterministic).returns) == 5
@@ -139,13 +128,13 @@ def test_masks_are_obeyed_in_training_and_evaluation(source: str, several: bool,
 
 def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     """A leaf is not compared: of a Dict observation another network is made."""
-    method, info = (dppo.train(settings(tmp_path / source, **masked(source))) for source in ("method", "info"))
+    method, info = (dppo.train(small(tmp_path / source, **masked(source))) for source in ("method", "info"))
     assert method.weights_sha256 == info.weights_sha256
 
 
 def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) -> None:
     obs, several_obs = np.zeros(2, np.float32), np.zeros((3, 2), np.float32)
-    policy = dppo.load_policy(dppo.train(settings(tmp_path / "method", **masked("method"))).run_dir)
+    policy = dppo.load_policy(dppo.train(small(tmp_path / "method", **masked("method"))).run_dir)
     for only in range(4):
         mask = np.arange(4) == only
         assert policy.act(obs, action_mask=mask) == only
@@ -159,11 +148,11 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) 
     ):
         with pytest.raises(ValueError, match=words):
             policy.act(obs, **wrong)
-    policy = dppo.load_policy(dppo.train(settings(tmp_path / "leaf", **masked("leaf"))).run_dir)
+    policy = dppo.load_policy(dppo.train(small(tmp_path / "leaf", **masked("leaf"))).run_dir)
     assert policy.act({"action_mask": np.array([0, 0, 1, 0]), "at": obs}) == 2
     with pytest.raises(ValueError, match="reads masks from the observation"):
         policy.act({"action_mask": np.ones(4, np.int8), "at": obs}, action_mask=np.ones(4))
-    policy = dppo.load_policy(dppo.train(settings(tmp_path / "none", env_id="CartPole-v1")).run_dir)
+    policy = dppo.load_policy(dppo.train(small(tmp_path / "none", env_id="CartPole-v1")).run_dir)
     with pytest.raises(ValueError, match="trained without masks"):
         policy.act(np.zeros(4), action_mask=np.ones(2))
 
@@ -171,7 +160,7 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) 
 @each_source
 def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault) as caught:
-        dppo.train(settings(tmp_path / "run", **masked(source, nothing_at=4)))
+        dppo.train(small(tmp_path / "run", **masked(source, nothing_at=4)))
     message = str(caught.value)
     assert "step of episode 1 (seed " in message
     assert "step 4) returned an action mask that allows no action: all of it is zero." in message
@@ -179,7 +168,7 @@ def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_pat
 
 
 def test_an_episode_without_allowed_actions_can_be_dropped(tmp_path: Path) -> None:
-    result = dppo.train(settings(tmp_path / "run", on_bad_step="drop", **masked("info", nothing_at=4)))
+    result = dppo.train(small(tmp_path / "run", on_bad_step="drop", **masked("info", nothing_at=4)))
     assert result.incidents == {"bad_step": 4}  # one in the second episode of each environment
 
 
@@ -212,21 +201,21 @@ def test_bad_masks_are_errors_that_say_where(how: str, tmp_path: Path) -> None:
     }[how]
     mask = {"action_mask": "info"} if how == "missing" else {}
     with pytest.raises(EnvironmentFault) as caught:
-        dppo.train(settings(tmp_path / "run", env_id=make, **mask))
+        dppo.train(small(tmp_path / "run", env_id=make, **mask))
     assert words in str(caught.value)
 
 
 def test_a_mask_in_info_that_is_not_used_is_reported(tmp_path: Path) -> None:
     short = {"env_id": "Taxi-v4", "total_timesteps": 80}
-    assert dppo.train(settings(tmp_path / "auto", **short)).incidents == {"mask_not_used": 1}
+    assert dppo.train(small(tmp_path / "auto", **short)).incidents == {"mask_not_used": 1}
     for setting in ("off", "info"):
-        assert dppo.train(settings(tmp_path / setting, action_mask=setting, **short)).incidents == {}
+        assert dppo.train(small(tmp_path / setting, action_mask=setting, **short)).incidents == {}
 
 
-def test_the_mask_is_not_part_of_what_the_network_reads(tmp_path: Path) -> None:
+def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     read = describe_spaces(Masked("leaf")).of_network()
     assert (list(read.leaves()), read.mask) == (["at"], None)
-    result = dppo.train(settings(tmp_path / "run", norm_obs=True, **masked("method")))
+    result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method")))
     assert dppo.load_policy(result.run_dir).weights.size == 2 * (2 * 64 + 64 + 64 * 64 + 64) + 65 * 4 + 65
 
 
@@ -244,65 +233,11 @@ def test_first_ratio_is_one(world: str, norm_obs: bool, trunk: Any) -> None:
         made |= {"action_bounds": "squash"}
     made |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120}
     config = dppo.Config(**made, norm_adv=False, norm_obs=norm_obs, trunk=trunk)
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
-    weights = trainer.weights()
-    weights = weights + np.random.default_rng(0).normal(size=weights.size).astype(np.float32) * 0.3
-    trainer.load(weights, trainer.state())
-    snapshot = PolicySnapshot(0, trainer.weights())
-    segments = [one.sampler.collect(SegmentRequest(s, 0), snapshot)[1] for s, one in enumerate(samplers)]
+    samplers, trainer = parts_of(config)
+    trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
     assert (segments[0].masks is not None) == (world in SOURCES)
     batch = make_batch(segments, None, None, gamma=0.99, gae_lambda=0.95)
     scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)
     assert (scored.policy.logprobs > -1e6).all()
-
-
-# ------------------------------------------------------------------ the promise
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
-    """Return the result of an undisturbed run in this process, by case."""
-    folder = tmp_path_factory.mktemp("trained")
-    return {case: dppo.train(settings(folder / case, **changes)) for case, changes in CASES.items()}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_has_the_same_weights(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert dppo.train(settings(run, **CASES[case]), observers=[Recorder(interrupt_at=1)]).iterations == 1
-    resumed = dppo.train(settings(run, **CASES[case]), resume=run)
-    assert (resumed.weights_sha256, resumed.incidents) == (trained[case].weights_sha256, {})
-
-
-@pytest.mark.parametrize("case", ["masked", pytest.param("dict", marks=pytest.mark.slow)])
-def test_a_killed_actor_does_not_change_the_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    """The simulator kills its process in an episode that is replayed by the replacement."""
-    changes, marker = CASES[case], tmp_path / "marker"
-    crash = {"module": "acting_worlds", "world": changes["env_id"].partition(":")[2], **changes["env_kwargs"]}
-    crash |= {"at_step": 7, "at_episode": 1, "marker": str(marker)}
-    killed = {"env_id": "observed_worlds:Crashing", "env_kwargs": crash, "num_actors": 2}
-    result = dppo.train(settings(tmp_path / "run", **changes | killed))
-    assert marker.exists()
-    assert result.incidents.get("actor_lost") == 1
-    assert result.incidents.keys() <= {"actor_lost", "samplers_moved"}  # on a busy machine a replacement is late
-    assert result.weights_sha256 == trained[case].weights_sha256
-
-
-@pytest.mark.parametrize("case", [pytest.param("masked", marks=pytest.mark.slow), "dict"])
-def test_two_actors_give_the_same_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    result = dppo.train(settings(tmp_path / "run", num_actors=2, **CASES[case]))
-    assert (result.weights_sha256, result.incidents) == (trained[case].weights_sha256, {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_two_learners_train(case: str, tmp_path: Path, ray_session: None) -> None:
-    two = {"num_learners": 2, "cpus_per_actor": 0.5}
-    one, other = (dppo.train(settings(tmp_path / str(n), num_actors=n, **two, **CASES[case])) for n in (1, 2))
-    assert one.weights_sha256 == other.weights_sha256

@@ -282,7 +282,7 @@ def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags(
 
 
 @pytest.mark.parametrize("wrong", ["CartPole-v1", {"env_id": "CartPole-v1"}, None])
-def test_train_refuses_what_is_not_a_config(wrong: Any) -> None:
+def test_train_refuses_anything_but_a_config(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"):
         dppo.train(wrong)
 

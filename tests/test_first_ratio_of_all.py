@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import random_weights
+from builders import collect, parts_of, random_weights
 from own_memory_models import Running
 from own_models import Plain
 
 import dppo
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
 from dppo.config import make_config
 from dppo.ppo.inputs import no_statistics
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
 MEMORIES = ("none", "gru", "lstm")
@@ -62,24 +62,21 @@ def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str,
 def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
     """In the second iteration statistics are not empty, and episodes and states go on."""
     config = make_config(settings(act, memory, normalised, network))
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces, plan = samplers[0].spaces, trainer_plan(config)
-    trainer = build_trainer(plan, spaces)
+    samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=normalised)
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalised)
     for iteration in range(2):
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        segments = [segment for _, segment in collected]
+        reports, segments = collect(samplers, snapshot)
         assert (segments[0].masks is not None) == ("masked" in act)
-        losses = train_on(trainer, plan, segments, scale, statistics.reward_scale(), iteration)
+        losses = train_on(trainer, trainer_plan(config), segments, scale, statistics.reward_scale(), iteration)
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5
         assert losses["clipfrac"] == 0
         assert np.isfinite(losses["entropy"])
-        statistics = statistics.merged([report.statistics for report, _ in collected])
+        statistics = statistics.merged([report.statistics for report in reports])
 
 
 @combinations(FAST_ON_RAY, normalised=(True,))

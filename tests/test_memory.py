@@ -1,4 +1,4 @@
-"""Runs with memory, from end to end: the promise, learning that needs memory, playing, refusals."""
+"""Runs with memory, from end to end: learning that needs memory, playing, refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import own_memory_models
 import own_models
 import pytest
-from recorder import Notes, Recorder
+from kinds import ITERATIONS, KINDS, RunOf, settings
+from recorder import Notes
 
 import dppo
 from dppo.__main__ import main
@@ -17,89 +18,13 @@ from dppo.config import make_config
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 
-ITERATIONS = 3
-OWN = "own_memory_models:Running"
-CASES: dict[str, dict[str, Any]] = {
-    "lstm": {"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
-    "gru": {"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
-    "own": {
-        "env_id": "memory_worlds:Recalls",
-        "model": "own_memory_models:Running",
-        "sequence_length": 10,
-        "norm_obs": True,
-    },
-    "masked": {
-        "env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}, "memory": "lstm",
-        "memory_size": 8, "recompute_advantages": True,
-    },
-}  # fmt: skip
-all_cases = pytest.mark.parametrize("case", list(CASES))
+# ------------------------------------------------------------------ learning and its rounding
 
 
-def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
-    base = CASES[case] | {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 2}
-    base |= {"progress": "off", "run_dir": run_dir} | changes
-    return make_config({"total_timesteps": 2 * 2 * 20 * ITERATIONS} | base)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
-    """Return the result of an undisturbed run in this process, by case."""
-    folder = tmp_path_factory.mktemp("trained")
-    return {case: dppo.train(settings(case, folder / case)) for case in CASES}
-
-
-# ------------------------------------------------------------------ the promise
-
-
-@pytest.mark.parametrize(
-    "case", ["masked", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "masked")]
-)
-def test_two_actors_give_the_same_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    result = dppo.train(settings(case, tmp_path / "run", num_actors=2))
-    assert (result.weights_sha256, result.incidents) == (trained[case].weights_sha256, {})
-    assert result.episodes >= 10
-
-
-@pytest.mark.parametrize("case", ["own", *(pytest.param(case, marks=pytest.mark.slow) for case in ("gru", "lstm"))])
-def test_a_killed_actor_does_not_change_the_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    """The simulator kills its process in the second segment, within an episode that has a state."""
-    crash = {"world": CASES[case]["env_id"].partition(":")[2], "at_step": 27, "marker": str(tmp_path / "marker")}
-    changes = {"env_id": "memory_worlds:Crashing", "env_kwargs": crash}
-    result = dppo.train(settings(case, tmp_path / "run", num_actors=2, **changes))
-    assert (tmp_path / "marker").exists()
-    assert result.incidents == {"actor_lost": 1}
-    assert result.weights_sha256 == trained[case].weights_sha256
-
-
-@all_cases
-def test_a_resumed_run_has_the_same_weights(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    stopped = dppo.train(settings(case, run), observers=[Recorder(interrupt_at=1)])
-    assert stopped.iterations == 1
-    resumed = dppo.train(settings(case, run), resume=run)
-    assert resumed.weights_sha256 == trained[case].weights_sha256
-    assert resumed.incidents == {}
-
-
-@pytest.mark.slow
-@all_cases
-def test_two_learners_give_the_same_weights_for_any_number_of_actors(
-    case: str, tmp_path: Path, ray_session: None
-) -> None:
-    two = {"num_learners": 2, "cpus_per_actor": 0.5}
-    one, other = (dppo.train(settings(case, tmp_path / str(n), num_actors=n, **two)) for n in (1, 2))
-    assert one.weights_sha256 == other.weights_sha256
-
-
-@pytest.mark.parametrize("case", ["lstm", "own"])
-def test_pieces_of_minibatches_change_rounding_only(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
-    pieces = dppo.train(settings(case, tmp_path / "run", micro_batch_size=10))
-    weights, whole = (dppo.load_policy(result.run_dir).weights for result in (pieces, trained[case]))
+@pytest.mark.parametrize("kind", ["lstm", "own memory"])
+def test_pieces_of_minibatches_change_rounding_only(kind: str, run_of: RunOf, tmp_path: Path) -> None:
+    pieces = dppo.train(settings(kind, tmp_path / "run", micro_batch_size=10))
+    weights, whole = (dppo.load_policy(result.run_dir).weights for result in (pieces, run_of(kind)))
     np.testing.assert_allclose(weights, whole, atol=2e-4)
 
 
@@ -147,10 +72,10 @@ def test_eval_plays_with_memory(
     assert f"return {expected.mean_return:.1f} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("case", ["lstm", "gru", "own"])
-def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(case: str, trained: dict[str, dppo.Result]) -> None:
-    policy = dppo.load_policy(trained[case].run_dir)
-    env = make_env(CASES[case]["env_id"], {})
+@pytest.mark.parametrize("kind", ["lstm", "gru", "own memory"])
+def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_of: RunOf) -> None:
+    policy = dppo.load_policy(run_of(kind).run_dir)
+    env = make_env(KINDS[kind].settings["env_id"], {})
     env.observation_space.seed(0)
     steps = [[env.observation_space.sample() for _ in range(3)] for _ in range(4)]
     single: list[Any] = [None] * 3

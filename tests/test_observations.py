@@ -1,4 +1,4 @@
-"""Environments with images and nested observations, from end to end: train, promise, play."""
+"""Environments with images and nested observations, from end to end: train, play."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import gymnasium as gym
 import numpy as np
 import observed_worlds
 import pytest
-from recorder import Notes, Recorder
+from kinds import KINDS, RunOf, settings, small
+from recorder import Notes
 
 import dppo
 from dppo.__main__ import main
@@ -21,83 +22,12 @@ from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.networks.choice import choose_network
 
-ITERATIONS = 3
-TEXTS = ("mission", "robot.note")
-CASES: dict[str, dict[str, Any]] = {
-    "image": {"env_id": "observed_worlds:Picture", "image_features": 32},
-    "dict": {"env_id": "observed_worlds:Everything", "drop_obs": TEXTS, "norm_obs": True, "image_features": 32},
-}
-both = pytest.mark.parametrize("case", list(CASES))
+kinds = pytest.mark.parametrize("kind", ["image", "dict observation"])
 
 
-def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
-    base = CASES[case] | {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 2}
-    base |= {"progress": "off", "run_dir": run_dir} | changes
-    return make_config(base | {"total_timesteps": 2 * 2 * 20 * ITERATIONS})
-
-
-@pytest.fixture(scope="module")
-def logged() -> dict[str, list[str]]:
-    """Return what the runs of `trained` log, by case."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, logged: dict[str, list[str]]) -> dict[str, dppo.Result]:
-    """Return the result of an undisturbed run in this process, by case."""
-    folder, results = tmp_path_factory.mktemp("trained"), {}
-    for case in CASES:
-        with Notes() as notes:
-            results[case] = dppo.train(settings(case, folder / case))
-        logged[case] = notes.texts
-    return results
-
-
-# ------------------------------------------------------------------ the promise
-
-
-@pytest.mark.parametrize("case", ["image", pytest.param("dict", marks=pytest.mark.slow)])
-def test_two_actors_give_the_same_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    result = dppo.train(settings(case, tmp_path / "run", num_actors=2))
-    assert (result.weights_sha256, result.incidents) == (trained[case].weights_sha256, {})
-    assert result.episodes >= 4  # else no reset was compared
-
-
-@pytest.mark.parametrize("case", [pytest.param("image", marks=pytest.mark.slow), "dict"])
-def test_a_killed_actor_does_not_change_the_weights(
-    case: str, trained: dict[str, dppo.Result], tmp_path: Path, ray_session: None
-) -> None:
-    """The simulator kills its process in an episode that is replayed by the replacement."""
-    name = CASES[case]["env_id"].partition(":")[2]
-    crash = {"world": name, "at_step": 7, "at_episode": 1, "marker": str(tmp_path / "marker")}
-    changes = {"env_id": "observed_worlds:Crashing", "env_kwargs": crash}
-    result = dppo.train(settings(case, tmp_path / "run", num_actors=2, **changes))
-    assert (tmp_path / "marker").exists()
-    assert result.incidents.get("actor_lost") == 1
-    assert result.incidents.keys() <= {"actor_lost", "samplers_moved"}  # on a busy machine a replacement is late
-    assert result.weights_sha256 == trained[case].weights_sha256
-
-
-@both
-def test_a_resumed_run_has_the_same_weights(case: str, trained: dict[str, dppo.Result], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    stopped = dppo.train(settings(case, run), observers=[Recorder(interrupt_at=1)])
-    assert stopped.iterations == 1
-    resumed = dppo.train(settings(case, run), resume=run)
-    assert resumed.weights_sha256 == trained[case].weights_sha256
-    assert resumed.incidents == {}
-
-
-@pytest.mark.slow
-@both
-def test_two_learners_give_the_same_weights_for_any_number_of_actors(
-    case: str, tmp_path: Path, ray_session: None
-) -> None:
-    two = {"num_learners": 2, "cpus_per_actor": 0.5}
-    one, other = (dppo.train(settings(case, tmp_path / str(n), num_actors=n, **two)) for n in (1, 2))
-    assert one.weights_sha256 == other.weights_sha256
+def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
+    """Return a run of 2 iterations of 20 steps, by two samplers of one environment."""
+    return small(run_dir, **{"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40} | changes)
 
 
 # ------------------------------------------------------------------ every kind of space
@@ -107,12 +37,7 @@ def test_two_learners_give_the_same_weights_for_any_number_of_actors(
     "kind", ["discrete", "many", "multidiscrete", "multibinary", "number", "grid", "one of", "tuple"]
 )
 def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None:
-    result = dppo.train(
-        dppo.Config(
-            env_id="observed_worlds:Plain", env_kwargs={"kind": kind}, num_samplers=2, num_steps=10,
-            total_timesteps=40, run_dir=tmp_path / "run", progress="off",
-        )
-    )  # fmt: skip
+    result = dppo.train(tiny(tmp_path / "run", env_id="observed_worlds:Plain", env_kwargs={"kind": kind}))
     policy = dppo.load_policy(result.run_dir)
     env = make_env("observed_worlds:Plain", {"kind": kind})
     obs, _ = env.reset(seed=0)
@@ -136,23 +61,22 @@ def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None
     ids=str,
 )
 def test_every_network_trains_and_is_loaded(changes: dict[str, Any], tmp_path: Path) -> None:
-    base = {"num_samplers": 2, "num_steps": 10, "total_timesteps": 40, "progress": "off", "run_dir": tmp_path / "run"}
-    result = dppo.train(make_config(base | changes))
+    result = dppo.train(tiny(tmp_path / "run", **changes))
     assert dppo.load_policy(result.run_dir).weights.size > 100
 
 
 # ------------------------------------------------------------------ playing
 
 
-@both
-def test_a_loaded_policy_acts_on_one_observation_and_on_many(case: str, trained: dict[str, dppo.Result]) -> None:
-    policy = dppo.load_policy(trained[case].run_dir)
-    env = make_env(CASES[case]["env_id"], {})
+@kinds
+def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: RunOf) -> None:
+    policy = dppo.load_policy(run_of(kind).run_dir)
+    env = make_env(KINDS[kind].settings["env_id"], {})
     obs, _ = env.reset(seed=3)
     generator = np.random.default_rng(1)
     assert policy.act(obs) in (0, 1, 2)
     assert policy.act(obs, generator=generator) in (0, 1, 2)
-    if case == "image":
+    if kind == "image":
         assert policy.act(np.stack([obs, obs, obs])).shape == (3,)
         with pytest.raises(ValueError, match=r"obs has shape \(8, 9, 3\)"):
             policy.act(np.zeros((8, 9, 3), np.uint8))
@@ -165,11 +89,8 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(case: str, trained:
 
 
 def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:
-    config = dppo.Config(
-        env_id="observed_worlds:Numbers", num_samplers=2, num_steps=10, total_timesteps=40, progress="off",
-        run_dir=tmp_path / "run", norm_obs=True,
-    )  # fmt: skip
-    policy = dppo.load_policy(dppo.train(config).run_dir)
+    result = dppo.train(tiny(tmp_path / "run", env_id="observed_worlds:Numbers", norm_obs=True))
+    policy = dppo.load_policy(result.run_dir)
     space = observed_worlds.Numbers.observation_space
     space.seed(0)
     several = [space.sample() for _ in range(5)]
@@ -177,34 +98,34 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
     assert policy.act(together).tolist() == [policy.act(one) for one in several]
 
 
-@both
-def test_eval_plays_it(case: str, trained: dict[str, dppo.Result], capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(trained[case].run_dir)
-    assert main(["eval", run, "--episodes", "2", "--env-id", CASES[case]["env_id"]]) == 0
+@kinds
+def test_eval_plays_it(kind: str, run_of: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(run_of(kind).run_dir)
+    assert main(["eval", run, "--episodes", "2", "--env-id", KINDS[kind].settings["env_id"]]) == 0
     assert "2 episodes" in capsys.readouterr().out
 
 
-def test_eval_refuses_other_observations(trained: dict[str, dppo.Result], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(trained["image"].run_dir), "--env-id", "observed_worlds:Film"]) == 2
+def test_eval_refuses_other_observations(run_of: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run_of("image").run_dir), "--env-id", "observed_worlds:Film"]) == 2
     assert "Use the environment of the run" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ words
 
 
-@both
-def test_a_run_says_which_network_it_trains_and_why(
-    case: str, trained: dict[str, dppo.Result], logged: dict[str, list[str]]
-) -> None:
-    size = dppo.load_policy(trained[case].run_dir).weights.size
+@kinds
+def test_a_run_says_which_network_it_trains_and_why(kind: str, tmp_path: Path) -> None:
+    with Notes() as notes:
+        result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
+    size = dppo.load_policy(result.run_dir).weights.size
     image = f"a grid CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
     nest = (
         f"a grid CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
         f"policy and value, {size:,} parameters, because the observation has 9 leaves: camera (an image of"
     )
-    found = [note for note in logged[case] if note.startswith("Network: ")]
+    found = [note for note in notes.texts if note.startswith("Network: ")]
     assert len(found) == 1
-    assert found[0].startswith(f"Network: {image if case == 'image' else nest}")
+    assert found[0].startswith(f"Network: {image if kind == 'image' else nest}")
 
 
 def refusal(tmp_path: Path, **changes: Any) -> str:
@@ -244,7 +165,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_does_not_fit_the_observations_is_refused(
+def test_settings_that_do_not_fit_the_observations_are_refused(
     changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     text = refusal(tmp_path, **changes)
@@ -255,27 +176,24 @@ def test_what_does_not_fit_the_observations_is_refused(
 
 def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None:
     changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
-    result = dppo.train(settings("dict", tmp_path / "run", image_features=None, **changes))
+    result = dppo.train(settings("dict observation", tmp_path / "run", image_features=None, **changes))
     assert "camera" not in dppo.load_policy(result.run_dir).spaces.leaves()
     with pytest.raises(ConfigError, match="drop_obs="):
-        dppo.train(settings("dict", tmp_path / "run", image_features=None), resume=tmp_path / "run")
+        dppo.train(settings("dict observation", tmp_path / "run", image_features=None), resume=tmp_path / "run")
 
 
-def test_a_policy_of_a_checkpoint_with_other_categories_is_not_loaded_for_resuming(
-    trained: dict[str, dppo.Result], tmp_path: Path
-) -> None:
-    config = dppo.Config(
-        env_id="observed_worlds:Plain", env_kwargs={"kind": "discrete"}, num_samplers=2, num_steps=10,
-        total_timesteps=40, run_dir=tmp_path / "run", progress="off",
-    )  # fmt: skip
-    run = dppo.train(config).run_dir
+def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
+    discrete, many = (
+        tiny(tmp_path / "run", env_id="observed_worlds:Plain", env_kwargs={"kind": kind})
+        for kind in ("discrete", "many")
+    )
+    run = dppo.train(discrete).run_dir
     with pytest.raises((CheckpointError, ConfigError)):
-        dppo.train(make_config({"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}, "run_dir": run,
-                                "num_samplers": 2, "num_steps": 10, "total_timesteps": 40}), resume=run)  # fmt: skip
+        dppo.train(many, resume=run)
 
 
 @pytest.mark.parametrize(
-    ("space", "settings"),
+    ("space", "changes"),
     [
         (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
         (gym.spaces.Box(0, 255, (96, 96, 3), np.uint8), {"image_encoder": "impala", "trunk": "separate"}),
@@ -284,9 +202,9 @@ def test_a_policy_of_a_checkpoint_with_other_categories_is_not_loaded_for_resumi
     ],
     ids=["nature", "impala", "grid", "wide"],
 )
-def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], settings: dict[str, Any]) -> None:
+def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], changes: dict[str, Any]) -> None:
     """Ray starts before the spaces are known, and so before the network is."""
     world = gym.Env[Any, Any]()
     world.observation_space, world.action_space = space, gym.spaces.Discrete(3)
-    config = make_config({"env_id": "CartPole-v1", **settings})
+    config = make_config({"env_id": "CartPole-v1", **changes})
     assert most_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters

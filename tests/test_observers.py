@@ -7,8 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from commandline import fresh_environment
+from commandline import output_of
 from recorder import Notes, Recorder
 
 import dppo
@@ -208,16 +206,7 @@ def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_example_stops_early(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "early_stop.py")],
-        cwd=tmp_path,
-        env=fresh_environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=True,
-    )
-    last = done.stdout.splitlines()[-1]
+    last = output_of([str(EXAMPLES / "early_stop.py")], tmp_path).splitlines()[-1]
     assert last.startswith("StopAt after ")
     assert float(last.rpartition(" ")[2]) >= 400
 

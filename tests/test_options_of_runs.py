@@ -108,7 +108,7 @@ def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_actors", "num_learners"), [(2, 0), (2, 2)])
-def test_actors_and_learners_do_not_change_what_every_option_does(
+def test_every_option_trains_with_actors_and_learners(
     num_actors: int, num_learners: int, whole: dppo.Result, ray_session: Any, tmp_path: Path
 ) -> None:
     result = train(tmp_path / "run", num_actors=num_actors, num_learners=num_learners, cpus_per_actor=0.25)

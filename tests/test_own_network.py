@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import numpy as np
 import own_models
 import pytest
 import yaml
-from commandline import fresh_environment
+from commandline import output_of
+from incidents import lasting
 from recorder import Recorder
 
 import dppo
@@ -52,7 +52,7 @@ def test_actors_and_a_learner_on_ray_give_the_same_weights(
         pass
 
     result = dppo.train(settings(tmp_path / "run", num_actors=2, num_learners=1, cpus_per_actor=0.5, model=Plain))
-    assert (result.weights_sha256, result.incidents) == (trained.weights_sha256, {})
+    assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp
     """Passed by name to one actor, and as a class to two."""
     model = "own_models:Plain" if num_actors == 1 else own_models.Plain
     result = dppo.train(settings(tmp_path / "run", num_actors=num_actors, model=model))
-    assert (result.weights_sha256, result.incidents) == (trained.weights_sha256, {})
+    assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 
 def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_two_learners_give_the_same_weights_with_any_number_of_actors(
     one = dppo.train(settings(tmp_path / "1", num_actors=1, **two))
     other = dppo.train(settings(tmp_path / "2", num_actors=2, model=Plain, **two))
     assert one.weights_sha256 == other.weights_sha256 != trained.weights_sha256
-    assert one.incidents == other.incidents == {}
+    assert lasting(one) == lasting(other) == {}
 
 
 # ------------------------------------------------------------------ playing
@@ -323,7 +323,7 @@ class Pictures(gym.Env[Any, Any]):
         return self.black + np.uint8(self.steps + action), float(action), self.steps == 20, False, {}
 
 
-def test_ones_own_network_may_read_images(tmp_path: Path) -> None:
+def test_a_users_network_may_read_images(tmp_path: Path) -> None:
     result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=own_models.Plain))
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
 
@@ -370,13 +370,4 @@ def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weigh
 
 
 def test_the_example_trains_its_network(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "2048"],
-        cwd=tmp_path,
-        env=fresh_environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1].startswith("Mean return after 2,048 steps: ")
+    assert output_of([str(EXAMPLE), "2048"], tmp_path).splitlines()[-1].startswith("Mean return after 2,048 steps: ")

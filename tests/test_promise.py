@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disturbance import Disturbance, send
 from incidents import lasting
 from recorder import Notes, Recorder
 
@@ -55,7 +52,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def running_ray(request: pytest.FixtureRequest) -> None:
     """Let tests with actors share the Ray of the whole test run."""
-    if "num_actors" in request.fixturenames or "ray_here" in request.fixturenames:
+    if "num_actors" in request.fixturenames:
         request.getfixturevalue("ray_session")
 
 
@@ -86,28 +83,9 @@ def test_the_order_of_arrival_does_not_change_the_weights(
     assert result.weights_sha256 == in_process[case]
 
 
-def busy_actors() -> Iterator[int]:
-    """Yield the process ids of actors of this test run that are collecting a segment."""
-    ours = f"DPPO_TEST_RUN={os.environ['DPPO_TEST_RUN']}".encode()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"PPOActor.make_segment" in (path / "cmdline").read_bytes() and ours in (path / "environ").read_bytes():
-                yield int(path.name)
-        except OSError:
-            continue
-
-
-def kill_a_busy_actor(killed: list[int]) -> None:
-    """Wait for an actor that is collecting a segment; give it time for some steps, then send SIGKILL."""
-    deadline = time.monotonic() + 120
-    while not killed and time.monotonic() < deadline:
-        for pid in busy_actors():
-            time.sleep(0.1)
-            if pid in busy_actors():
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-                return
-        time.sleep(0.02)
+def a_killed_actor() -> Disturbance:
+    """Kill an actor in the middle of a segment of the run inside."""
+    return Disturbance("PPOActor.make_segment", send(signal.SIGKILL))
 
 
 @slow  # the same with overlap is in the fast set
@@ -115,17 +93,10 @@ def kill_a_busy_actor(killed: list[int]) -> None:
 def test_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_weights(
     case: str, in_process: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
-    killed: list[int] = []
-    while list(busy_actors()):  # of an earlier run, killed already
-        time.sleep(0.05)
-    killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
-    killer.start()
     recorder = Recorder()
     config = settings(case, tmp_path / "run", num_actors=3, env_id=DELAYED[case], env_kwargs=QUICK)
-    with Notes() as notes:
+    with a_killed_actor(), Notes() as notes:
         result = dppo.train(config, observers=[recorder])
-    killer.join()
-    assert killed, "no actor was busy long enough to be killed"
     assert lasting(result) == {"actor_lost": 1}
     assert any("replaced" in note for note in notes.texts)
     assert "actor_lost" in [incident.kind for incident in recorder.incidents]
@@ -207,6 +178,21 @@ def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     assert state() == before
 
 
+def lose_segments(monkeypatch: pytest.MonkeyPatch, *iterations: int) -> None:
+    """Lose the segments of each of these iterations once, on their way to the update."""
+    update, to_come = LocalTrainer.update, list(iterations)
+
+    def update_or_lose(
+        self: LocalTrainer, segments: Any, policy: Any, reward_scale: float | None, iteration: int
+    ) -> dict[str, float]:
+        if iteration in to_come:
+            to_come.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return update(self, segments, policy, reward_scale, iteration)
+
+    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+
+
 @with_actors(("cartpole", 0), ("continuous", 0), more=(("cartpole", 1), ("cartpole", 3), ("continuous", 3)))
 def test_segments_lost_before_the_update_are_collected_again(
     case: str,
@@ -217,17 +203,7 @@ def test_segments_lost_before_the_update_are_collected_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the first iteration, without an entry in the ledger, and in the third. losing_nodes.py loses real nodes."""
-    update, to_come = LocalTrainer.update, [0, 2]
-
-    def update_or_lose(
-        self: LocalTrainer, segments: Any, policy: Any, reward_scale: float, iteration: int
-    ) -> dict[str, float]:
-        if iteration in to_come:
-            to_come.remove(iteration)
-            raise SegmentsLost("lost on their way")
-        return update(self, segments, policy, reward_scale, iteration)
-
-    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+    lose_segments(monkeypatch, 0, 2)
     with Notes() as notes:
         recorder = Recorder()
         result = dppo.train(settings(case, tmp_path / "run", num_actors=num_actors), observers=[recorder])
@@ -291,15 +267,9 @@ def test_overlap_any_number_of_actors_gives_the_same_weights(
 def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_weights(
     case: str, overlapped: dict[str, str], tmp_path: Path, ray_session: None
 ) -> None:
-    killed: list[int] = []
-    while list(busy_actors()):  # of an earlier run, killed already
-        time.sleep(0.05)
-    killer = threading.Thread(target=kill_a_busy_actor, args=(killed,))
-    killer.start()
     delayed = {"env_id": DELAYED[case], "env_kwargs": QUICK}
-    result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=3, **delayed))
-    killer.join()
-    assert killed, "no actor was busy long enough to be killed"
+    with a_killed_actor():
+        result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=3, **delayed))
     assert lasting(result) == {"actor_lost": 1}
     assert result.weights_sha256 == overlapped[case]
 
@@ -331,17 +301,7 @@ def test_overlap_segments_lost_while_the_next_are_in_flight_are_collected_again(
     ray_session: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    update, to_come = LocalTrainer.update, [0, 1, 2]
-
-    def update_or_lose(
-        self: LocalTrainer, segments: Any, policy: Any, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
-        if iteration in to_come:
-            to_come.remove(iteration)
-            raise SegmentsLost("lost on their way")
-        return update(self, segments, policy, reward_scale, iteration)
-
-    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+    lose_segments(monkeypatch, 0, 1, 2)
     result = dppo.train(settings(case, tmp_path / "run", overlap=True, num_actors=num_actors))
     assert result.weights_sha256 == overlapped[case]
     assert lasting(result) == {"segments_lost": 3}

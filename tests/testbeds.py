@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
+from dppo.envs.make import make_env
 from dppo.envs.simulated import check_choice, check_number
 
 
@@ -24,10 +25,10 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Fails at one place: in a step, in a reset or in its constructor.
 
     `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
-    its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...),
-    "reset": the reset that begins that episode, or "constructor". Each instance counts its own episodes. With
-    `marker`, the path of a file that does not exist yet, only one of all processes that see the path fails: the one
-    that creates the file.
+    its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...) or,
+    if `at_episode` is None, of all episodes together; "reset": the reset that begins that episode; or "constructor".
+    Each instance counts its own episodes and steps. With `marker`, the path of a file that does not exist yet, only one
+    of all processes that see the path fails: the one that creates the file.
     """
 
     def __init__(
@@ -37,17 +38,18 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         how: str = "raise",
         where: str = "step",
         at_step: int = 1,
-        at_episode: int = 0,
+        at_episode: int | None = 0,
         marker: str | None = None,
     ) -> None:
         check_choice("how", how, ("raise", "interrupt", "bare", "exit", "kill", "hang"))
         check_choice("where", where, ("step", "reset", "constructor"))
         check_number("at_step", at_step, "the step that fails, counted from 1,", 1)
-        check_number("at_episode", at_episode, "the episode that fails, counted from 0,", 0)
+        if at_episode is not None:
+            check_number("at_episode", at_episode, "the episode that fails, counted from 0,", 0)
         super().__init__(env)
         self._how, self._where, self._at_step, self._at_episode = how, where, at_step, at_episode
         self._marker = None if marker is None else Path(marker)
-        self._episode, self._steps = -1, 0
+        self._episode, self._steps, self._steps_of_all = -1, 0, 0
         self._fail_if("constructor", here=True)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -56,8 +58,9 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        self._fail_if("step", here=self._episode == self._at_episode and self._steps == self._at_step)
+        self._steps, self._steps_of_all = self._steps + 1, self._steps_of_all + 1
+        place = (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
+        self._fail_if("step", here=place == (self._at_episode, self._at_step))
         return self.env.step(action)
 
     def _fail_if(self, where: str, *, here: bool) -> None:
@@ -89,6 +92,11 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
 def crashing_cartpole(**failure: Any) -> gymnasium.Env[Any, Any]:
     """Return CartPole-v1 that fails; `failure` are the arguments of CrashingSimulator."""
     return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
+
+
+def crashing(world: str, world_kwargs: dict[str, Any], **failure: Any) -> gymnasium.Env[Any, Any]:
+    """Return the environment `world`, named as in `env_id`, that fails; `failure` are those of CrashingSimulator."""
+    return CrashingSimulator(make_env(world, world_kwargs), **failure)
 
 
 class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):

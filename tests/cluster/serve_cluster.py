@@ -48,7 +48,7 @@ def main() -> None:
             cluster.remove_node(added.pop(), allow_graceful=command == "shut down")
             answer(len(added) + 1)
         elif command == "ask":
-            answer(ray.get(counter.next.remote(), timeout=30))
+            answer(ray.get(counter.next.remote(), timeout=120))
         elif command == "free":
             answer(ray.available_resources().get("CPU", 0.0))
     ray.shutdown()

@@ -26,7 +26,7 @@ from dppo.spaces import Spaces
 STEPS = 30
 
 
-def test_another_process_reads_what_was_recorded() -> None:
+def test_another_process_reads_the_recorded_progress() -> None:
     path, record = make_progress_file()
     record.begin(to_replay=3700)
     for _ in range(2100):

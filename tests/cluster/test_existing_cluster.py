@@ -16,21 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import MARKER, Command, fresh_environment, marked, run
+from commandline import MARKER, QUICK_CHECKS, Command, fresh_environment, marked, run
 
 import dppo
 from dppo.config import make_config
 
 SIZES = {"num_samplers": 4, "num_steps": 50, "total_timesteps": 4 * 50 * 4, "update_epochs": 1, "norm_obs": True}
-# So that a dead node is detected in seconds; by default Ray takes a quarter of a minute.
-QUICK = {
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 class UsersCluster:
@@ -45,7 +36,7 @@ class UsersCluster:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("serve_cluster.py"))],
             cwd=folder,
-            env=fresh_environment(**QUICK, **self.access) | {MARKER: self._marker},
+            env=fresh_environment(**QUICK_CHECKS, **self.access) | {MARKER: self._marker},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

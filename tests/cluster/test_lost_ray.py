@@ -71,7 +71,7 @@ def test_a_fault_of_this_process_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     assert watched.look(now=lambda: 100.0) is None
 
 
-def test_the_watch_raises_what_is_lost_and_how_to_resume(listener: socket.socket) -> None:
+def test_the_watch_names_the_lost_process_and_how_to_resume(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     watch = ClusterWatch([endpoint("Ray's GCS", f"127.0.0.1:{port}", patience_s=0.0)])
     try:

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from commandline import SOURCE, TESTS, actors_of_this_process, command_line, fresh_environment, run
+from commandline import SOURCE, TESTS, actors_of_this_process, command_line, output_of, run
 from incidents import lasting
 from odd_worlds import reporting_cartpole
 from recorder import Notes, Recorder
@@ -315,13 +313,9 @@ def test_a_function_of_a_script_can_be_sent_to_actors(undisturbed: str, tmp_path
     import ray
 
     (tmp_path / "script.py").write_text(SCRIPT.replace("SIZES", repr(SIZES)))
-    env = fresh_environment(RAY_ADDRESS=ray.get_runtime_context().gcs_address)
-    env |= {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [undisturbed]
+    ours = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
+    ours["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    assert output_of(["script.py"], tmp_path, **ours).split() == [undisturbed]
 
 
 # ------------------------------------------------------------------ state before and after a run
@@ -356,7 +350,7 @@ def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path
     assert ray.is_initialized()
     assert ray.cluster_resources() == before
     wait_until(lambda: ray.available_resources().get("CPU") == before["CPU"])
-    assert ray.get(remember.add.remote(1), timeout=30) == 42
+    assert ray.get(remember.add.remote(1), timeout=120) == 42
     ray.kill(remember)
     wait_until(lambda: not actors_of_this_process())
 
@@ -393,17 +387,7 @@ print(json.dumps({"changed": changed, "weights": result.weights_sha256, "ray": r
 
 @pytest.mark.slow
 def test_a_ray_that_a_run_starts_is_stopped_and_changes_only_variables_of_ray(undisturbed: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STARTS_RAY.replace("SIZES", repr(SIZES))],
-        cwd=tmp_path,
-        env=fresh_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(output_of(["-c", STARTS_RAY.replace("SIZES", repr(SIZES))], tmp_path))
     assert report["weights"] == undisturbed
     assert report["ray"] is False
     assert report["handler"] is True

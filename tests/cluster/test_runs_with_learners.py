@@ -53,7 +53,7 @@ def test_one_learner_gives_the_same_weights_as_none(in_process: str, tmp_path: P
 
 
 @pytest.mark.slow  # tests/cluster/test_ranks.py has two learners in the fast set
-def test_two_learners_give_other_weights_and_log_whether_they_pay(
+def test_two_learners_give_other_weights_and_log_how_fast_they_are(
     in_process: str, with_two: tuple[str, list[str]]
 ) -> None:
     sha, notes = with_two
@@ -61,7 +61,7 @@ def test_two_learners_give_other_weights_and_log_whether_they_pay(
     worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
     assert len(worth) == 1
     assert re.search(r"a minibatch of 240 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
-    assert worth[0].endswith("Several learners do not pay off here; num_learners=0 is faster.")
+    assert re.search(r"(do not pay off here; num_learners=0 is faster|They are \d+\.\d times as fast)\.$", worth[0])
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def refusal(line: str) -> str:
 # -------------------------------------------------------------------------------------- precedence
 
 
-def test_only_what_was_given_becomes_a_setting() -> None:
+def test_only_given_arguments_become_settings() -> None:
     assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
     assert settings("Acrobot-v1 --seed 1") == {"env_id": "Acrobot-v1", "seed": "1"}  # although 1 is the default
 

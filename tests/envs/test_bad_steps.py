@@ -88,7 +88,7 @@ def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> N
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_valid_steps_are_the_same_whether_invalid_ones_are_dropped_or_not(drop: bool) -> None:
+def test_dropping_invalid_steps_does_not_change_the_valid_ones(drop: bool) -> None:
     plain, watched = collect(Faulty(episodes=()), segments=2), collect(Faulty(episodes=()), segments=2, drop=drop)
     for (_, one), (report, other) in zip(plain, watched, strict=True):
         for name in Segment.__slots__:

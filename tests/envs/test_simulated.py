@@ -40,7 +40,7 @@ class SleptFor:
 
 
 @pytest.mark.parametrize("distribution", ["constant", "lognormal", "spikes"])
-def test_slow_cartpole_is_cartpole_in_everything_but_time(distribution: str) -> None:
+def test_slow_cartpole_differs_from_cartpole_in_time_only(distribution: str) -> None:
     slow = gymnasium.make(SLOW, step_s=1e-5, distribution=distribution, reset_s=1e-5)
     assert rollout(slow, seed=3) == rollout(gymnasium.make("CartPole-v1"), seed=3)
     assert slow.observation_space == gymnasium.make("CartPole-v1").observation_space

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import BOX, DISCRETE, agent_of, random_weights, spec_of
 
 from dppo.actions import BoxActions, DiscreteActions
 from dppo.ppo.agent import PPOAgent
 from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Spaces
 
 MEAN, STD = np.array([0.5, -1.0, 100.0, 0.0]), np.array([1.0, 2.0, 30.0, 1e-4])
 SCALE = ObsScale(MEAN, STD)
-
-
-def agent_of(spec: NetworkSpec, scale: ObsScale | None = None) -> PPOAgent:
-    agent = PPOAgent(spec)
-    agent.load(PolicySnapshot(3, random_weights(spec), scale))
-    return agent
 
 
 def observations(rows: int) -> np.ndarray:

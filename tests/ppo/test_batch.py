@@ -73,7 +73,7 @@ def test_rewards_are_scaled_and_observations_standardised(dtype: str) -> None:
     assert {str(getattr(batch, name).numpy().dtype) for name in ("obs", "advantages", "returns", "values")} == {dtype}
 
 
-def test_rows_that_are_not_transitions_stay_and_weigh_nothing() -> None:
+def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     """Their contents do not matter, even if they are nan."""
     segment, plain = numbered(0), make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8)
     valid = segment.valid.copy()

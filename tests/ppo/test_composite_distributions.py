@@ -156,7 +156,7 @@ def test_a_mask_renormalises_over_the_allowed_choices(distribution: Distribution
         assert found.entropies[row].item() == pytest.approx(entropy, abs=1e-5)
 
 
-def test_a_model_scores_only_what_was_allowed() -> None:
+def test_a_model_scores_actions_among_the_allowed_ones() -> None:
     from builders import DISCRETE, spec_of
 
     model = PPOModel(spec_of(DISCRETE, dtype="float32"), 1)

@@ -56,7 +56,7 @@ def test_categorical_scores_extreme_logits() -> None:
     assert torch.isfinite(by_head).all()
 
 
-def test_categorical_samples_come_as_often_as_their_probability_says() -> None:
+def test_categorical_samples_follow_their_probabilities() -> None:
     logits, draws = np.array([0.0, 1.0, -1.0, 2.0, 0.5]), 40_000
     categorical = Categorical(5)
     noise = categorical.noise(np.random.default_rng(0), draws // 4, 4, "float32")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+import network_checks as checks
 import numpy as np
 import observed_worlds
 import pytest
 import torch
-from builders import assert_same_bytes, random_weights
+from builders import agent_of, collect, parts_of, random_weights
+from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
 from torch import nn
 
-from dppo.assemble import build_sampler, build_trainer, network_spec, sampler_plan, trainer_plan
-from dppo.config import Config, Network
+from dppo.config import Network
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.agent import PPOAgent
 from dppo.ppo.batch import make_batch
 from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
 from dppo.ppo.networks.choice import choose_network
@@ -25,65 +24,27 @@ from dppo.ppo.networks.encoders import Embedding, Flatten, GridCNN, Image, Impal
 from dppo.ppo.networks.mlp import MLPSpec
 from dppo.ppo.networks.module import ModuleSpec
 from dppo.ppo.normalizer import Moments, Statistics
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Categories, Spaces, is_image
 
-KINDS: dict[str, dict[str, Any]] = {
-    "impala": {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 16},
-    "grid": {"env_id": "observed_worlds:Codes"},
-    "grid alone": {"env_id": "observed_worlds:Picture", "trunk": "separate"},
-    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
-    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
-    "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},
-    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
-    "numbers": {"env_id": "observed_worlds:Numbers"},
-    "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
-    "normalised everything": {
-        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "norm_obs": True,
-        "image_features": 8,
-    },
-    "a normalised part": {
-        "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note", "camera"), "norm_obs": True,
-        "norm_obs_keys": ("robot.arm.1",),
-    },
-    "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
-    "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
-    "one of": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "one of"}},
-    "vector": {"env_id": "CartPole-v1", "trunk": "shared", "layer_norm": True},
-}  # fmt: skip
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Several threads only wait for each other in networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def config_of(kind: str, **changes: Any) -> Config:
-    base = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 16, "update_epochs": 1, "minibatch_size": 64}
-    return Config(**(base | {"norm_adv": False, "learning_rate": 0.01} | KINDS[kind] | changes))
 
 
 @kinds
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str) -> None:
     """On segments of real samplers, under weights that are far from the initial ones."""
-    config = config_of(kind, dtype=dtype)
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces = samplers[0].spaces
-    trainer = build_trainer(trainer_plan(config), spaces)
+    config = config_of(kind, dtype=dtype, norm_adv=False)
+    samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
     for iteration in range(2):  # in the second one there are statistics
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        batch = make_batch([segment for _, segment in collected], scale, None, gamma=0.99, gae_lambda=0.95)
+        reports, segments = collect(samplers, snapshot)
+        batch = make_batch(segments, scale, None, gamma=0.99, gae_lambda=0.95)
         scored = trainer.model.forward(batch.obs, batch.actions)
         tolerance = TOLERANCE[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
@@ -91,71 +52,40 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
-        statistics = statistics.merged([report.statistics for report, _ in collected])
+        statistics = statistics.merged([report.statistics for report in reports])
 
 
 @kinds
 @pytest.mark.parametrize("rows", [1, 3])
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
-    config = config_of(kind, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
-    plan = sampler_plan(config)
-    built = [build_sampler(plan, sampler_id) for sampler_id in range(3)]
-    spec = network_spec(config.network, built[0].spaces)
-    scale = no_statistics(built[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
-    snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), scale)
-    obs = np.stack([segment_of(one, s, snapshot) for s, one in enumerate(built)])
-    agent = PPOAgent(spec)
-    agent.load(snapshot)
-    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, spec.dtype)[0] for s in range(3)])
-    together = agent.act(obs, noise)
-    for s in range(3):
-        alone = agent.act(obs[s], noise[s])
-        assert_same_bytes((together.head[s], together.values[s]), (alone.head, alone.values))
-
-
-def segment_of(built: Any, sampler_id: int, snapshot: PolicySnapshot) -> np.ndarray:
-    obs: np.ndarray = built.sampler.collect(SegmentRequest(sampler_id, 0), snapshot)[1].obs[2]
-    return obs
+    config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
+    samplers, trainer = parts_of(config, 3)
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    agent = agent_of(trainer.model.spec, scale, spread=0.1)
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
+    checks.acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
 
 
 @kinds
 def test_gradients_are_finite_differences(kind: str) -> None:
     """In float64, on observations that were collected."""
     config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
-    built = build_sampler(sampler_plan(config), 0)
-    spec = network_spec(config.network, built.spaces)
-    learning = spec.learning(3)
-    scale = no_statistics(built.spaces, obs=config.norm_obs, returns=False).obs_scale()
-    snapshot = PolicySnapshot(0, learning.parameters.weights.detach().numpy().copy(), scale)
-    _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
-    obs = make_batch([segment], scale, None, gamma=0.9, gae_lambda=0.9).obs
-
-    def loss() -> float:
-        head, values, _ = learning.forward(obs)
-        return float(head.square().sum() + values.exp().sum())
-
-    head, values, residuals = learning.forward(obs)
-    learning.backward(residuals, 2 * head, values.exp(), accumulate=False)
-    gradient, weights = learning.parameters.gradient.numpy(), learning.parameters.weights.data
+    samplers, trainer = parts_of(config, 1)
+    learning = trainer.model.network
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
+    obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
+    gradient = checks.gradient_of(learning, obs)
     largest = np.argsort(-np.abs(gradient))[:400]
-    for index in np.random.default_rng(0).choice(largest, 6):
-        kept, differences = weights[index].item(), []
-        for step in (1e-6, -1e-6):
-            weights[index] = kept + step
-            differences.append(loss() / 2e-6)
-        weights[index] = kept
-        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-3, abs=1e-5)
+    checks.gradient_by_differences(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
 
 
 @kinds
 def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
-    built = build_sampler(sampler_plan(config_of(kind)), 0)
-    spec = network_spec(config_of(kind).network, built.spaces)
-    before = torch.get_rng_state()
-    one, two, other = (spec.learning(seed).parameters.weights.detach().numpy() for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert one.tobytes() == two.tobytes() != other.tobytes()
-    named = spec.unflatten(one)
+    _, trainer = parts_of(config_of(kind), 1)
+    spec = trainer.model.spec
+    checks.drawn_from_the_seed(spec)
+    named = spec.unflatten(spec.learning(3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
@@ -253,12 +183,9 @@ def test_a_flattened_image_is_divided_by_255() -> None:
 
 def test_images_stay_bytes_in_segment_and_batch() -> None:
     for kind, name in (("impala", None), ("everything", "camera")):
-        config = config_of(kind)
-        built = build_sampler(sampler_plan(config), 0)
-        spec = network_spec(config.network, built.spaces)
-        snapshot = PolicySnapshot(0, random_weights(spec, scale=0.1), None)
-        _, segment = built.sampler.collect(SegmentRequest(0, 0), snapshot)
-        batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.9)
+        samplers, trainer = parts_of(config_of(kind), 1)
+        _, segments = collect(samplers, PolicySnapshot(0, random_weights(trainer.model.spec, scale=0.1)))
+        batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.9)
         images = batch.obs if name is None else batch.obs[name]  # type: ignore[index]
         assert isinstance(images, torch.Tensor)
         assert images.dtype == torch.uint8
@@ -266,7 +193,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 
 def test_only_floats_of_several_leaves_are_normalised() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"))
+    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS)
     assert measured_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
@@ -276,7 +203,7 @@ def test_only_floats_of_several_leaves_are_normalised() -> None:
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=("robot/arm/1",))
+    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
@@ -299,7 +226,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 )
 def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        described(observed_worlds.WHOLE, drop_obs=("mission", "robot.note"), norm_obs_keys=keys)
+        described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=keys)
     assert words in str(caught.value)
 
 

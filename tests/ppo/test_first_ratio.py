@@ -6,14 +6,13 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from builders import random_weights
+from builders import collect, parts_of, random_weights
 from torch import Tensor
 
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.ppo.batch import make_batch
 from dppo.ppo.inputs import no_statistics
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "testbeds:point_mass"])
@@ -28,17 +27,14 @@ def test_first_ratio_is_one(
         env_id=env_id, num_samplers=2, envs_per_sampler=2, num_steps=30, update_epochs=1, minibatch_size=120,
         norm_obs=norm_obs, norm_reward=norm_reward, norm_adv=False, dtype=dtype, learning_rate=0.01,
     )  # fmt: skip
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(2)]
-    spaces = samplers[0].spaces
-    trainer = build_trainer(trainer_plan(config), spaces)
+    samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = no_statistics(spaces, obs=norm_obs, returns=norm_reward)
+    statistics = no_statistics(samplers[0].spaces, obs=norm_obs, returns=norm_reward)
     for iteration in range(2):  # in the second, the statistics are not empty
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        collected = [one.sampler.collect(SegmentRequest(s, iteration), snapshot) for s, one in enumerate(samplers)]
-        segments, reward_scale = [segment for _, segment in collected], statistics.reward_scale()
-        batch = make_batch(segments, scale, reward_scale, gamma=0.99, gae_lambda=0.95)
+        reports, segments = collect(samplers, snapshot)
+        batch = make_batch(segments, scale, statistics.reward_scale(), gamma=0.99, gae_lambda=0.95)
         assert isinstance(batch.obs, Tensor)
         scored = trainer.model.forward(batch.obs, batch.actions)
         tolerance = {"float32": 2e-5, "float64": 1e-12}[dtype]
@@ -50,4 +46,4 @@ def test_first_ratio_is_one(
         assert losses["clipfrac"] == 0
         assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
         assert losses["minibatches"] == 1
-        statistics = statistics.merged([report.statistics for report, _ in collected])
+        statistics = statistics.merged([report.statistics for report in reports])

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import network_checks as checks
 import numpy as np
 import own_memory_models as own
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights
+from builders import BOX, DISCRETE, agent_of
 from own_models import Plain
 from torch import Tensor, nn
 
 from dppo.actions import Actions
 from dppo.config import make_config
 from dppo.errors import ConfigError
-from dppo.ppo.agent import PPOAgent
 from dppo.ppo.model import PPOModel
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.module import ModuleSpec
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.normalizer import ObsScale
 from dppo.ppo.recall import Recall
-from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Spaces
 
 STEPS, ENVS = 12, 3
@@ -83,12 +82,6 @@ def as_rows(obs: np.ndarray, dtype: str) -> Any:
     return {name: tensor(swapped[name]) for name in obs.dtype.names} if obs.dtype.names else tensor(swapped)
 
 
-def agent_of(spec: NetworkSpec, scale: ObsScale | None = None) -> PPOAgent:
-    agent = PPOAgent(spec)
-    agent.load(PolicySnapshot(3, random_weights(spec), scale))
-    return agent
-
-
 @networks
 @all_actions
 @dtypes
@@ -96,8 +89,7 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
     agent, model = agent_of(spec), PPOModel(spec, seed=9)
-    with torch.no_grad():
-        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    checks.load_random(model.network, spec)
     obs = observations(obs_of(network), STEPS, ENVS)
     starts = np.random.default_rng(2).random((STEPS, ENVS)) < 0.2
     first = state = np.random.default_rng(3).normal(size=(ENVS, spec.state_size)).astype(dtype)
@@ -131,33 +123,17 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
 def test_gradients_are_finite_differences(network: str) -> None:
     spec = NETWORKS[network](DISCRETE, "float64")
     learning = spec.learning(3)
-    with torch.no_grad():
-        learning.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    checks.load_random(learning, spec)
     obs = as_rows(observations(obs_of(network), 5, 2), "float64")
     states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
     recall = Recall(states, starts)
-    head, values, residuals = learning.forward(obs, recall)
-    learning.parameters.gradient.fill_(1e6)
-    learning.backward(residuals, (2 * head).clone(), values.exp(), accumulate=False)
-    gradient = learning.parameters.gradient.numpy().copy()
-
-    def loss() -> float:
-        head, values, _ = learning.forward(obs, recall)
-        return float(head.square().sum() + values.exp().sum())
-
-    weights = learning.parameters.weights.data
-    start = 0
-    for shape in spec.shapes().values():  # one weight of each parameter
-        index = start + int(np.random.default_rng(start).integers(np.prod(shape)))
-        start += int(np.prod(shape))
-        kept, differences = weights[index].item(), []
-        for step in (1e-6, -1e-6):
-            weights[index] = kept + step
-            differences.append(loss() / 2e-6)
-        weights[index] = kept
-        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-3, abs=2e-5)
+    sizes = [int(np.prod(shape)) for shape in spec.shapes().values()]
+    of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)  # start and size of each parameter
+    drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
+    gradient = checks.gradient_of(learning, obs, recall=recall)
+    checks.gradient_by_differences(gradient, learning, obs, drawn, recall=recall, atol=2e-5)
 
 
 @networks
@@ -168,28 +144,25 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, act
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
         obs = observations(obs_of(network), samplers, rows)
         state = np.random.default_rng(1).normal(size=(samplers, rows, agent.state_size)).astype(dtype)
-        noise = np.stack(
-            [agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)]
-        )
-        together = agent.act(obs, noise, state)
-        for s in range(samplers):
-            for one, alone in zip(together, agent.act(obs[s], noise[s], state[s]), strict=True):
-                assert one is not None
-                assert alone is not None
-                np.testing.assert_array_equal(one[s], alone)
+        checks.acting_together(agent, obs, state)
 
 
 @networks
 @all_actions
-def test_names_shapes_and_initial_weights(network: str, actions: str) -> None:
-    spec = NETWORKS[network](ACTIONS[actions], "float32")
-    one, two, other = (spec.learning(seed).parameters.weights.detach().numpy() for seed in (3, 3, 4))
-    assert one.shape == (spec.num_parameters,)
-    assert {name: array.shape for name, array in spec.unflatten(one).items()} == dict(spec.shapes())
-    np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(one, other)
-    again = NETWORKS[network](ACTIONS[actions], "float32")
-    assert (again, again.as_json()) == (spec, spec.as_json())
+def test_names_and_shapes_are_those_of_the_parameters(network: str, actions: str) -> None:
+    checks.names_and_shapes(NETWORKS[network](ACTIONS[actions], "float32"))
+
+
+@networks
+@dtypes
+def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
+    checks.drawn_from_the_seed(NETWORKS[network](BOX, dtype))
+
+
+@networks
+@all_actions
+def test_specs_are_compared_by_value(network: str, actions: str) -> None:
+    checks.compared_by_value(partial(NETWORKS[network], ACTIONS[actions]))
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

@@ -178,7 +178,7 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
 
 @kinds
 def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
-    """Whatever is taken or split, each sequence keeps its own."""
+    """Rows that are taken or split off keep the states of their sequences."""
     ((_, segment),) = collected(memory, 1)
     batch = make_batch([segment, segment], None, None, gamma=0.9, gae_lambda=0.8, length=LENGTH)
     assert batch.recall is not None

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
+import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights
+from builders import BOX, DISCRETE, agent_of, random_weights
 from own_models import Plain, Residual
-from torch import Tensor, nn
+from torch import nn
 
-from dppo.ppo.agent import PPOAgent
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
 from dppo.ppo.model import PPOModel
 from dppo.ppo.networks.mlp import MLPSpec
 from dppo.ppo.networks.mlp_torch import HandwrittenMLP, initial_mlp
 from dppo.ppo.networks.module import Autograd, ModuleSpec
-from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.quick import quick
 from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.segment import PolicySnapshot
 from dppo.spaces import Spaces
 
 OBS = (2, 2)
@@ -60,12 +60,6 @@ def observations(rows: int, *leading: int) -> np.ndarray:
     return (np.random.default_rng(4).normal(size=(*leading, rows, *OBS)) * 3).astype(np.float32)
 
 
-def agent_of(spec: NetworkSpec, scale: ObsScale | None = None) -> PPOAgent:
-    agent = PPOAgent(spec)
-    agent.load(PolicySnapshot(3, random_weights(spec), scale))
-    return agent
-
-
 @networks
 @distributions
 @dtypes
@@ -74,8 +68,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
     scale = SCALE if norm_obs else None
     agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
-    with torch.no_grad():
-        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    checks.load_random(model.network, spec)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
     drawn, head, values, _ = agent.act(obs, noise)
 
@@ -94,16 +87,6 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 
 
-def gradient_of(network: LearningNetwork, obs: Tensor, *, pieces: int = 1) -> np.ndarray:
-    """Return the gradient of a loss that depends on all outputs; the old gradient is a loud number."""
-    network.parameters.gradient.fill_(1e6)
-    for number, rows in enumerate(obs.chunk(pieces)):
-        head, values, residuals = network.forward(rows)
-        by_head, by_values = (2 * head).clone(), values.exp()
-        network.backward(residuals, by_head, by_values, accumulate=number > 0)
-    return network.parameters.gradient.numpy().copy()
-
-
 @distributions
 @pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -117,11 +100,10 @@ def test_gradients_by_hand_are_those_of_autograd(
     plain = initial_mlp(spec, seed=1)
     by_hand, twin = HandwrittenMLP(initial_mlp(spec, seed=1)), Autograd(plain, plain.ordered_parameters())
     for network in (by_hand, twin):
-        with torch.no_grad():
-            network.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+        checks.load_random(network, spec)
     for found, expected in zip(by_hand.forward(obs)[:2], twin.forward(obs)[:2], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-    gradient, of_twin = (gradient_of(network, obs, pieces=pieces) for network in (by_hand, twin))
+    gradient, of_twin = (checks.gradient_of(network, *obs.chunk(pieces)) for network in (by_hand, twin))
     np.testing.assert_allclose(gradient, of_twin, rtol=1e-10, atol=1e-12)
     assert np.abs(gradient).min() > 0 or activation == "relu"
 
@@ -132,25 +114,11 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float64")
     learning = spec.learning(3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
-    gradient = gradient_of(learning, obs)
-
-    def loss() -> float:
-        head, values, _ = learning.forward(obs)
-        return float(head.square().sum() + values.exp().sum())
-
-    weights = learning.parameters.weights.data
     frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes().items()}
-    held = spec.flatten(frozen).astype(bool)
+    held, gradient = spec.flatten(frozen).astype(bool), checks.gradient_of(learning, obs)
     assert not gradient[held].any()
-    for index in np.random.default_rng(0).integers(0, spec.num_parameters, 12):
-        if held[index]:
-            continue
-        kept, differences = weights[index].item(), []
-        for step in (1e-6, -1e-6):
-            weights[index] = kept + step
-            differences.append(loss() / 2e-6)
-        weights[index] = kept
-        assert gradient[index] == pytest.approx(differences[0] - differences[1], rel=1e-4, abs=1e-5)
+    drawn = np.random.default_rng(0).integers(0, spec.num_parameters, 12)
+    checks.gradient_by_differences(gradient, learning, obs, drawn[~held[drawn]], rel=1e-4)
 
 
 @networks
@@ -160,20 +128,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](DISTRIBUTIONS[distribution], dtype), SCALE)
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5, 16)):
-        assert_stacked_bits(agent, samplers, rows)
-
-
-def assert_stacked_bits(agent: PPOAgent, samplers: int, rows: int) -> None:
-    obs, dtype = observations(rows, samplers), agent.spec.dtype
-    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
-    together = agent.act(obs, noise)
-    assert together.values.shape == (samplers, rows)
-    alone = [agent.act(one, own) for one, own in zip(obs, noise, strict=True)]
-    for s, one in enumerate(alone):
-        for name in ("actions", "head", "values"):
-            np.testing.assert_array_equal(getattr(together, name)[s], getattr(one, name), err_msg=name)
-        np.testing.assert_array_equal(agent.values(obs)[s], one.values)
-        np.testing.assert_array_equal(agent.decide(obs).actions[s], agent.decide(obs[s]).actions)
+        checks.acting_together(agent, observations(rows, samplers))
 
 
 @pytest.mark.parametrize("obs_size", [1, 3, 17, 111])
@@ -199,32 +154,27 @@ def test_stacked_products_have_the_bits_of_single_ones(
 @networks
 @dtypes
 def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    spec = NETWORKS[network](DISTRIBUTIONS["box"], dtype)
-    before = torch.get_rng_state()
-    one = spec.learning(3).parameters.weights.detach()
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(10)
-    torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
+    checks.drawn_from_the_seed(NETWORKS[network](DISTRIBUTIONS["box"], dtype))
+
+
+@networks
+@dtypes
+def test_an_agent_does_not_depend_on_torchs_default_dtype(network: str, dtype: str) -> None:
+    """An environment in the same process may set it."""
+    spec, obs = NETWORKS[network](DISTRIBUTIONS["box"], dtype), observations(2)
+    expected = agent_of(spec).values(obs)
+    torch.set_default_dtype(torch.float64)
     try:
-        two, other = (spec.learning(seed).parameters.weights.detach() for seed in (3, 4))
-        acting = agent_of(spec).values(observations(2))
+        found = agent_of(spec).values(obs)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert str(one.dtype) == f"torch.{dtype}"
-    np.testing.assert_array_equal(acting, agent_of(spec).values(observations(2)))
+    np.testing.assert_array_equal(found, expected)
 
 
 @networks
 @distributions
 def test_names_and_shapes_are_those_of_the_parameters(network: str, distribution: str) -> None:
-    spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float32")
-    weights = spec.learning(3).parameters.weights.detach().numpy()
-    assert weights.shape == (spec.num_parameters,)
-    named = spec.unflatten(weights)
-    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
-    np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
+    checks.names_and_shapes(NETWORKS[network](DISTRIBUTIONS[distribution], "float32"))
 
 
 def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:
@@ -246,7 +196,4 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
 
 @networks
 def test_specs_are_compared_by_value(network: str) -> None:
-    one, two = (NETWORKS[network](DISTRIBUTIONS["box"], "float32") for _ in range(2))
-    assert one == two
-    assert one != NETWORKS[network](DISTRIBUTIONS["box"], "float64")
-    assert one.as_json() == two.as_json()
+    checks.compared_by_value(partial(NETWORKS[network], DISTRIBUTIONS["box"]))

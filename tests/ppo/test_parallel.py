@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
@@ -28,24 +27,11 @@ from dppo.ppo.moments import merged_moments, moments_of
 from dppo.ppo.parallel import Alone, Parallel
 from dppo.ppo.trainer import PPOTrainer
 
-ROWS, LEARNING_RATE = (
-    48,
-    1e-2,
-)  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
-PLAIN = PPO(
-    update_epochs=3,
-    norm_adv=True,
-    clip_coef=0.2,
-    clip_vloss=False,
-    ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
-    target_kl=None,
-)
+ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
-    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size"),
-    *("norm_obs", "norm_obs_keys", "norm_reward"),
+    *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
+    *("norm_obs", "norm_obs_keys"),
     *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
     *("sign_reward", "clip_reward", "scale_reward"),
 }
@@ -120,15 +106,7 @@ OVER_GLOO = [
     "all at once",
 ]
 cases = pytest.mark.parametrize("case", list(CASES))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """With networks this small, more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:

@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from builders import collect, parts_of
+from encoder_kinds import config_of
 from torch import Tensor
 from torch.nn.functional import conv2d
 
 import dppo
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.ppo.batch import Batch, make_batch
 from dppo.ppo.networks import precision
 from dppo.ppo.networks.blocks import convolve_blocks, fits_blocks
 from dppo.ppo.networks.layers import Output
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.segment import PolicySnapshot
 from dppo.ppo.trainer import PPOTrainer
 
-KINDS: dict[str, dict[str, Any]] = {
-    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
-    "impala": {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 16},
-    "grid": {"env_id": "observed_worlds:Codes"},
-    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
-    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note"), "image_features": 16},
-    "own module": {"env_id": "CartPole-v1", "model": "own_models:Plain"},
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
+kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
 
 
-@pytest.fixture(autouse=True)
-def with_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute in bfloat16 on any CPU; one thread, because several only wait for each other in networks this small."""
+@pytest.fixture
+def on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in bfloat16 on any CPU."""
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
-def config_of(kind: str, **changes: Any) -> Config:
-    base = {"num_samplers": 1, "envs_per_sampler": 4, "num_steps": 32, "update_epochs": 1, "minibatch_size": 64}
-    return Config(**(base | KINDS[kind] | changes))
+def batch_of_128(kind: str, **changes: Any) -> Config:
+    return config_of(kind, envs_per_sampler=4, **changes)
 
 
 def trainer_and_batch(kind: str, **changes: Any) -> tuple[PPOTrainer, Batch]:
-    config = config_of(kind, **changes)
-    built = build_sampler(sampler_plan(config), 0)
-    trainer = build_trainer(trainer_plan(config), built.spaces)
-    _, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, trainer.weights()))
-    return trainer, make_batch([segment], None, None, gamma=0.99, gae_lambda=0.95)
+    samplers, trainer = parts_of(batch_of_128(kind, **changes))
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
+    return trainer, make_batch(segments, None, None, gamma=0.99, gae_lambda=0.95)
 
 
 def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +85,7 @@ def test_last_layers_compute_in_float32() -> None:
 
 def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
     exact, lower = (
-        dppo.train(config_of("nature", precision=one, total_timesteps=128, progress="off")).metrics[0]
+        dppo.train(batch_of_128("nature", precision=one, total_timesteps=128, progress="off")).metrics[0]
         for one in ("float32", "bfloat16")
     )
     assert exact["charts/episodes"] == lower["charts/episodes"]

@@ -65,7 +65,7 @@ def test_outputs_and_gradients_are_those_of_torchs_cell_step_by_step(kind: str, 
 
 
 @kinds
-def test_without_ends_it_is_torchs_layer_over_the_whole_sequence(kind: str) -> None:
+def test_without_episode_ends_it_equals_torchs_layer_over_the_whole_sequence(kind: str) -> None:
     cell = cell_of(kind)
     layer = {"gru": nn.GRU, "lstm": nn.LSTM}[kind](INPUTS, UNITS).double()
     layer.load_state_dict({f"{name}_l0": parameter for name, parameter in cell.state_dict().items()})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -25,16 +25,6 @@ from dppo.ppo.parallel import Alone
 from dppo.ppo.trainer import PPOTrainer
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
-PLAIN = PPO(
-    update_epochs=3,
-    norm_adv=True,
-    clip_coef=0.2,
-    clip_vloss=False,
-    ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
-    target_kl=None,
-)
 SPLIT = ("minibatches", "micro_batch_size")
 
 
@@ -173,7 +163,7 @@ WEIGHED = [
 @ACTIONS
 @pytest.mark.parametrize("options", WEIGHED, ids=str)
 @pytest.mark.parametrize("share", [0.95, 0.5, 0.1])
-def test_rows_that_weigh_nothing_are_as_if_left_out(
+def test_rows_of_weight_zero_do_not_change_an_update(
     actions: DiscreteActions | BoxActions, options: dict[str, Any], share: float
 ) -> None:
     """Also if whole minibatches are empty, or have one row."""

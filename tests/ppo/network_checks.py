@@ -1,0 +1,107 @@
+"""Checks that hold for every network, with memory or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import assert_same_bytes, random_weights
+
+from dppo.ppo.agent import PPOAgent
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
+from dppo.ppo.recall import Recall
+
+
+def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
+    """Give the network the weights of `builders.agent_of`."""
+    with torch.no_grad():
+        network.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+
+
+def gradient_of(network: LearningNetwork, *pieces: Any, recall: Recall | None = None) -> np.ndarray:
+    """Return the gradient of `loss_of` the pieces of a batch together.
+
+    The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
+    """
+    network.parameters.gradient.fill_(1e6)
+    for number, obs in enumerate(pieces):
+        head, values, residuals = network.forward(obs, recall)
+        network.backward(residuals, (2 * head).clone(), values.exp(), accumulate=number > 0)
+    return network.parameters.gradient.numpy().copy()
+
+
+def loss_of(network: LearningNetwork, obs: Any, recall: Recall | None = None) -> float:
+    """Return a loss that depends on all outputs."""
+    head, values, _ = network.forward(obs, recall)
+    return float(head.square().sum() + values.exp().sum())
+
+
+def gradient_by_differences(
+    gradient: np.ndarray,
+    network: LearningNetwork,
+    obs: Any,
+    indices: Iterable[int],
+    *,
+    recall: Recall | None = None,
+    rel: float = 1e-3,
+    atol: float = 1e-5,
+) -> None:
+    """Compare elements of the gradient of a network in float64 with central differences of `loss_of`."""
+    weights = network.parameters.weights.data
+    for index in indices:
+        kept, losses = weights[index].item(), []
+        for step in (1e-6, -1e-6):
+            weights[index] = kept + step
+            losses.append(loss_of(network, obs, recall))
+        weights[index] = kept
+        assert gradient[index] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=rel, abs=atol)
+
+
+def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None = None) -> None:
+    """Check that samplers that act together, on `obs` [samplers, rows, *O], get the bits of each alone."""
+    samplers, rows = obs.shape[:2]
+    dtype = agent.spec.dtype
+    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
+    together, best, values = agent.act(obs, noise, state), agent.decide(obs, state), agent.values(obs, state)
+    assert together.values.shape == (samplers, rows)
+    for s in range(samplers):
+        own = None if state is None else state[s]
+        pairs = [*zip(together, agent.act(obs[s], noise[s], own), strict=True)]
+        pairs += [*zip(best, agent.decide(obs[s], own), strict=True), (values, agent.values(obs[s], own))]
+        for stacked, alone in pairs:
+            assert_same_bytes(None if stacked is None else stacked[s], alone)
+
+
+def names_and_shapes(spec: NetworkSpec) -> None:
+    """Check that the flat weights of a network and its named parameters are the same numbers."""
+    weights = spec.learning(3).parameters.weights.detach().numpy()
+    assert weights.shape == (spec.num_parameters,)
+    named = spec.unflatten(weights)
+    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
+    np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
+
+
+def drawn_from_the_seed(spec: NetworkSpec) -> None:
+    """Check that initial weights follow from their seed, not from torch's global state or default dtype."""
+    before = torch.get_rng_state()
+    one = spec.learning(3).parameters.weights.detach()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(10)
+    torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
+    try:
+        two, other = (spec.learning(seed).parameters.weights.detach() for seed in (3, 4))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert str(one.dtype) == f"torch.{spec.dtype}"
+
+
+def compared_by_value(make: Callable[[str], NetworkSpec]) -> None:
+    """Check that two specs made of the same arguments are equal, and that those of another dtype are not."""
+    one, two = make("float32"), make("float32")
+    assert one == two != make("float64")
+    assert one.as_json() == two.as_json()
