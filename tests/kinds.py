@@ -32,9 +32,17 @@ class Kind(NamedTuple):
 
 MASKED = {"env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}}
 KINDS: dict[str, Kind] = {
-    "image": Kind({"env_id": "observed_worlds:Picture", "image_features": 32}, fast=("actors",)),
+    "image": Kind(
+        {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 32}, fast=("actors",)
+    ),
     "dict observation": Kind(
-        {"env_id": "observed_worlds:Everything", "drop_obs": TEXTS, "norm_obs": True, "image_features": 32},
+        {
+            "env_id": "observed_worlds:Everything",
+            "drop_obs": TEXTS,
+            "norm_obs": True,
+            "norm_obs_keys": ("robot.arm.0",),
+            "image_features": 32,
+        },
         fast=("killed",),
     ),
     "dict action": Kind({"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
