@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,23 @@ def offset_env(offset: float, scale: float = 1.0) -> gym.Env[Any, Any]:
     env = Faulty(episodes=(), space=space)
     env._observe = lambda: np.array([0.5 * env.steps, offset + scale * env.steps])  # type: ignore[method-assign]
     return env
+
+
+def picture_env(brightness: Callable[[int], int]) -> gym.Env[Any, Any]:
+    env = Faulty(episodes=(), space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8))
+    env._observe = lambda: np.full((8, 8, 3), brightness(env.steps), np.uint8)  # type: ignore[method-assign]
+    return env
+
+
+def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
+    (first, _), (second, _) = collect(picture_env(lambda step: 7), segments=2, num_steps=20)
+    [incident] = first.incidents
+    assert incident.kind == "image_constant"
+    assert "is the same image in all 21 observations of the first segment: all of its bytes are 7." in incident.message
+    assert second.incidents == ()
+    (changes, _), *_ = collect(picture_env(lambda step: step % 2), segments=1, num_steps=20)
+    (short, _), *_ = collect(picture_env(lambda step: 7), segments=1, num_steps=8)
+    assert (changes.incidents, short.incidents) == ((), ())
 
 
 def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segment() -> None:

@@ -19,7 +19,9 @@ from dppo.envs.precision import PrecisionWatch
 from dppo.envs.results import BadResult
 from dppo.errors import EnvironmentFault
 from dppo.ppo.segment import EnvLog
-from dppo.spaces import leaves
+from dppo.spaces import is_image, leaves
+
+STILL = 16  # observations in a row; a scene may rest for a few
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,21 @@ class SpaceChecks:
         """Describe a number that is lost by storing it; None if there is none, or none was watched."""
         watch, self._watch = self._watch, None
         return None if watch is None else watch.finding(self._obs)
+
+
+def constant_image(obs: np.ndarray) -> str | None:
+    """Describe an image that is the same in all observations [n, E, *O]; None if there is none, or n is small."""
+    for name, seen in leaves(obs).items():
+        if len(seen) >= STILL and is_image(np.dtype((seen.dtype, seen.shape[2:]))) and (seen == seen[0, 0]).all():
+            low, high = seen[0, 0].min(), seen[0, 0].max()
+            pixels = f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
+            return (
+                f"{f'observation leaf {name!r}' if name else 'the observation'} is the same image in all "
+                f"{seen.shape[0] * seen.shape[1]:,} observations of the first segment: {pixels}. Save one as a picture "
+                f"and look at it; without a display, some simulators draw nothing (with pygame, leave SDL_VIDEODRIVER "
+                f"unset)"
+            )
+    return None
 
 
 def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks import SpaceChecks, place_in, quick_packer
+from dppo.envs.checks import SpaceChecks, constant_image, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.faults import BadStep
 from dppo.envs.make import close_all
@@ -206,6 +206,9 @@ class EnvGroup:
         finding = self._checks.precision_lost()
         if finding:
             log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
+        constant = constant_image(self._spaces.as_returned(obs)) if first else None
+        if constant:
+            log.incidents.append(Incident(IncidentKind.IMAGE_CONSTANT, f"{self._owner}: {constant}."))
 
     # ------------------------------------------------------------------ replay
 

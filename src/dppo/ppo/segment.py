@@ -103,6 +103,7 @@ class IncidentKind(str, Enum):
     BAD_STEP = "bad_step"
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
+    IMAGE_CONSTANT = "image_constant"
     MASK_NOT_USED = "mask_not_used"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
