@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
+def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return runs on an environment that shows what to do in the first observation only, by memory."""
     folder = tmp_path_factory.mktemp("solved")
     base = {
@@ -49,26 +50,27 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dppo.Result]:
     }  # fmt: skip
     kinds: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru", "memory_size": 16}}
     kinds["lstm"] = {"memory": "lstm", "memory_size": 16}
-    return {kind: dppo.train(make_config(base | more | {"run_dir": folder / kind})) for kind, more in kinds.items()}
+    return cache(lambda kind: dppo.train(make_config(base | kinds[kind] | {"run_dir": folder / kind})))
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-def test_only_with_memory_the_first_observation_is_remembered(memory: str, solved: dict[str, dppo.Result]) -> None:
+one_fast = pytest.mark.parametrize("memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+
+
+@one_fast
+def test_only_with_memory_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None:
     """An episode takes 5 steps on average. Without memory, only the first action is better than a guess."""
-    without, found = (dppo.evaluate(solved[kind], episodes=60) for kind in ("none", memory))
+    without, found = (dppo.evaluate(solved(kind), episodes=60) for kind in ("none", memory))
     assert found.mean_return > 0.95 * found.mean_length
     assert without.mean_return < 0.8 * without.mean_length
-    sampled = dppo.evaluate(solved[memory], episodes=60, deterministic=False)
+    sampled = dppo.evaluate(solved(memory), episodes=60, deterministic=False)
     assert sampled.mean_return > 0.9 * sampled.mean_length
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-def test_eval_plays_with_memory(
-    memory: str, solved: dict[str, dppo.Result], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(solved[memory].run_dir)
+@one_fast
+def test_eval_plays_with_memory(memory: str, solved: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(solved(memory).run_dir)
     assert main(["eval", run, "--episodes", "20", "--env-id", "memory_worlds:Recalls"]) == 0
-    expected = dppo.evaluate(solved[memory], "memory_worlds:Recalls", 20)
+    expected = dppo.evaluate(solved(memory), "memory_worlds:Recalls", 20)
     assert f"return {expected.mean_return:.1f} " in capsys.readouterr().out
 
 
@@ -102,8 +104,8 @@ def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_o
         policy.act(steps[0][0], np.zeros(2))
 
 
-def test_a_policy_without_memory_refuses_a_state(solved: dict[str, dppo.Result]) -> None:
-    policy = dppo.load_policy(solved["none"].run_dir)
+def test_a_policy_without_memory_refuses_a_state(solved: RunOf) -> None:
+    policy = dppo.load_policy(solved("none").run_dir)
     assert policy.state_size == 0
     assert policy.act([0.0, 0.0]) in (0, 1)
     with pytest.raises(ValueError, match=r"this policy has no memory: .* Leave state out"):

@@ -52,7 +52,7 @@ def config_of(**changes: Any) -> Config:
     return make_config(base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes)
 
 
-@pytest.mark.parametrize("nest", [False, True])
+@pytest.mark.parametrize("nest", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sign_beside_1e9_is_learnt(nest: bool, tmp_path: Path) -> None:
     result = dppo.train(config_of(env_kwargs={"nest": nest}, run_dir=tmp_path / "exact"))
     assert result.episodic_return > 15
