@@ -118,7 +118,7 @@ def test_a_run_says_which_network_it_trains_and_why(kind: str, tmp_path: Path) -
     with Notes() as notes:
         result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
     size = dppo.load_policy(result.run_dir).weights.size
-    image = f"a grid CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
+    image = f"an IMPALA CNN, shared by policy and value, {size:,} parameters, because the observation is an image of"
     nest = (
         f"a grid CNN, one-hot codes, the numbers as they are, joined into an MLP with 64 x 64 tanh units, shared by "
         f"policy and value, {size:,} parameters, because the observation has 9 leaves: camera (an image of"
