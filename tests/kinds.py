@@ -32,9 +32,7 @@ class Kind(NamedTuple):
 
 MASKED = {"env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}}
 KINDS: dict[str, Kind] = {
-    "image": Kind(
-        {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 32}, fast=("actors",)
-    ),
+    "image": Kind({"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 32}),
     "dict observation": Kind(
         {
             "env_id": "observed_worlds:Everything",
@@ -46,7 +44,7 @@ KINDS: dict[str, Kind] = {
         fast=("killed",),
     ),
     "dict action": Kind({"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
-    "mask": Kind(MASKED, fast=("killed",)),
+    "mask": Kind(MASKED),
     "mask and lstm": Kind(
         MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True}, fast=("actors",)
     ),

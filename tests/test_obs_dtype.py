@@ -48,7 +48,7 @@ class FarAway(gym.Env[Any, Any]):
 
 
 def config_of(**changes: Any) -> Config:
-    base = {"env_id": FarAway, "num_samplers": 2, "num_steps": 64, "total_timesteps": 128 * 40, "progress": "off"}
+    base = {"env_id": FarAway, "num_samplers": 2, "num_steps": 64, "total_timesteps": 128 * 24, "progress": "off"}
     return make_config(base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes)
 
 

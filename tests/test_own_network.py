@@ -43,15 +43,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 # ------------------------------------------------------------------ the promise
 
 
+@pytest.mark.parametrize("num_learners", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_actors_and_a_learner_on_ray_give_the_same_weights(
-    trained: dppo.Result, tmp_path: Path, ray_session: None
+    num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None
 ) -> None:
     """Passed as a class that only this module has."""
 
     class Plain(own_models.Plain):
         pass
 
-    result = dppo.train(settings(tmp_path / "run", num_actors=2, num_learners=1, cpus_per_actor=0.5, model=Plain))
+    config = settings(tmp_path / "run", num_actors=2, num_learners=num_learners, cpus_per_actor=0.5, model=Plain)
+    result = dppo.train(config)
     assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 

@@ -60,7 +60,9 @@ class Small:
 
 
 AS_A_NEWCOMER = {
-    "./dppo train CartPole-v1 --num-actors 8": Small("--total-timesteps 512", r"Done after 512 steps"),
+    "./dppo train CartPole-v1 --num-actors 8": Small(
+        "--total-timesteps 512", r"Done after 512 steps", fast="--num-actors 2 --total-timesteps 512"
+    ),
     "./dppo test": Small("--collect-only -q tests/test_streams.py", r"\d+ tests collected"),
 }
 SMALL = AS_A_NEWCOMER | {

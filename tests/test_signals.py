@@ -169,7 +169,8 @@ def test_a_stop_while_simulators_are_created_ends_the_command(
         assert "Traceback" not in command.err
 
 
-@pytest.mark.parametrize("num_actors", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_actors", [0, 2])
 def test_after_sigkill_only_a_run_that_can_be_resumed_is_left(
     num_actors: int, tmp_path: Path, undisturbed: np.ndarray
 ) -> None:

@@ -180,7 +180,7 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
 # ------------------------------------------------------------------ many options, ranks that are threads
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 @cases
 def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> None:
     expected = train_alone(CASES[case], size)
