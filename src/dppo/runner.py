@@ -16,7 +16,7 @@ from dppo.building import Parts, build
 from dppo.config import Config, resolved
 from dppo.described import model_state
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
 from dppo.learner import Iteration
 from dppo.ppo.networks.module import check_model
 from dppo.ppo.segment import Incident, IncidentKind
@@ -83,7 +83,11 @@ def train(
             with StopSignals() as stop:
                 watching.prepare(preparing_in_words(config))
                 announcement = Announcement(partial(watching.start, _described(config, folder)))
-                parts = build(config, folder, stop, stack, watching.progress, announcement)
+                try:
+                    parts = build(config, folder, stop, stack, watching.progress, announcement)
+                except ClusterError:
+                    announcement.show()  # its notes say what went wrong before
+                    raise
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dppo
+from dppo import runner
+from dppo.config import make_config
+from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records.announcement import PATIENCE_S, Announcement
 
 
@@ -53,3 +59,17 @@ def test_a_slow_start_is_announced_before_it_is_complete(printed: pytest.LogCapt
     announcement.check()
     announcement.show()
     assert printed.messages.count("the run") == 1
+
+
+@pytest.mark.parametrize(("error", "shown"), [(ClusterError("no actor"), True), (ConfigError("not this"), False)])
+def test_notes_are_shown_where_the_cluster_fails_and_not_where_settings_are_refused(
+    error: DppoError, shown: bool, printed: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*parts: Any) -> None:
+        parts[-1].note("actor 0 died; replaced")
+        raise error
+
+    monkeypatch.setattr(runner, "build", build)
+    with pytest.raises(type(error)):
+        dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off"}))
+    assert ("actor 0 died; replaced" in printed.messages) is shown
