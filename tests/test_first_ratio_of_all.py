@@ -29,7 +29,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 FAST = {("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn")}
 FAST |= {("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp")}
-FAST_ON_RAY = {("multidiscrete, masked", "lstm", "encoders"), ("dict", "none", "mlp")}
+FAST_ON_RAY = {("multidiscrete, masked", "lstm", "encoders")}
 COMBINATIONS = [
     case
     for case in product(ACTIONS, MEMORIES, (False, True), NETWORKS)

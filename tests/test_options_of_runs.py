@@ -107,7 +107,7 @@ def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
     assert len({whole.weights_sha256, *weights.values()}) == len(weights) + 1
 
 
-@pytest.mark.parametrize(("num_actors", "num_learners"), [(2, 0), (2, 2)])
+@pytest.mark.parametrize(("num_actors", "num_learners"), [pytest.param(2, 0, marks=pytest.mark.slow), (2, 2)])
 def test_every_option_trains_with_actors_and_learners(
     num_actors: int, num_learners: int, whole: dppo.Result, ray_session: Any, tmp_path: Path
 ) -> None:

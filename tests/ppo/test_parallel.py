@@ -259,7 +259,7 @@ def processes() -> Any:
         yield processes
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, size: int) -> None:
     cases = [CASES[name] for name in OVER_GLOO]
     answers = processes.all_do(size, train_shares_over_gloo, cases, "float64")
