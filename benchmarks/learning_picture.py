@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import counted
-from dppo.records.plots import COLOURS, DPI, GREY, INK, PALE, short
+from dppo.records.plots import COLOURS, DPI, GREY, INK, style
 
 TITLES = {
     "minigrid-doorkey": "MiniGrid-DoorKey-5x5-v0, image and direction",
@@ -52,12 +52,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     for place, (name, row) in enumerate(rows.items(), start=1):
         axis = figure.add_subplot(lines, COLUMNS, place)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(PALE)
-        axis.grid(color=PALE, linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors=GREY, length=0, labelsize=8)
-        axis.xaxis.set_major_formatter(short)
+        style(axis, labelsize=8)
         axis.set_title(TITLES[name], fontsize=10, fontweight="bold", color=INK, loc="left")
         _curves(axis, row)
     figure.supxlabel("env steps", color=INK, fontsize=9)

@@ -229,14 +229,19 @@ def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
     axes = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=LEFT, right=0.98, top=top, bottom=bottom, wspace=0.1)
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(PALE)
-        axis.grid(color=PALE, linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors=GREY, length=0, labelsize=9)
-        axis.xaxis.set_major_formatter(short)
+        style(axis, labelsize=9)
     axes[0].set_ylabel("mean return of the last 100 episodes", color=INK, fontsize=9)
     return figure, axes
+
+
+def style(axis: Any, *, labelsize: int) -> None:
+    """Draw a pale grid, no frame, and large numbers in short form along the horizontal axis."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(PALE)
+    axis.grid(color=PALE, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(colors=GREY, length=0, labelsize=labelsize)
+    axis.xaxis.set_major_formatter(short)
 
 
 def short(value: float, _: float) -> str:
