@@ -86,7 +86,7 @@ def train(
                 try:
                     parts = build(config, folder, stop, stack, watching.progress, announcement)
                 except ClusterError:
-                    announcement.show()  # its notes say what went wrong before
+                    announcement.show_notes()
                     raise
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save

@@ -73,3 +73,12 @@ def test_notes_are_shown_where_the_cluster_fails_and_not_where_settings_are_refu
     with pytest.raises(type(error)):
         dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off"}))
     assert ("actor 0 died; replaced" in printed.messages) is shown
+
+
+def test_a_start_that_fails_without_notes_announces_nothing(printed: pytest.LogCaptureFixture) -> None:
+    announcement = announced(printed, Clock())
+    announcement.show_notes()
+    assert printed.messages == []
+    announcement.note("early")
+    announcement.show_notes()
+    assert printed.messages == ["the run", "early"]

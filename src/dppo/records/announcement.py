@@ -51,3 +51,8 @@ class Announcement:
         for level, text in self._early:
             logger.log(level, "%s", text)
         self._early.clear()
+
+    def show_notes(self) -> None:
+        """Announce the run if notes are kept: where its start fails, they say what went wrong before."""
+        if self._early:
+            self.show()
