@@ -141,6 +141,10 @@ ROWS = {
     "highway-pixels": Row(HIGHWAY, 2, 9.0, "eval", 0.0, "none", needs="highway_env", trivial=True),
     "large-rewards": Row(LARGE | {"norm_value": True}, 5, 475_000.0, "eval", 0.0, "none"),
     "large-rewards-plain": Row(LARGE, 5, 0.0, "eval", 0.0, "none, for comparison"),
+    "large-rewards-raw-adv": Row(
+        LARGE | {"norm_value": True, "norm_adv": False}, 5, 0.0, "eval", 0.0, "none, for comparison"
+    ),
+    "large-rewards-plain-raw-adv": Row(LARGE | {"norm_adv": False}, 5, 0.0, "eval", 0.0, "none, for comparison"),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
     "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }

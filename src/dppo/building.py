@@ -151,8 +151,8 @@ def _make_trainers(
         announcement.note(memory, logging.INFO)
     if config.norm_value and not config.norm_adv:
         announcement.note(
-            "norm_value=True without norm_adv=True: large rewards still make large gradients of the policy, and runs "
-            "that were measured learnt less than without norm_value. Use both."
+            "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
+            "so that large rewards still change what is learnt. Use both."
         )
     trainers = make_trainers(trainer_plan(config), spaces, announcement.note, stop.check)
     stack.callback(trainers.close)
