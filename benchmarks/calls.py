@@ -47,7 +47,7 @@ def main() -> None:
     num_actors = parser.parse_args().actors
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.session import RaySession
+    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
 
     session = RaySession(Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print)
@@ -90,9 +90,9 @@ def a_request() -> tuple[Any, Any, Any]:
     """Return a request, a policy of the default model, and the answer: 64 steps of CartPole."""
     import numpy as np
 
-    from dppo.assemble import build_sampler, network_spec, sampler_plan
+    from dppo.cluster.plans import build_sampler, network_spec, sampler_plan
     from dppo.config import make_config
-    from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+    from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 
     plan = sampler_plan(make_config({"env_id": "CartPole-v1", "num_samplers": 8, "num_steps": 64}))
     built = build_sampler(plan, 0)

@@ -17,14 +17,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.assemble import build_sampler, network_spec, sampler_plan
 from dppo.cluster.collecting.actor import limit_to_one_thread
+from dppo.cluster.plans import build_sampler, network_spec, sampler_plan
 from dppo.config import make_config
-from dppo.envs.checks import SpaceChecks, quick_packer
-from dppo.envs.packing import packer
-from dppo.envs.results import LARGEST_REWARD, LOWEST_REWARD, reward_of
-from dppo.ppo.sampler import collect_together
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.envs.checks.observations import SpaceChecks, quick_packer
+from dppo.envs.checks.results import LARGEST_REWARD, LOWEST_REWARD, reward_of
+from dppo.envs.spaces.packing import packer
+from dppo.ppo.acting.sampler import collect_together
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 
 BAR = 0.01
 EPISODE = 22  # steps of an episode under a random policy: the shortest there are

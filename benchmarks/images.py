@@ -54,10 +54,10 @@ def main() -> int:
     options = parser.parse_args()
     import torch
 
-    from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+    from dppo.cluster.plans import build_sampler, build_trainer, sampler_plan, trainer_plan
     from dppo.config import Config
-    from dppo.ppo.batch import make_batch
-    from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+    from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+    from dppo.ppo.learning.batch import make_batch
 
     config = Config(
         env_id=Noise, num_samplers=1, envs_per_sampler=8, num_steps=options.steps, minibatch_size=256,

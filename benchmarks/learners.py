@@ -64,7 +64,7 @@ def main() -> int:
     options = parse()
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.session import RaySession
+    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
 
     report: dict[str, Any] = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
@@ -116,8 +116,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
-    from dppo.assemble import trainer_plan
     from dppo.cluster.learning.trainers import worth_in_words
+    from dppo.cluster.plans import trainer_plan
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
     alone, shared = sides.values()
@@ -161,7 +161,7 @@ def update(side: Side) -> None:
     """Time one update, and the sums of the rank that waited least in them."""
     import ray
 
-    from dppo.ppo.segment import PolicySnapshot
+    from dppo.ppo.exchange.records import PolicySnapshot
 
     def summed() -> list[float]:
         return ray.get([rank.summing_s.remote() for rank in side.trainers.ranks])
@@ -202,10 +202,10 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     import ray
 
-    from dppo.actions import BoxActions
-    from dppo.assemble import trainer_plan
     from dppo.cluster.learning.ranks import RayTrainers
-    from dppo.spaces import Spaces
+    from dppo.cluster.plans import trainer_plan
+    from dppo.spaces.actions import BoxActions
+    from dppo.spaces.spaces import Spaces
 
     limit = np.ones(ACTIONS, np.float32)
     spaces = Spaces(np.dtype((np.float32, (OBS,))), BoxActions(-limit, limit))
@@ -216,7 +216,7 @@ def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
 
 def segment_of(config: Any, sampler: int) -> Any:
     """Return a segment of normal random numbers, with log-probabilities that suit the initial policy."""
-    from dppo.ppo.segment import Segment
+    from dppo.ppo.exchange.records import Segment
 
     rng, shape = np.random.default_rng(sampler), (config.num_steps, 1)
     actions = rng.normal(size=(*shape, ACTIONS)).astype(np.float32)

@@ -28,8 +28,8 @@ import trivial
 from bench_envs import POSITIONS
 
 from dppo.config import make_config, presets
-from dppo.evaluation import evaluate
-from dppo.runner import train
+from dppo.policies.evaluation import evaluate
+from dppo.run.runner import train
 
 HERE = Path(__file__).parent
 POINTS = 50  # of a curve in the JSON, at most

@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.session import RaySession
+    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
 
     report: dict[str, Any] = {"machine": machine(), "rows": {}}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import dppo
-from dppo.records.drawing import View, draw
+from dppo.records.terminal.drawing import View, draw
 
 WIDTH = 100
 SHARE = 0.7

@@ -11,19 +11,19 @@ import gymnasium as gym
 import numpy as np
 
 from dppo import streams
-from dppo.actions import BoxActions, DiscreteActions
-from dppo.assemble import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.plans import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.group import EnvGroup
-from dppo.envs.spaces import describe_spaces
-from dppo.ppo.agent import PPOAgent
+from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.distributions import distribution_of
-from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.sampler import PPOSampler
-from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
-from dppo.ppo.trainer import PPOTrainer
+from dppo.spaces.actions import BoxActions, DiscreteActions
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)

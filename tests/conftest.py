@@ -36,7 +36,7 @@ def signals_are_not_ignored() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one Ray for all tests that need actors, because starting it takes seconds. Runs leave it unchanged."""
-    from dppo.cluster.session import RaySession
+    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
 
     session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel
 
 
 class OwnOrders:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 import dppo
-from dppo.ppo.segment import Episode, Incident
+from dppo.ppo.exchange.records import Episode, Incident
 from dppo.records.result import in_words
 
 

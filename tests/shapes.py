@@ -14,18 +14,18 @@ from jaxtyping import AbstractArray, install_import_hook
 MODULES = [
     f"dppo.ppo.{name}"
     for name in (
-        "normalizer",
-        "segment",
-        "advantages",
+        "exchange.normalizer",
+        "exchange.records",
+        "learning.advantages",
         "distributions",
         "networks.network",
-        "losses",
-        "batch",
-        "rollout",
-        "recall",
-        "networks.recurrence",
-        "networks.cells",
-        "memory_states",
+        "learning.losses",
+        "learning.batch",
+        "learning.gae_inputs",
+        "networks.recall",
+        "networks.memory.recurrence",
+        "networks.memory.cells",
+        "acting.recurrent_state",
     )
 ]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ def check_shapes() -> None:
     """
     import torch  # noqa: F401
 
-    import dppo.spaces  # noqa: F401
+    import dppo.spaces.spaces  # noqa: F401
 
     with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):
         for name in MODULES:

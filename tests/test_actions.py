@@ -13,12 +13,12 @@ from builders import collect, parts_of, random_weights
 from kinds import small
 
 import dppo
-from dppo.actions import actions_from_json
 from dppo.envs.make import make_env
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.ppo.batch import make_batch
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning.batch import make_batch
+from dppo.spaces.actions import actions_from_json
 
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
 each_source = pytest.mark.parametrize("source", list(SOURCES))

@@ -11,7 +11,7 @@ from builders import DISCRETE
 from dppo.config import Config
 from dppo.config.batch_memory import batch_memory_in_words, memory_of_this_machine
 from dppo.errors import ConfigError
-from dppo.spaces import Spaces
+from dppo.spaces.spaces import Spaces
 
 IMAGES = Spaces(np.dtype((np.uint8, (4, 84, 84))), DISCRETE)
 NUMBERS = Spaces(np.dtype((np.float32, (4,))), DISCRETE)

@@ -18,7 +18,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import CheckpointError
-from dppo.records import checkpoint as checkpoints
+from dppo.records.files import checkpoint as checkpoints
 
 TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
 

@@ -13,11 +13,11 @@ from own_memory_models import Running
 from own_models import Plain
 
 import dppo
-from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
+from dppo.cluster.plans import trainer_plan
 from dppo.config import make_config
-from dppo.ppo.inputs import no_statistics
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")
 MEMORIES = ("none", "gru", "lstm")

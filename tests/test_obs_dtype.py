@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import dppo
-from dppo.assemble import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.plans import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config, make_config
 from dppo.errors import ConfigError
-from dppo.ppo.batch import make_batch
-from dppo.ppo.inputs import measured_shape
-from dppo.ppo.normalizer import Moments, ObsScale
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.inputs import measured_shape
+from dppo.ppo.exchange.normalizer import Moments, ObsScale
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.learning.batch import make_batch
 
 OFFSET = 1e9
 

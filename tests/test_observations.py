@@ -15,12 +15,12 @@ from recorder import Notes
 
 import dppo
 from dppo.__main__ import main
-from dppo.building import most_parameters
 from dppo.config import make_config
 from dppo.envs.make import make_env
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.networks.choice import choose_network
+from dppo.run.building import most_parameters
 
 kinds = pytest.mark.parametrize("kind", ["image", "dict observation"])
 

@@ -21,8 +21,8 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import EnvironmentFault
-from dppo.ppo.segment import CollectionProgress, Incident
-from dppo.records import checkpoint as checkpoints
+from dppo.ppo.exchange.records import CollectionProgress, Incident
+from dppo.records.files import checkpoint as checkpoints
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ITERATIONS = 4

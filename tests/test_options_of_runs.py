@@ -13,7 +13,7 @@ from recorder import Notes
 import dppo
 from dppo.config import make_config
 from dppo.errors import ConfigError
-from dppo.records import checkpoint as checkpoints
+from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4
 EVERYTHING: dict[str, Any] = {

@@ -20,7 +20,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import CheckpointError, ConfigError
-from dppo.records import checkpoint as checkpoints
+from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "own_network.py"

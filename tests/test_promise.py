@@ -16,7 +16,7 @@ from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
-from dppo.ppo.segment import IncidentKind
+from dppo.ppo.exchange.records import IncidentKind
 
 ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {

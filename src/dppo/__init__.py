@@ -29,26 +29,26 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a 
 
 if TYPE_CHECKING:
     from dppo.config import Config
-    from dppo.evaluation import evaluate
-    from dppo.policy import Policy, load_policy
-    from dppo.ppo.networks.recurrence import over_time
+    from dppo.policies.evaluation import evaluate
+    from dppo.policies.policy import Policy, load_policy
+    from dppo.ppo.networks.memory.recurrence import over_time
     from dppo.records.observer import Observer, RunInfo
     from dppo.records.result import Evaluation, Result
-    from dppo.runner import train
-    from dppo.spaces import Spaces
+    from dppo.run.runner import train
+    from dppo.spaces.spaces import Spaces
 
 _HOMES = {
     "Config": "config",
-    "Evaluation": "evaluation",
+    "Evaluation": "records.result",
     "Observer": "records.observer",
-    "Policy": "policy",
+    "Policy": "policies.policy",
     "Result": "records.result",
     "RunInfo": "records.observer",
-    "Spaces": "spaces",
-    "evaluate": "evaluation",
-    "load_policy": "policy",
-    "over_time": "ppo.networks.recurrence",
-    "train": "runner",
+    "Spaces": "spaces.spaces",
+    "evaluate": "policies.evaluation",
+    "load_policy": "policies.policy",
+    "over_time": "ppo.networks.memory.recurrence",
+    "train": "run.runner",
 }
 
 

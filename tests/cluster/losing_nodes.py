@@ -18,8 +18,8 @@ from made_up import POLICY, SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
 import dppo
-from dppo.assemble import trainer_plan
 from dppo.cluster.learning.ranks import RayTrainers
+from dppo.cluster.plans import trainer_plan
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import dppo
-from dppo.actions import DiscreteActions
 from dppo.config import make_config
-from dppo.ppo.segment import PolicySnapshot, Segment
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import PolicySnapshot, Segment
+from dppo.spaces.actions import DiscreteActions
+from dppo.spaces.spaces import Spaces
 
 SAMPLERS, STEPS, OBS = 4, 64, 6
 SPACES = Spaces(np.dtype(("float32", (OBS,))), DiscreteActions(3))

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dppo.assemble import network_spec, sampler_plan
 from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Look
 from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
 from dppo.cluster.collecting.transports import ReplayLog
+from dppo.cluster.plans import network_spec, sampler_plan
 from dppo.cluster.wire import Answer, Question
 from dppo.config import make_config
-from dppo.ppo.progress import BYTES, Phase, ProgressRecord, place_of
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
-from dppo.spaces import Spaces
+from dppo.envs.progress import BYTES, Phase, ProgressRecord, place_of
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.spaces.spaces import Spaces
 
 STEPS = 30
 

@@ -13,21 +13,21 @@ import pytest
 from virtual import Drawn, Fake, Faults
 
 import dppo
-from dppo.assemble import sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, hosting
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.transports import InProcess, Transport
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers
+from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import make_config
 from dppo.errors import ClusterError, SegmentsLost
-from dppo.learner import PPOLearner
+from dppo.ppo.exchange.normalizer import Moments, Statistics
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.normalizer import Moments, Statistics
-from dppo.ppo.segment import Incident, PolicySnapshot, Segment
+from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
-from dppo.spaces import Spaces
+from dppo.spaces.spaces import Spaces
 
 SAMPLERS, STEPS, ITERATIONS = 3, 2, 3
 SCHEDULES, PARTS = 2000, 10

@@ -13,7 +13,7 @@ import pytest
 from commandline import Command
 
 import dppo
-from dppo.cluster.watch import ClusterWatch, Endpoint, endpoint
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint, endpoint
 from dppo.errors import ClusterError
 
 HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # try for a minute to report to the GCS

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from commandline import actors_of_this_process
 
-from dppo.assemble import sampler_plan, trainer_plan
 from dppo.cluster.collecting.collector import Collector, hosting
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -19,9 +18,10 @@ from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.ray_transport import RayTransport
 from dppo.cluster.collecting.transports import InProcess
 from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import make_config
-from dppo.learner import Iteration, PPOLearner
-from dppo.ppo.normalizer import Statistics
+from dppo.ppo.exchange.normalizer import Statistics
+from dppo.run.learner import Iteration, PPOLearner
 from dppo.signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("ray_session")

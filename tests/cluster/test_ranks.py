@@ -25,14 +25,14 @@ from meetings import OwnOrders
 
 import dppo
 from dppo import streams
-from dppo.assemble import build_trainer, trainer_plan
 from dppo.cluster.learning import ranks, waiting
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.learning.trainers import LocalTrainer, worth_in_words
+from dppo.cluster.plans import build_trainer, trainer_plan
 from dppo.errors import ClusterError, TrainingDiverged
-from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.learning.batch import Batch, make_batch
+from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("ray_session")

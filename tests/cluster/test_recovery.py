@@ -8,7 +8,7 @@ from builders import assert_same_bytes
 
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.faults import RestartBudget
-from dppo.ppo.segment import SamplerCarry, SegmentReport
+from dppo.ppo.exchange.records import SamplerCarry, SegmentReport
 
 
 def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:

@@ -17,7 +17,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.config import make_config
-from dppo.records import checkpoint as checkpoints
+from dppo.records.files import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 ITERATIONS = 3

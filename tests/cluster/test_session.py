@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 from commandline import fresh_environment, run
 
-from dppo.cluster import environment as surroundings
-from dppo.cluster import session, token
-from dppo.cluster.capacity import (
+from dppo.cluster.ray import environment as surroundings
+from dppo.cluster.ray import session, token
+from dppo.cluster.ray.capacity import (
     Demand,
     actors_that_fit,
     check_cluster,
@@ -34,7 +34,7 @@ from dppo.cluster.capacity import (
     total_needs,
     usable_cores,
 )
-from dppo.cluster.session import MIB, SMALLEST_STORE, RaySession, demand_of
+from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
 from dppo.errors import ConfigError
 

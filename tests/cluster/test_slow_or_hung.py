@@ -28,8 +28,8 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.wire import Answer
-from dppo.ppo.progress import Phase, Progress
-from dppo.ppo.segment import PolicySnapshot, SamplerCarry, SegmentReport, Timings
+from dppo.envs.progress import Phase, Progress
+from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
 STEP_S = 0.5

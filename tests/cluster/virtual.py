@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.assemble import SamplerPlan
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -31,8 +30,9 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.collecting.transports import UnderWay
+from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.wire import Answer, Question
-from dppo.ppo.progress import Phase, Progress
+from dppo.envs.progress import Phase, Progress
 from dppo.signals import StopSignals
 
 TICK_S = 2.0

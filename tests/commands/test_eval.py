@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import dppo
-from dppo import evaluation
 from dppo.__main__ import main
 from dppo.config import make_config
+from dppo.policies import evaluation
 
 
 @pytest.fixture(scope="module")

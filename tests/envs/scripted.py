@@ -9,7 +9,7 @@ import numpy as np
 from builders import group_of
 
 from dppo.envs.group import EnvGroup
-from dppo.ppo.segment import EnvLog, Incident, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
 
 
 class Scripted(gym.Env[Any, Any]):

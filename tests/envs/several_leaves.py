@@ -10,15 +10,15 @@ import numpy as np
 from gymnasium import spaces
 
 from dppo import streams
-from dppo.actions import DiscreteActions
 from dppo.envs.group import EnvGroup
-from dppo.envs.spaces import dtype_of
-from dppo.ppo.agent import PPOAgent
+from dppo.envs.spaces.observation_spaces import dtype_of
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.distributions import Categorical
-from dppo.ppo.networks.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import Outputs
-from dppo.ppo.sampler import PPOSampler
-from dppo.spaces import Spaces, leaves
+from dppo.spaces.actions import DiscreteActions
+from dppo.spaces.spaces import Spaces, leaves
 from dppo.streams import Stream
 
 ROBOT = spaces.Dict(

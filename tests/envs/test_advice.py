@@ -13,10 +13,10 @@ import pytest
 from builders import group_of
 from gymnasium import spaces
 
-from dppo.actions import DiscreteActions
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.segment import EnvLog
+from dppo.ppo.exchange.records import EnvLog
+from dppo.spaces.actions import DiscreteActions
 
 FOUR = spaces.Box(-1, 1, (4,))
 PIXELS = spaces.Box(0, 255, (4, 4, 3), np.uint8)

@@ -18,14 +18,14 @@ import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import make_config
-from dppo.envs.checks import SpaceChecks
-from dppo.envs.faults import REMEDY
+from dppo.envs.checks.faults import REMEDY
+from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.group import MOST_DROPPED
-from dppo.envs.spaces import dtype_of
+from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import EnvironmentFault
-from dppo.ppo.sampler import collect_together
-from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest
-from dppo.spaces import leaves
+from dppo.ppo.acting.sampler import collect_together
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.spaces.spaces import leaves
 from dppo.streams import Stream
 
 

@@ -19,7 +19,7 @@ from testbeds import Counting, DriftingSimulator
 
 from dppo import streams
 from dppo.envs.group import EnvGroup
-from dppo.ppo.segment import SamplerCarry
+from dppo.ppo.exchange.records import SamplerCarry
 from dppo.streams import Stream
 
 # ----------------------------------------------------------------------------------------- stepping

@@ -13,7 +13,7 @@ from scripted import Scripted, started
 from testbeds import CrashingSimulator
 
 from dppo import streams
-from dppo.envs.faults import REMEDY
+from dppo.envs.checks.faults import REMEDY
 from dppo.errors import EnvironmentFault
 from dppo.streams import Stream
 

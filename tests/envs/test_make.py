@@ -11,12 +11,12 @@ import pytest
 from gymnasium import spaces
 from testbeds import Counting
 
-from dppo.actions import DiscreteActions
-from dppo.assemble import build_sampler, sampler_plan
+from dppo.cluster.plans import build_sampler, sampler_plan
 from dppo.config import Config
 from dppo.envs.make import check_env_id, make_env
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.spaces.actions import DiscreteActions
 
 MODULE = """
 import gymnasium

@@ -14,13 +14,13 @@ from gymnasium import spaces
 from several_leaves import OBS, ROBOT, Robot, group_of_robots, robot_sampler, robots
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.packing import packer
-from dppo.envs.results import BadResult
-from dppo.envs.spaces import dtype_of
+from dppo.envs.checks.results import BadResult
+from dppo.envs.spaces.observation_spaces import dtype_of
+from dppo.envs.spaces.packing import packer
 from dppo.errors import EnvironmentFault
-from dppo.ppo.batch import make_batch
-from dppo.ppo.segment import EnvLog, PolicySnapshot, SegmentRequest
-from dppo.spaces import leaves
+from dppo.ppo.exchange.records import EnvLog, PolicySnapshot, SegmentRequest
+from dppo.ppo.learning.batch import make_batch
+from dppo.spaces.spaces import leaves
 
 # ----------------------------------------------------------------------------------------- packing
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from several_leaves import OBS
 
-from dppo.actions import BoxActions, DiscreteActions
 from dppo.envs.make import make_env
-from dppo.envs.spaces import describe_spaces, dtype_of
+from dppo.envs.spaces.observation_spaces import describe_spaces, dtype_of
 from dppo.errors import ConfigError
-from dppo.spaces import Categories, dtype_as_json, dtype_from_json, is_image, leaves
+from dppo.spaces.actions import BoxActions, DiscreteActions
+from dppo.spaces.spaces import Categories, dtype_as_json, dtype_from_json, is_image, leaves
 
 # ------------------------------------------------------------------------------------------ dtypes
 

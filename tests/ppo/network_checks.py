@@ -10,9 +10,9 @@ import pytest
 import torch
 from builders import assert_same_bytes, random_weights
 
-from dppo.ppo.agent import PPOAgent
+from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
-from dppo.ppo.recall import Recall
+from dppo.ppo.networks.recall import Recall
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:

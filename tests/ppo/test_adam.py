@@ -7,9 +7,9 @@ import pytest
 import torch
 from builders import BOX, spec_of
 
-from dppo.ppo.adam import FlatAdam
+from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.networks.default.mlp_torch import MLP, initial_mlp
 from dppo.ppo.networks.flat import FlatParameters
-from dppo.ppo.networks.mlp_torch import MLP, initial_mlp
 
 
 def flat(dtype: str) -> tuple[MLP, FlatParameters]:

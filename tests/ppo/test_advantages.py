@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.advantages import generalized_advantages
+from dppo.ppo.learning.advantages import generalized_advantages
 
 T, F = True, False
 

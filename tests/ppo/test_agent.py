@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from builders import BOX, DISCRETE, agent_of, random_weights, spec_of
 
-from dppo.actions import BoxActions, DiscreteActions
-from dppo.ppo.agent import PPOAgent
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import Spaces
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.spaces.actions import BoxActions, DiscreteActions
+from dppo.spaces.spaces import Spaces
 
 MEAN, STD = np.array([0.5, -1.0, 100.0, 0.0]), np.array([1.0, 2.0, 30.0, 1e-4])
 SCALE = ObsScale(MEAN, STD)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.advantages import generalized_advantages
-from dppo.ppo.batch import make_batch
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.segment import Segment
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.batch import make_batch
 
 STEPS, ENVS = 3, 2
 

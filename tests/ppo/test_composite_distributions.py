@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dppo.ppo.distributions import Categorical, Distribution, MultiCategorical, SquashedGaussian, allowed
-from dppo.ppo.model import PPOModel
+from dppo.ppo.learning.model import PPOModel
 
 UNEVEN, EVEN = MultiCategorical((3, 1, 5)), MultiCategorical((4, 4))
 both = pytest.mark.parametrize("choices", [UNEVEN, EVEN], ids=["uneven", "even"])

@@ -15,17 +15,17 @@ from gymnasium import spaces as gym_spaces
 from torch import nn
 
 from dppo.config import Network
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.batch import make_batch
-from dppo.ppo.inputs import measured, measured_shape, no_statistics, raw_inputs
+from dppo.ppo.exchange.inputs import measured, measured_shape, no_statistics, raw_inputs
+from dppo.ppo.exchange.normalizer import Moments, Statistics
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.choice import choose_network
-from dppo.ppo.networks.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.module import ModuleSpec
-from dppo.ppo.normalizer import Moments, Statistics
-from dppo.ppo.segment import PolicySnapshot
-from dppo.spaces import Categories, Spaces, is_image
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
+from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -10,9 +10,9 @@ from builders import collect, parts_of, random_weights
 from torch import Tensor
 
 from dppo.config import Config
-from dppo.ppo.batch import make_batch
-from dppo.ppo.inputs import no_statistics
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning.batch import make_batch
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "testbeds:point_mass"])

@@ -8,11 +8,11 @@ import pytest
 from builders import collect, parts_of, random_weights
 from own_memory_models import Running
 
-from dppo.assemble import trainer_plan
 from dppo.cluster.learning.update import train_on
+from dppo.cluster.plans import trainer_plan
 from dppo.config import make_config
-from dppo.ppo.inputs import no_statistics
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"env_id": "memory_worlds:Recalls"},

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dppo.ppo import losses
+from dppo.ppo.learning import losses
 
 
 def tensor(*numbers: float) -> Tensor:

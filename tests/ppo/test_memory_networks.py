@@ -16,15 +16,15 @@ from builders import BOX, DISCRETE, agent_of
 from own_models import Plain
 from torch import Tensor, nn
 
-from dppo.actions import Actions
 from dppo.config import make_config
 from dppo.errors import ConfigError
-from dppo.ppo.model import PPOModel
+from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import choose_network
-from dppo.ppo.networks.module import ModuleSpec
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.recall import Recall
-from dppo.spaces import Spaces
+from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.spaces.actions import Actions
+from dppo.spaces.spaces import Spaces
 
 STEPS, ENVS = 12, 3
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}

@@ -16,15 +16,15 @@ from memory_worlds import Recalls
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import make_config
-from dppo.envs.spaces import describe_spaces
-from dppo.ppo.agent import PPOAgent
-from dppo.ppo.batch import make_batch
-from dppo.ppo.model import PPOModel
+from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.recompute import with_new_advantages
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.recompute import with_new_advantages
-from dppo.ppo.sampler import PPOSampler, collect_together
-from dppo.ppo.segment import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
 from dppo.streams import Stream
 
 STEPS, LENGTH = 24, 4

@@ -11,10 +11,10 @@ import torch
 from builders import BOX, DISCRETE, random_weights, spec_of
 from torch import nn
 
-from dppo.actions import BoxActions, DiscreteActions
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp_torch import MLP, initial_mlp
 from dppo.ppo.networks.flat import FlatParameters
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.mlp_torch import MLP, initial_mlp
+from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 HIDDEN = pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)

@@ -15,14 +15,14 @@ from own_models import Plain, Residual
 from torch import nn
 
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
-from dppo.ppo.model import PPOModel
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.mlp_torch import HandwrittenMLP, initial_mlp
-from dppo.ppo.networks.module import Autograd, ModuleSpec
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP, initial_mlp
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.quick import quick
-from dppo.ppo.normalizer import ObsScale
-from dppo.spaces import Spaces
+from dppo.ppo.networks.torch_module import Autograd, ModuleSpec
+from dppo.spaces.spaces import Spaces
 
 OBS = (2, 2)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}

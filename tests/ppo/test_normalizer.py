@@ -8,7 +8,7 @@ from builders import assert_same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
 
 
 def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:

@@ -21,18 +21,18 @@ from meetings import Meeting, OwnOrders
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
-from dppo.ppo.adaptive import ADAPTED, adapted_rate
-from dppo.ppo.batch import Batch, make_batch
-from dppo.ppo.model import PPOModel
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.mlp_torch import MLP
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.parallel import Parallel
-from dppo.ppo.rewards import reward_shaping, shaped_rewards
-from dppo.ppo.segment import PolicySnapshot, Segment, SegmentRequest
-from dppo.ppo.trainer import PPOTrainer
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
+from dppo.ppo.learning.adaptive_lr import ADAPTED, adapted_rate
+from dppo.ppo.learning.batch import Batch, make_batch
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.rewards import reward_shaping, shaped_rewards
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp_torch import MLP
+from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 MINIBATCHES = 4

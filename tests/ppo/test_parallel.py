@@ -20,12 +20,12 @@ from dppo.cluster.learning import shared_memory
 from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
-from dppo.ppo.batch import Batch
-from dppo.ppo.minibatches import draw_minibatches
-from dppo.ppo.model import PPOModel
-from dppo.ppo.moments import merged_moments, moments_of
-from dppo.ppo.parallel import Alone, Parallel
-from dppo.ppo.trainer import PPOTrainer
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.minibatches import draw_minibatches
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.trainer import PPOTrainer
 
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
 SPLIT = ("minibatches", "micro_batch_size")

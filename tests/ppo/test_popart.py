@@ -16,14 +16,14 @@ from test_options import make_trainer, random_batch
 from torch import nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.module import ModuleSpec
-from dppo.ppo.normalizer import Moments
-from dppo.ppo.parallel import Parallel
-from dppo.ppo.popart import last_layer
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest
-from dppo.ppo.value_scale import FIGURES, STATE, ValueScale
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.normalizer import Moments
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.value_scale import FIGURES, STATE, ValueScale
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.popart import last_layer
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.spaces.spaces import Spaces
 
 SPEC: MLPSpec = spec_of(DISCRETE, dtype="float64")
 

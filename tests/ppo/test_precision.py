@@ -15,12 +15,12 @@ from torch.nn.functional import conv2d
 import dppo
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.ppo.batch import Batch, make_batch
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning.batch import Batch, make_batch
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import precision
-from dppo.ppo.networks.blocks import convolve_blocks, fits_blocks
-from dppo.ppo.networks.layers import Output
-from dppo.ppo.segment import PolicySnapshot
-from dppo.ppo.trainer import PPOTrainer
+from dppo.ppo.networks.encoders.blocks import convolve_blocks, fits_blocks
+from dppo.ppo.networks.encoders.layers import Output
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])

@@ -13,13 +13,13 @@ from builders import BOX, DISCRETE, random_weights, spec_of
 from torch.distributions import Categorical, Independent, Normal
 
 import dppo
-from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
-from dppo.ppo.batch import Batch
-from dppo.ppo.model import PPOModel
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.mlp_torch import MLP
-from dppo.ppo.trainer import PPOTrainer
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp_torch import MLP
+from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ROWS = 48
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])

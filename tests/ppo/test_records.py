@@ -13,12 +13,12 @@ import torch
 from builders import BOX, spec_of
 from jaxtyping import TypeCheckError
 
-from dppo.ppo.advantages import generalized_advantages
-from dppo.ppo.batch import Batch
 from dppo.ppo.distributions import Categorical
-from dppo.ppo.losses import policy_loss
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.segment import PolicySnapshot, Rebuild, SamplerCarry, Segment
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
+from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.losses import policy_loss
 
 T, E = 3, 2
 

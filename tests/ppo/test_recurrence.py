@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.cells import STATES, numpy_cells
-from dppo.ppo.networks.memory_network import CELLS
-from dppo.ppo.networks.recurrence import over_time
+from dppo.ppo.networks.memory.cells import STATES, numpy_cells
+from dppo.ppo.networks.memory.memory_network import CELLS
+from dppo.ppo.networks.memory.recurrence import over_time
 
 INPUTS, UNITS = 5, 6
 kinds = pytest.mark.parametrize("kind", ["gru", "lstm"])

@@ -17,9 +17,9 @@ from testbeds import Counting, DriftingSimulator, PointMass
 
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.ppo.normalizer import Moments, ObsScale
-from dppo.ppo.sampler import PPOSampler, collect_together
-from dppo.ppo.segment import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.normalizer import Moments, ObsScale
+from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.streams import Stream
 
 MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]

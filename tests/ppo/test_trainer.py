@@ -13,16 +13,16 @@ from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
-from dppo.actions import BoxActions, DiscreteActions
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo import distributions as ppo
-from dppo.ppo.batch import Batch
-from dppo.ppo.minibatches import draw_minibatches
-from dppo.ppo.model import PPOModel
-from dppo.ppo.networks.mlp_torch import MLP
-from dppo.ppo.parallel import Alone
-from dppo.ppo.trainer import PPOTrainer
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.minibatches import draw_minibatches
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.parallel import Alone
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.default.mlp_torch import MLP
+from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 SPLIT = ("minibatches", "micro_batch_size")

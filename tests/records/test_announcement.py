@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import dppo
-from dppo import runner
 from dppo.config import make_config
 from dppo.errors import ClusterError, ConfigError, DppoError
-from dppo.records.announcement import PATIENCE_S, Announcement
+from dppo.records.terminal.announcement import PATIENCE_S, Announcement
+from dppo.run import runner
 
 
 class Clock:

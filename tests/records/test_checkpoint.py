@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
-from dppo.records import checkpoint as checkpoints
-from dppo.records import sealed
-from dppo.records.checkpoint import Checkpoint, find, load, save
-from dppo.records.disk import Disk
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import sealed
+from dppo.records.files.checkpoint import Checkpoint, find, load, save
+from dppo.records.files.disk import Disk
 
 OLD, NEW = "old", "new"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.records.bottleneck import TimeSplit, bottleneck_in_words
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
 
 SMALL = [
     "CartPole-v1",

@@ -20,11 +20,11 @@ import pytest
 from recorder import Notes
 
 from dppo.errors import DppoError
-from dppo.records import tensorboard
-from dppo.records.disk import Disk
-from dppo.records.metrics import read_metrics
-from dppo.records.metrics_writer import MetricsWriter
-from dppo.records.tensorboard import TensorBoard
+from dppo.records.files.disk import Disk
+from dppo.records.metrics import tensorboard
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.tensorboard import TensorBoard
+from dppo.records.metrics.writer import MetricsWriter
 
 
 def row(iteration: int, **more: float) -> dict[str, float]:
@@ -130,7 +130,7 @@ def test_a_row_costs_one_write_and_does_not_wait_for_the_disk(tmp_path: Path, mo
 def test_after_a_kill_all_complete_rows_are_read(tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path
-        from dppo.records.metrics_writer import MetricsWriter
+        from dppo.records.metrics.writer import MetricsWriter
         writer = MetricsWriter(Path({str(tmp_path)!r}), None)
         iteration = 0
         while True:
@@ -308,7 +308,7 @@ def test_the_constructor_does_not_wait_for_the_import_of_tensorboard(tmp_path: P
     code = f"""
         import os, sys, threading
         from pathlib import Path
-        from dppo.records.tensorboard import TensorBoard
+        from dppo.records.metrics.tensorboard import TensorBoard
         assert "tensorboardX" not in sys.modules and "torch" not in sys.modules
         constructed = threading.Event()
 

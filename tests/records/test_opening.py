@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dppo.config import Config
-from dppo.records.opening import hosting_in_words, sizes_in_words
+from dppo.records.terminal.opening import hosting_in_words, sizes_in_words
 
 
 def test_sizes_are_those_of_the_run() -> None:

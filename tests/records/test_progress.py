@@ -24,14 +24,14 @@ import pytest
 from rich.console import Console
 
 from dppo.config import Config
-from dppo.ppo.segment import CollectionProgress
-from dppo.records import progress
-from dppo.records.display import make_display
-from dppo.records.drawing import History, View, cells_of, draw
+from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.panel import LivePanel
-from dppo.records.progress import Pace, PlainLines, duration, number, plain_line
 from dppo.records.result import Result
+from dppo.records.terminal import progress
+from dppo.records.terminal.display import make_display
+from dppo.records.terminal.drawing import History, View, cells_of, draw
+from dppo.records.terminal.panel import LivePanel
+from dppo.records.terminal.progress import Pace, PlainLines, duration, number, plain_line
 
 logger = logging.getLogger("dppo")
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -607,7 +607,7 @@ def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
         import time
         from pathlib import Path
         from dppo.config import Config
-        from dppo.records.display import make_display
+        from dppo.records.terminal.display import make_display
         from dppo.records.observer import RunInfo
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         shown = make_display("auto")

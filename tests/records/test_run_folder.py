@@ -23,9 +23,9 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import make_config, resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
-from dppo.records import checkpoint as checkpoints
-from dppo.records.run_folder import config_of, open_run
-from dppo.records.run_lock import RunLock
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_folder import config_of, open_run
+from dppo.records.files.run_lock import RunLock
 
 BATCH, ITERATIONS = 32, 3
 
@@ -75,7 +75,7 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
 
 def locked_elsewhere(folder: Path, then: str = "time.sleep(1000)") -> subprocess.Popen[str]:
     code = (
-        "import os, sys, time; from pathlib import Path; from dppo.records.run_lock import RunLock\n"
+        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_lock import RunLock\n"
         f"lock = RunLock(Path({str(folder)!r}))\n{then}\n"
     )
     other = subprocess.Popen(
@@ -336,7 +336,7 @@ class Full:
     """A disk that is full while `full` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from dppo.records.disk import Disk
+        from dppo.records.files.disk import Disk
 
         real, self.full = Disk.write, False
 

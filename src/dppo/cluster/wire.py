@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dppo.cluster.faults import Fault
-from dppo.ppo.segment import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
+from dppo.spaces.spaces import Spaces
 
 SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
 

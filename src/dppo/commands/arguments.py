@@ -13,7 +13,7 @@ from dppo.config.files import preset
 from dppo.config.parts import about
 from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, DppoError
-from dppo.records.run_folder import config_of, settings_to_resume
+from dppo.records.files.run_folder import config_of, settings_to_resume
 
 USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
 DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."

@@ -18,8 +18,8 @@ from rich.table import Table
 from dppo.commands.compare_plan import Options, caption, folder_for, make_plan, parse
 from dppo.config import Config, resolved
 from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
+from dppo.records.files.run_folder import versions
 from dppo.records.plots import Curve, CurveGroup, compare_figure
-from dppo.records.run_folder import versions
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
@@ -71,7 +71,7 @@ def _train_all(
     options: Options, plan: Sequence[Config], folder: Path, console: Console
 ) -> tuple[list[Run], str | None]:
     """Return the finished runs, and the name of the signal that stopped the next one; None if all finished."""
-    from dppo.runner import train  # imports torch, so only after the options have been checked
+    from dppo.run.runner import train  # imports torch, so only after the options have been checked
 
     runs: list[Run] = []
     for config in plan:

@@ -8,9 +8,9 @@ from typing import Any
 
 from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
 from dppo.commands.settings_flags import TRUST, parsed_json
-from dppo.evaluation import evaluate
-from dppo.records.progress import ShowLog
+from dppo.policies.evaluation import evaluate
 from dppo.records.result import Evaluation
+from dppo.records.terminal.progress import ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = (

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         for action in code_named_by(wanted.settings).values():
             print(f"{wanted.resume} {action}.", flush=True)
 
-    from dppo.runner import train
+    from dppo.run.runner import train
 
     observers = [] if wanted.preset is None else [_NamePreset(wanted.preset)]
     result = train(config, resume=wanted.resume, branch=wanted.branch, observers=observers)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
 from dppo.errors import ConfigError
-from dppo.spaces import Spaces
+from dppo.spaces.spaces import Spaces
 
 LARGE = 256 * 10**6  # bytes
 COPIES = 2  # of each observation: in its segment, and in the batch; minibatches are cut one at a time

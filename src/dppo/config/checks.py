@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from dppo.config.parts import about, default_of, settings_by_name
-from dppo.config.settings import Settings
+from dppo.config.sizes import Settings
 from dppo.errors import ConfigError, counted
 
 

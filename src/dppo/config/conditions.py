@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dppo.config.setting import When
+from dppo.config.field import When
 
 WITH_ACTORS = When(lambda config: config.num_actors > 0, "num_actors=0 starts no actors. Use num_actors=1 or more")
 WITH_LEARNERS = When(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dppo.config.checks import check
 from dppo.config.files import flattened, plain, preset
 from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
-from dppo.config.settings import Settings
+from dppo.config.sizes import Settings
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,10 +10,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks import SpaceChecks
-from dppo.envs.faults import BadStep, user_traceback
-from dppo.envs.masks import MaskReader
-from dppo.envs.results import (
+from dppo.envs.checks.faults import BadStep, user_traceback
+from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.checks.results import (
     LARGEST_REWARD,
     LOWEST_REWARD,
     OLD_API,
@@ -23,10 +22,11 @@ from dppo.envs.results import (
     flag_of,
     reward_of,
 )
+from dppo.envs.masks import MaskReader
 from dppo.errors import EnvironmentFault
-from dppo.ppo.segment import Episode
+from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces import MASK
+from dppo.spaces.spaces import MASK
 
 
 class CheckedEnv:

@@ -10,16 +10,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks import SpaceChecks, constant_image, place_in, quick_packer
+from dppo.envs.checks.faults import BadStep
+from dppo.envs.checks.observations import SpaceChecks, constant_image, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
-from dppo.envs.faults import BadStep
 from dppo.envs.make import close_all
 from dppo.envs.masks import mask_reader
-from dppo.envs.packing import packer
+from dppo.envs.progress import Phase, ProgressRecord, place_of
+from dppo.envs.spaces.packing import packer
 from dppo.errors import EnvironmentFault
-from dppo.ppo.progress import Phase, ProgressRecord, place_of
-from dppo.ppo.segment import EnvLog, Incident, IncidentKind, SamplerCarry
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
+from dppo.spaces.spaces import Spaces
 
 MASK_NOT_USED = (
     "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dppo.actions import Actions
-from dppo.envs.results import BadResult
+from dppo.envs.checks.results import BadResult
 from dppo.errors import ConfigError
-from dppo.spaces import MASK, MaskSource, Spaces, masks_of
+from dppo.spaces.actions import Actions
+from dppo.spaces.spaces import MASK, MaskSource, Spaces, masks_of
 
 MaskSetting = Literal["auto", "info", "off"]
 METHOD = "action_masks"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config import Config
-from dppo.ppo.segment import CollectionProgress, Episode, Incident
+from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
 
 logger = logging.getLogger("dppo")

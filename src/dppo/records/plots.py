@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import DppoError
-from dppo.records.metrics import read_metrics
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
 from dppo.records.result import Result
 

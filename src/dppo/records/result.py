@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from dppo.config.trust import resume_command
 from dppo.errors import counted
-from dppo.records.metrics import read_metrics
+from dppo.records.metrics.reading import read_metrics
 
 EPISODES = 100  # window of the mean return
 

@@ -10,17 +10,17 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from dppo.assemble import BuiltSampler, SamplerPlan, build_sampler
 from dppo.cluster import wire
 from dppo.cluster.collecting.progress_file import make_progress_file, remove_progress_file
 from dppo.cluster.faults import Fault
+from dppo.cluster.plans import BuiltSampler, SamplerPlan, build_sampler
 from dppo.cluster.user_code import PackedModel, import_also_from, last_words, unpacked_model
 from dppo.cluster.wire import Answer, Parcel, Question
+from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.ppo.progress import Phase, ProgressRecord, place_of
-from dppo.ppo.sampler import PPOSampler, collect_together
-from dppo.ppo.segment import PolicySnapshot, SegmentRequest, Timings
-from dppo.spaces import Spaces
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
+from dppo.spaces.spaces import Spaces
 
 
 @dataclass(frozen=True, slots=True)

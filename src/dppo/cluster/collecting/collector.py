@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dppo.assemble import SamplerPlan
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Command, Fail, Limits, Log, Report
 from dppo.cluster.collecting.transports import InProcess, Transport
+from dppo.cluster.plans import SamplerPlan
 from dppo.config.parts import Actors
-from dppo.ppo.segment import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
+from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
 from dppo.signals import StopSignals
-from dppo.spaces import Spaces
+from dppo.spaces.spaces import Spaces
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, RestartBudget
 from dppo.cluster.wire import Answer
 from dppo.errors import ClusterError
-from dppo.ppo.segment import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
+from dppo.spaces.spaces import Spaces
 
 
 class Collecting:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from dppo.ppo.segment import Rebuild, SamplerCarry, SegmentReport
+from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 
 Pieces = tuple[np.ndarray, ...]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from dppo.cluster.faults import Fault
 from dppo.cluster.wire import Answer
+from dppo.envs.progress import Progress
 from dppo.errors import DppoError
-from dppo.ppo.progress import Progress
-from dppo.ppo.segment import Incident, PolicySnapshot, SegmentRequest
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, SegmentRequest
+from dppo.spaces.spaces import Spaces
 
 
 @dataclass(frozen=True, slots=True)

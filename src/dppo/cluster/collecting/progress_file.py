@@ -7,7 +7,7 @@ import os
 import tempfile
 from contextlib import suppress
 
-from dppo.ppo.progress import BYTES, Progress, ProgressRecord, look_at
+from dppo.envs.progress import BYTES, Progress, ProgressRecord, look_at
 
 
 def make_progress_file() -> tuple[str, ProgressRecord]:

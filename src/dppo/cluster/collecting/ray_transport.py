@@ -10,7 +10,6 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from dppo.assemble import SamplerPlan
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.messages import (
@@ -29,11 +28,12 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
+from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.cluster.wire import Question
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
-from dppo.ppo.segment import PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed

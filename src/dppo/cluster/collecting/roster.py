@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dppo.cluster.collecting.messages import Limits
-from dppo.ppo.progress import Progress
+from dppo.envs.progress import Progress
 
 
 class State(Enum):

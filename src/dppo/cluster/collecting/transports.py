@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dppo.assemble import SamplerPlan
 from dppo.cluster.collecting.actor import PPOActor, limit_to_one_thread
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -23,8 +22,9 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.wire import Question
-from dppo.ppo.progress import ProgressRecord, replaying
+from dppo.envs.progress import ProgressRecord, replaying
 from dppo.signals import StopSignals
 
 

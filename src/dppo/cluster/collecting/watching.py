@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.messages import Look, Progressed
 from dppo.cluster.collecting.progress_file import Witness, read_progress_file, remove_progress_file
-from dppo.ppo.progress import Phase, Progress
+from dppo.envs.progress import Phase, Progress
 
 
 class Watching:

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dppo.assemble import TrainerPlan, build_trainer
 from dppo.cluster.faults import Fault
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.update import train_on
+from dppo.cluster.plans import TrainerPlan, build_trainer
 from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.errors import DppoError
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.parallel import Parallel
-from dppo.ppo.segment import Segment
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.learning.parallel import Parallel
+from dppo.spaces.spaces import Spaces
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
 LOOPBACK = "127.0.0.1"

@@ -14,14 +14,14 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.assemble import TrainerPlan, network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
+from dppo.cluster.plans import TrainerPlan, network_spec
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
-from dppo.ppo.segment import Incident, IncidentKind, PolicySnapshot
-from dppo.spaces import Spaces
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.spaces.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
 CLOSE_S = 2.0  # for Ray to release the resources of the learners

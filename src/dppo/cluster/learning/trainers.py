@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dppo.assemble import TrainerPlan, build_trainer
 from dppo.cluster.learning.update import train_on
+from dppo.cluster.plans import TrainerPlan, build_trainer
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.segment import Incident, PolicySnapshot, Segment
-from dppo.spaces import Spaces
+from dppo.spaces.spaces import Spaces
 
 
 class Trainers(Protocol):

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dppo import streams
-from dppo.assemble import TrainerPlan
-from dppo.ppo.normalizer import ObsScale
-from dppo.ppo.rewards import reward_shaping
-from dppo.ppo.segment import Segment
+from dppo.cluster.plans import TrainerPlan
+from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.learning.rewards import reward_shaping
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
-    from dppo.ppo.trainer import PPOTrainer
+    from dppo.ppo.learning.trainer import PPOTrainer
 
 
 def train_on(
@@ -35,7 +35,7 @@ def train_on(
         reward_scale: divisor of rewards; None if they are not normalised.
         lagged: the policy that collected is older than the one to update.
     """
-    from dppo.ppo.batch import make_batch
+    from dppo.ppo.learning.batch import make_batch
 
     batch = make_batch(
         segments,

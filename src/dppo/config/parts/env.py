@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dppo.config.conditions import READ_EXACTLY
-from dppo.config.setting import import_path, metadata, setting
+from dppo.config.field import import_path, metadata, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from dppo.config.conditions import (
     WITH_OBS_NORMALISER,
     WITH_VALUE_LOSS,
 )
-from dppo.config.setting import setting
+from dppo.config.field import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dppo.config.conditions import FLOAT32_NETWORK, ON_GPU, OWN_RAY, SMALLER_THAN_MINIBATCH, WITH_ACTORS, WITH_LEARNERS
-from dppo.config.setting import When, setting
+from dppo.config.field import When, setting
 
 
 @dataclass(frozen=True, kw_only=True)

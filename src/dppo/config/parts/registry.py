@@ -6,12 +6,12 @@ import dataclasses
 from functools import cache
 from typing import Any, get_type_hints
 
+from dppo.config.field import KEY, About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.network import Network
 from dppo.config.parts.ppo import PPO
 from dppo.config.parts.processes import Actors, Learners
 from dppo.config.parts.run import Run
-from dppo.config.setting import KEY, About
 
 PARTS: dict[str, type] = {
     "env": Env,

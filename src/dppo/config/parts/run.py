@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dppo.config.setting import setting
+from dppo.config.field import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ Noise is passed in, so that an action is a pure function of the head and the noi
 `torch.distributions` costs as much as a small network; tested against it.
 """
 
-from dppo.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed
 from dppo.ppo.distributions.categorical import Categorical
 from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint
 from dppo.ppo.distributions.multi_categorical import MultiCategorical
 from dppo.ppo.distributions.squashed import SquashedGaussian
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 __all__ = [
     "IMPOSSIBLE",

@@ -7,13 +7,13 @@ from typing import Any
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
-from dppo.ppo.networks.mlp import MLPSpec
-from dppo.ppo.networks.module import ModuleSpec, model_name
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.memory.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.spaces import Spaces, is_image
+from dppo.ppo.networks.torch_module import ModuleSpec, model_name
+from dppo.spaces.spaces import Spaces, is_image
 
-ENCODER_NETWORK = "dppo.ppo.networks.modules:EncoderNetwork"
+ENCODER_NETWORK = "dppo.ppo.networks.encoders.encoder_network:EncoderNetwork"
 BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}

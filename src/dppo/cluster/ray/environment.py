@@ -1,0 +1,92 @@
+"""The environment variables and signal handlers that Ray starts with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dppo.cluster.ray.token import use_private_token
+
+# Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
+RECONNECT_S = 3600
+OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def set_environment(*, start_here: bool, dashboard: bool = False) -> None:
+    """Set the variables that Ray reads when it is imported; variables set by the user keep their values."""
+    for name, value in {
+        "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
+        "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else each worker builds its own environment under `uv run`
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        # Ray prints a paragraph for each dead actor, even without log_to_driver, and a traceback for each abandoned
+        # call to it; dppo logs one line instead.
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+        # Attempts to connect to a running cluster; a head that is started here may need more.
+        **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
+        # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at
+        # the end to send the records.
+        **({"RAY_task_events_report_interval_ms": "0"} if start_here and not dashboard else {}),
+    }.items():
+        os.environ.setdefault(name, value)
+    if start_here and "RAY_AUTH_MODE" not in os.environ:
+        use_private_token(ray_imported="ray" in sys.modules)
+
+
+@contextmanager
+def signal_handlers_kept() -> Iterator[None]:
+    """Keep the signal handlers while Ray starts: its own handler of SIGTERM ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in OUR_SIGNALS}
+    set_handler = signal.signal
+
+    def keep(number: int, handler: Any) -> Any:
+        return set_handler(number, handlers.get(signal.Signals(number), handler))
+
+    signal.signal = keep  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray's C++ code has set others, below Python's
+
+
+@contextmanager
+def long_reconnect() -> Iterator[None]:
+    """Let this process outlive Ray's GCS by `RECONNECT_S` instead of a minute; Ray's own processes keep the minute.
+
+    They inherit `os.environ`, while Ray's C++ code reads the process environment itself, once, when it connects.
+    """
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    if name in os.environ:
+        yield
+        return
+    os.putenv(name, str(RECONNECT_S))
+    try:
+        yield
+    finally:
+        os.unsetenv(name)
+
+
+@contextmanager
+def one_hash_seed() -> Iterator[None]:
+    """Give all actors the same string hashes, which decide the order of sets; a value set by the user is kept."""
+    name = "PYTHONHASHSEED"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

@@ -1,0 +1,137 @@
+"""Convert Gymnasium spaces to plain data, and refuse those that are not supported, with advice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dppo.envs.masks import MaskSetting, mask_source
+from dppo.envs.spaces.action_spaces import actions_of, check_package
+from dppo.envs.spaces.advice import NUMBERS, encoded, short
+from dppo.envs.spaces.leaves import (
+    categories_of,
+    leaf_spaces,
+    names_to_drop,
+    names_to_normalize,
+    one_of_names,
+    parts_of,
+)
+from dppo.errors import ConfigError
+from dppo.spaces.actions import Bounds
+from dppo.spaces.spaces import MASK, Spaces, leaf_dtypes, with_mask
+
+
+def describe_spaces(
+    env: gym.Env[Any, Any],
+    *,
+    drop_obs: Collection[str] = (),
+    norm_obs_keys: Collection[str] = (),
+    action_bounds: Bounds = "clip",
+    action_mask: MaskSetting = "auto",
+    obs_dtype: str = "float32",
+) -> Spaces:
+    """Return the spaces of `env` as plain data.
+
+    Args:
+        drop_obs: names of leaves of the observation to leave out.
+        norm_obs_keys: names of leaves, or of parts with leaves, to normalise; empty: all that hold floats.
+        action_bounds, action_mask, obs_dtype: the settings.
+
+    Raises:
+        ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
+    """
+    space = env.observation_space
+    check_package(space, f"observation_space={short(space)}")
+    dropped = names_to_drop(space, drop_obs)
+    _check_leaves(space, dropped)
+    obs = dtype_of(space, drop=dropped, floats=obs_dtype)
+    actions = actions_of(env.action_space, action_bounds)
+    mask = mask_source(env, obs, actions, action_mask)
+    names = leaf_dtypes(obs).keys() - ({MASK} if mask == "leaf" else set())
+    spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
+    return Spaces(
+        with_mask(obs, sum(actions.choices or ())) if mask in ("method", "info") else obs,
+        actions,
+        not getattr(spec, "nondeterministic", False),
+        categories={name: found for name, found in categories_of(space) if name in names},
+        one_of=one_of_names(space),
+        dropped=dropped,
+        normalized=names_to_normalize(obs, norm_obs_keys),
+        mask=mask,
+    )
+
+
+def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
+    """Refuse leaves that are not arrays of numbers, if the others can do without them."""
+    named = leaf_spaces(space, dropped=dropped)
+    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*NUMBERS, gym.spaces.OneOf))]
+    if odd and len(odd) < len(named):
+        out = "it" if len(odd) == 1 else "them"
+        raise ConfigError(
+            f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
+            f"drop_obs={' '.join([*dropped, *odd])} to leave {out} out."
+        )
+
+
+# ------------------------------------------------------------------ space -> dtype
+
+
+def dtype_of(
+    space: gym.Space[Any], name: str = "", drop: Collection[str] = (), floats: str = "float32"
+) -> np.dtype[Any]:
+    """Return the dtype in which one observation of `space` is stored, without the leaves named in `drop`.
+
+    For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
+    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
+    OneOf "branch", "0", "1", ...
+
+    Args:
+        floats: dtype in which floats of 64 bits or more are stored.
+
+    Raises:
+        ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
+    """
+    inner = parts_of(space, name)
+    if inner is not None:
+        fields = [(part, dtype_of(one, leaf, drop, floats)) for part, leaf, one in inner if leaf not in drop]
+        return _structured(fields, name)
+    if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
+    if 0 in space.shape:
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
+    return np.dtype(
+        (_stored(np.dtype(space.dtype), floats), space.shape)
+    )  # with shape () this is the scalar dtype itself
+
+
+def _stored(dtype: np.dtype[Any], floats: str) -> np.dtype[Any]:
+    """Return the dtype in which numbers are stored: float64 becomes `floats`, and the byte order is native."""
+    return np.dtype(floats) if dtype.kind == "f" and dtype.itemsize > 4 else dtype.newbyteorder("=")
+
+
+def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
+    names = [part for part, _ in fields]
+    if not names:
+        raise ConfigError(f"{_label(name)}: has no parts. Give it at least one.")
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
+    dtype = np.dtype(fields)
+    flat = list(_leaf_names(dtype, ""))
+    if len(set(flat)) < len(flat):
+        twice = next(leaf for leaf in flat if flat.count(leaf) > 1)
+        raise ConfigError(f"{_label(name)}: two leaves are named {twice!r} when nested keys are joined. Rename a key.")
+    return dtype
+
+
+def _leaf_names(dtype: np.dtype[Any], name: str) -> Iterator[str]:
+    if dtype.names is None:
+        yield name
+    for part in dtype.names or ():
+        yield from _leaf_names(dtype[part], f"{name}.{part}" if name else part)
+
+
+def _label(name: str) -> str:
+    return f"observation_space, leaf {name!r}" if name else "observation_space"

@@ -1,0 +1,236 @@
+"""A trained policy, loaded from a run, without torch and without Ray."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dppo import streams
+from dppo.envs.checks.results import BadResult
+from dppo.envs.masks import check_allows, checked_masks
+from dppo.envs.spaces.rows import rows_of
+from dppo.errors import CheckpointError, ConfigError, counted
+from dppo.policies.described import model_from, network_in_words
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.networks.choice import BUILT_IN
+from dppo.ppo.networks.torch_module import ModelClass
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.checkpoint import Checkpoint
+from dppo.spaces.spaces import MASK, Spaces, is_image, masks_of
+from dppo.streams import Stream
+
+
+class Policy:
+    """A trained policy: turns observations into actions of the environment's own action space."""
+
+    def __init__(self, spaces: Spaces, agent: PPOAgent, snapshot: PolicySnapshot, state: dict[str, Any]) -> None:
+        self.spaces = spaces
+        self.weights = snapshot.weights
+        """[P] all parameters, flat."""
+        self.state = state
+        """The checkpoint's description of itself: iteration, global_step, config, versions."""
+        self._agent = agent
+        self._agent.load(snapshot)
+
+    def __repr__(self) -> str:
+        """Show environment, spaces, network, number of parameters and training iteration in one line."""
+        config = self.state.get("config")
+        env = config.get("env_id", "?") if isinstance(config, dict) else "?"
+        return (
+            f"Policy({env}: {spaces_in_words(self.spaces)}; {network_in_words(self._agent.spec)}, "
+            f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
+        )
+
+    @property
+    def state_size(self) -> int:
+        """Size of the memory's state; 0 without memory."""
+        return self._agent.state_size
+
+    def act(
+        self,
+        obs: Any,
+        state: np.ndarray | None = None,
+        *,
+        action_mask: Any = None,
+        generator: np.random.Generator | None = None,
+    ) -> Any:
+        """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
+
+        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf, and so have its actions. A policy
+        with memory returns the pair of action and state, and takes this state with the next observation.
+
+        Args:
+            state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
+            action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
+                `info["action_mask"]` or `env.action_masks()`.
+            generator: sample the action from the policy with it; None takes the most likely action.
+
+        Raises:
+            ValueError: the shape of `obs` is not that of the environment's observations; or `action_mask` is missing,
+                allows nothing, or is not used by this policy; or `state` does not fit, or there is no memory.
+        """
+        rows, single = self._rows(obs)
+        before = self._before(state, len(rows), single=single)
+        rows = self._with_masks(rows, action_mask, single=single)
+        if generator is None:
+            decision = self._agent.decide(rows, before)
+        else:
+            noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
+            decision = self._agent.act(rows, noise, before)
+        actions = self.spaces.actions
+        action = actions.each(decision.actions)[0] if single else actions.to_env(decision.actions)
+        if decision.state is None:
+            return action
+        return action, decision.state[0] if single else decision.state
+
+    def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
+        """Return the state [rows, S] before the step; None without memory."""
+        if not self.state_size:
+            if state is not None:
+                raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
+            return None
+        if state is None:
+            return self._agent.start(rows)
+        expected = (self.state_size,) if single else (rows, self.state_size)
+        state = np.asarray(state, self._agent.spec.dtype)
+        if state.shape != expected:
+            raise ValueError(f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None.")
+        return state.reshape(rows, -1)
+
+    def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
+        """Return observations [n, *O] with their masks, as they are stored in training."""
+        spaces = self.spaces
+        if spaces.mask not in ("method", "info"):
+            if masks is not None:
+                why = "it reads masks from the observation" if spaces.mask else "it was trained without masks"
+                raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
+        elif masks is None:
+            source = "env.action_masks()" if spaces.mask == "method" else 'info["action_mask"]'
+            raise ValueError(f"action_mask is missing: this policy was trained with masks. Pass {source}.")
+        try:
+            if spaces.mask == "leaf":
+                check_allows(masks_of(rows), spaces.actions)
+            elif spaces.mask is not None:
+                stored = np.empty(len(rows), spaces.obs)
+                stored["obs"] = rows
+                stored[MASK] = checked_masks(masks, () if single else (len(rows),), spaces.actions)
+                rows = stored
+        except BadResult as error:
+            raise ValueError(f"action_mask is {error}.") from None
+        return rows
+
+    def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations [n, *O] as they are returned in training, and whether `obs` is a single one."""
+        returned = self.spaces.returned
+        if returned.names is not None:
+            return rows_of(obs, self.spaces)
+        rows = np.asarray(obs)
+        shape = returned.shape
+        single = rows.shape == shape
+        if not single and rows.shape[1:] != shape:
+            raise ValueError(f"obs has shape {rows.shape}. Pass {shape}, or (n, {', '.join(map(str, shape))}).")
+        if single:
+            rows = rows[None]
+        if np.issubdtype(rows.dtype, np.floating):
+            rows = rows.astype(np.float64 if self.spaces.has_float64 else np.float32)  # as in training
+        elif is_image(returned):
+            rows = rows.astype(np.uint8, casting="same_kind", copy=False)
+        return rows, single
+
+
+def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
+    """Return the policy of a run's newest good checkpoint, or of the checkpoint at `path`.
+
+    Loading runs no code from the folder, with one exception: a network of your own is stored as the import path of its
+    class, and that module is imported. Load such a policy only from a folder that you trust, or pass `model`.
+
+    Args:
+        model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
+    """
+    return read(path).policy(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The checkpoint of a policy, read from disk; nothing that it names has been imported."""
+
+    path: Path
+    checkpoint: Checkpoint
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the import path of the network that the checkpoint names; None for the default network."""
+        model = self.checkpoint.state.get("model")
+        name = model.get("model") if isinstance(model, dict) else None
+        return None if name is None or name in BUILT_IN else str(name)
+
+    def policy(self, model: ModelClass | None = None) -> Policy:
+        """Return the policy; import the module that `model_name` names, or use `model` in its place.
+
+        Raises:
+            CheckpointError: the file is not a checkpoint of a policy, or its network cannot be built here.
+        """
+        state, arrays = self.checkpoint.state, self.checkpoint.arrays
+        try:
+            spaces, spec = model_from(state, model)
+            weights = spec.flatten(arrays["model"])
+            agent = PPOAgent(spec, spaces.mask)
+            statistics = arrays["normalizer"]
+        except ConfigError as error:
+            raise CheckpointError(
+                f"{self.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
+                f"or pass the class: load_policy(path, model=Class)."
+            ) from None
+        except (KeyError, TypeError, ValueError) as error:
+            if self.model_name is not None and isinstance(error, ValueError):
+                raise CheckpointError(
+                    f"{self.path}: {self.model_name} is not the network that was trained: {error}. Use the class as it "
+                    f"was at the time of training."
+                ) from None
+            raise CheckpointError(
+                f"{self.path}: is not a dppo checkpoint ({error!r}). Pass the folder of a run."
+            ) from None
+        untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
+        obs_scale = untrained.loaded(statistics).obs_scale()
+        return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
+
+
+def read(path: str | Path) -> Read:
+    """Read a run's newest good checkpoint, or the checkpoint at `path`.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    found = checkpoints.find(Path(path))
+    for problem in found.damaged:
+        warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
+    return Read(found.path, checkpoints.load(found.path))
+
+
+def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
+    """Return the random stream from which actions are sampled in an evaluation episode."""
+    return streams.generator(seed, Stream.EVALUATION, episode)
+
+
+def spaces_in_words(spaces: Spaces) -> str:
+    """Return `obs float32[4], actions Discrete(2)`."""
+    counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
+    coded = f" of {sum(counts.values()):,} categories" if counts else ""
+    masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
+    masks = masked.get(spaces.mask, " with masks from info")
+    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions.in_words()}{masks}"
+
+
+def _dtype_in_words(dtype: np.dtype[Any]) -> str:
+    if dtype.names is None:
+        return f"{dtype.base}{list(dtype.shape)}"
+    return f"{{{', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)}}}"

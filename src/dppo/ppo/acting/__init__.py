@@ -1,0 +1,1 @@
+"""The acting half of PPO: samplers and agents make segments, in NumPy."""

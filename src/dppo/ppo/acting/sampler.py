@@ -1,0 +1,282 @@
+"""PPOSampler: collects segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.environments import Environments
+from dppo.ppo.acting.recurrent_state import states_from
+from dppo.ppo.exchange.inputs import measured
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.exchange.records import (
+    EnvLog,
+    Incident,
+    PolicySnapshot,
+    Rebuild,
+    SamplerCarry,
+    Segment,
+    SegmentReport,
+    SegmentRequest,
+)
+
+
+class PPOSampler:
+    """Collect segments of T steps from E environments, whose episodes continue from one segment to the next."""
+
+    def __init__(
+        self,
+        sampler_id: int,
+        agent: PPOAgent,
+        envs: Environments,
+        *,
+        num_steps: int,
+        gamma: float,
+        noise: Callable[[int], np.random.Generator],
+        track_returns: bool,
+        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        keep_successors: bool = False,
+        sequence_length: int = 1,
+    ) -> None:
+        """Take over `envs`, which must not have been started.
+
+        Args:
+            noise: returns the generator of a segment's exploration noise, given the segment's index.
+            track_returns: report moments of discounted returns, for the normaliser of rewards.
+            shape_rewards: transforms raw rewards before returns are tracked; None to leave them as they are.
+            keep_successors: let segments hold the observations that follow their last rows.
+            sequence_length: L, the steps of a sequence in training, for a network with memory; divides T.
+        """
+        self.sampler_id = sampler_id
+        self._agent = agent
+        self._envs = envs
+        self._num_steps = num_steps
+        self._gamma = gamma
+        self._noise = noise
+        self._track_returns = track_returns
+        self._shape_rewards = shape_rewards
+        self._keep_successors = keep_successors
+        self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
+        self._discounted_returns = np.zeros(envs.num_envs)
+        self._length = sequence_length
+        self._memory = agent.start(envs.num_envs) if agent.state_size else None  # [E, S] where the next segment starts
+
+    def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
+        """Collect the segment that `request` names, under the weights of `snapshot`.
+
+        The state of the environments is all that is carried over from earlier segments.
+
+        Raises:
+            EnvironmentFault: an environment failed.
+        """
+        return collect_together([self], [request], snapshot)[0]
+
+    def _begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
+        """Start, restore or continue the episodes, so that `_obs` holds observations to act on."""
+        if rebuild is None and self._obs is not None:
+            return []
+        self._obs = np.empty(self._envs.num_envs, self._envs.obs)
+        if rebuild is None:
+            self._envs.start(self._obs, log)
+            return []
+        incidents = self._envs.restore(rebuild.carry, rebuild.actions, self._obs, log)
+        self._discounted_returns = rebuild.carry.discounted_returns.copy()
+        self._memory = None if rebuild.carry.memory is None else rebuild.carry.memory.copy()
+        for incident in incidents:
+            assert incident.env is not None
+            self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
+            if self._memory is not None:
+                self._memory[incident.env] = 0.0
+        return incidents
+
+    def _finish(self, run: _Run, at: int) -> tuple[SegmentReport, Segment]:
+        """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
+        segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
+        self._obs = run.obs[at, -1].copy()
+        self._memory = None if run.states is None else run.states.before[at].copy()
+        seen, self._discounted_returns = self._moments(segment, snapshot.obs_scale)
+        done = segment.terminated | segment.truncated
+        self._envs.check(run.obs[at], done, log, first=request.index == 0)
+        report = SegmentReport(
+            sampler_id=self.sampler_id,
+            index=request.index,
+            policy_version=snapshot.version,
+            steps=int(segment.valid.sum()),
+            carry=SamplerCarry(
+                discounted_returns=self._discounted_returns.copy(),
+                memory=None if self._memory is None else self._memory.copy(),
+                **self._envs.open_episodes(),
+            ),
+            open_actions=tuple(
+                segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self._envs.num_envs)
+            ),
+            episodes=tuple(log.episodes),
+            statistics=seen,
+            incidents=(*run.incidents[at], *log.incidents),
+            env_s=log.seconds,
+        )
+        return report, segment
+
+    def _moments(self, segment: Segment, scale: ObsScale | None) -> tuple[Statistics, np.ndarray]:
+        """Return moments for the normalisers, and the running discounted returns [E] at the end of the segment.
+
+        R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
+        not transitions are not counted, and reset R to zero.
+        """
+        running, valid = self._discounted_returns, segment.valid
+        obs = None if scale is None else Moments.of(measured(segment.obs[valid], scale.names))
+        if not self._track_returns:
+            return Statistics(obs), running
+        returns = np.empty(segment.rewards.shape)
+        going_on = ~(segment.terminated | segment.truncated) & valid
+        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
+        rewards = np.where(valid, rewards, 0.0)
+        for t in range(len(returns)):
+            returns[t] = self._gamma * running + rewards[t]
+            running = returns[t] * going_on[t]
+        return Statistics(obs, Moments.of(returns[valid])), running
+
+
+class _Run:
+    """Segments of S samplers while they are collected: arrays [S, T, E, ...], and the loop over T."""
+
+    def __init__(
+        self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+    ) -> None:
+        self.requests, self.snapshot = requests, snapshot
+        self.logs = [EnvLog() for _ in samplers]
+        self.incidents = [
+            sampler._begin(request.rebuild, log)
+            for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
+        ]
+        first = samplers[0]
+        self._keep_successors = first._keep_successors
+        self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
+        self._agent.load(snapshot)
+        steps, envs, dtype = first._num_steps, first._envs, self._agent.spec.dtype
+        distribution = self._agent.distribution
+        rows = (len(samplers), steps, envs.num_envs)
+        self._noise = np.stack(
+            [
+                distribution.noise(sampler._noise(request.index), steps, envs.num_envs, dtype)
+                for sampler, request in zip(samplers, requests, strict=True)
+            ]
+        )
+        self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
+        for own, sampler in zip(self.obs, samplers, strict=True):
+            own[0] = sampler._obs
+        self._actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
+        self._heads = np.empty((*rows, distribution.head_size), dtype)
+        self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
+        self._rewards = np.empty(rows)
+        self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
+        self._valid = np.ones(rows, bool)
+        floats = self.obs.dtype.kind == "f"  # several leaves are checked one by one
+        self._zeros = np.zeros(self.obs[:, 0].size, self.obs.dtype) if floats else None
+        self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
+        memories = [sampler._memory for sampler in samplers]
+        self.states = states_from(memories, steps, first._length, keep_all=self._keep_successors)
+
+    def go(self) -> None:
+        """Take T steps of all environments: all samplers act at once, then each steps its environments."""
+        agent, values, states = self._agent, self._values, self.states
+        one = len(self._envs) == 1  # a single sampler needs no leading axis: faster
+        obs, noise, actions, heads, valued = (
+            own[0] if one else own.swapaxes(0, 1) for own in (self.obs, self._noise, self._actions, self._heads, values)
+        )
+        rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
+        worlds = list(zip(self._envs, *rows, self.logs, strict=True))
+        cut: list[tuple[int, int, int, np.ndarray, Any]] = []  # sampler, step, env; observation and state at a limit
+        for t in range(values.shape[1]):
+            now = obs[t]
+            self._check_finite(t, now)
+            before = None if states is None else states.enter(t)
+            actions[t], heads[t], valued[t], after = agent.act(now, noise[t], before)
+            if states is not None:
+                states.act(t, after)
+            for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
+                final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], terminated[t], truncated[t], log)
+                for env, final in final_obs.items():
+                    cut.append((s, t, env, final, None if states is None else states.after[s, env]))
+                while log.dropped:
+                    self._valid[s, t, log.dropped.pop()] = False
+            if states is not None:
+                states.leave(self._terminated[:, t] | self._truncated[:, t])
+        self._check_finite(len(obs) - 1, obs[-1])
+        if self._keep_successors:
+            self._successors = self.obs[:, 1:].copy()
+            for s, t, env, final, _ in cut:
+                self._successors[s, t, env] = final
+        self._next_values[:, :-1] = values[:, 1:]
+        self._next_values[:, -1] = agent.values(self.obs[:, -1], None if states is None else states.before)
+        for s in sorted({one[0] for one in cut}):
+            times, which, finals, ends = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
+            state = None if states is None else np.stack(ends)
+            self._next_values[s, times, which] = agent.values(np.stack(finals), state)
+
+    def _check_finite(self, t: int, obs: np.ndarray) -> None:
+        """Check the observations [t] of all samplers before the policy reads them.
+
+        One product for all samplers costs a tenth of a check of each environment alone. 0 x = 0 for each finite x, also
+        where a sum of squares would overflow, and NaN for all else.
+
+        Raises:
+            EnvironmentFault: one of them is not finite.
+        """
+        if self._zeros is None or not np.vdot(obs, self._zeros):
+            return
+        done = (self._terminated | self._truncated)[:, :t]
+        for envs, request, seen, ended, log in zip(self._envs, self.requests, self.obs, done, self.logs, strict=True):
+            envs.check(seen[: t + 1], ended, log, first=request.index == 0)
+        raise AssertionError(f"observations of step {t} are not finite, and no environment is to blame")
+
+    def segment(self, s: int) -> Segment:
+        """Return the segment of sampler number `s`."""
+        obs, agent = self.obs[s, :-1], self._agent
+        segment = Segment(
+            obs=agent.readable(obs),
+            actions=self._actions[s],
+            logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
+            values=self._values[s],
+            next_values=self._next_values[s],
+            rewards=self._rewards[s],
+            terminated=self._terminated[s],
+            truncated=self._truncated[s],
+            valid=self._valid[s],
+            masks=agent.masks(obs),
+        )
+        if self.states is not None:
+            segment = replace(segment, states=self.states.of_sequences[s])
+        if not self._keep_successors:
+            return segment
+        followed = segment.followed
+        states = None if self.states is None else self.states.after_steps[s][followed]
+        return replace(segment, successors=agent.readable(self._successors[s][followed]), successor_states=states)
+
+
+def collect_together(
+    samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+) -> list[tuple[SegmentReport, Segment]]:
+    """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
+
+    Each segment has the same bits as one from `collect`.
+
+    Args:
+        requests: one for each sampler.
+
+    Raises:
+        EnvironmentFault: an environment failed. All samplers must be rebuilt.
+    """
+    run = _Run(samplers, requests, snapshot)
+    run.go()
+    return [sampler._finish(run, at) for at, sampler in enumerate(samplers)]
+
+
+def _steps_since_reset(done: np.ndarray) -> int:
+    """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
+    ends = np.flatnonzero(done)
+    return int(ends[-1]) + 1 if len(ends) else 0

@@ -1,0 +1,140 @@
+"""Running statistics of observations and returns, and normalisation with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.ppo.exchange.readonly import ReadOnly
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float, Shaped
+
+CLIP = 10.0  # normalised observations and rewards are clipped to +-10 (details 29 and 31)
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of samples, element-wise, in float64."""
+
+    count: float
+    mean: np.ndarray
+    """[*O] float64."""
+    m2: np.ndarray
+    """[*O] float64: the sum of (x - mean)^2."""
+
+    @staticmethod
+    def empty(shape: tuple[int, ...]) -> Moments:
+        """Return the moments of no samples of `shape`."""
+        return Moments(0.0, np.zeros(shape), np.zeros(shape))
+
+    @staticmethod
+    def of(samples: Shaped[np.ndarray, " n *O"]) -> Moments:
+        """Return the moments of `samples` over their first axis."""
+        if len(samples) == 0:
+            return Moments.empty(samples.shape[1:])
+        samples = samples.astype(np.float64)
+        mean = samples.mean(axis=0)
+        return Moments(float(len(samples)), mean, np.square(samples - mean).sum(axis=0))
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both sets of samples together.
+
+            mean = mean_a + delta n_b / n        M2 = M2_a + M2_b + delta^2 n_a n_b / n
+
+        Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+        variances" (1979), eq. 2.1. Exact, but not associative in floating point. The learner always merges in sampler
+        order, so that the order in which segments arrive does not matter.
+        """
+        if other.count == 0:
+            return self
+        if self.count == 0:
+            return other
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * (other.count / count)
+        m2 = self.m2 + other.m2 + np.square(delta) * (self.count * other.count / count)
+        return Moments(count, mean, m2)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and (population) standard deviation; zero and one if there are no samples."""
+        if self.count == 0:
+            return np.zeros_like(self.mean), np.ones_like(self.mean)
+        return self.mean, np.sqrt(self.m2 / self.count + EPSILON)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Moments of observations and of discounted returns; None for a normaliser that is off.
+
+    Those of observations do not change within an iteration: a segment and the update that uses it are normalised alike,
+    which keeps the first probability ratio at one.
+    """
+
+    obs: Moments | None = None
+    returns: Moments | None = None
+    obs_names: tuple[str, ...] | None = None
+    """Names of the leaves that `obs` measures, of several; None: all that hold floats."""
+
+    def merged(self, seen: list[Statistics]) -> Statistics:
+        """Return these statistics merged with those of an iteration's segments, in the order given."""
+        obs, returns = self.obs, self.returns
+        for one in seen:
+            if obs is not None and one.obs is not None:
+                obs = obs.merge(one.obs)
+            if returns is not None and one.returns is not None:
+                returns = returns.merge(one.returns)
+        return replace(self, obs=obs, returns=returns)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the statistics as named arrays, for a checkpoint."""
+        return {
+            f"{name}.{part}": np.asarray(getattr(moments, part))
+            for name in ("obs", "returns")
+            if (moments := getattr(self, name)) is not None
+            for part in Moments.__slots__
+        }
+
+    def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
+        """Return the statistics stored in `arrays`, for the normalisers that are on here."""
+        read: dict[str, Any] = {
+            name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
+            for name in ("obs", "returns")
+            if getattr(self, name) is not None
+        }
+        return replace(self, **read)
+
+    def obs_scale(self) -> ObsScale | None:
+        """Return the scale of observations; None if they are not normalised."""
+        return None if self.obs is None else ObsScale.of(self.obs, self.obs_names)
+
+    def reward_scale(self) -> float | None:
+        """Return the divisor of rewards: the standard deviation of the discounted return (detail 30)."""
+        return None if self.returns is None else float(self.returns.mean_and_std()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ObsScale(ReadOnly):
+    """Mean and standard deviation for normalising observations."""
+
+    mean: Float[np.ndarray, "*O"]
+    std: Float[np.ndarray, "*O"]
+    names: tuple[str, ...] | None = None
+    """Names of the leaves that `mean` and `std` hold side by side, of several; None: all that hold floats."""
+
+    @staticmethod
+    def of(moments: Moments, names: tuple[str, ...] | None = None) -> ObsScale:
+        """Return the scale of observations with these moments."""
+        return ObsScale(*moments.mean_and_std(), names)
+
+    def astype(self, dtype: str | np.dtype) -> ObsScale:
+        """Return a copy in `dtype`."""
+        return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
+
+    def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
+        """Standardise `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
+        scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
+        return scaled

@@ -1,0 +1,234 @@
+"""Records that the parts of a run exchange. They are frozen, and their arrays are read-only.
+
+T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes of one observation and action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dppo.ppo.exchange.normalizer import ObsScale, Statistics
+from dppo.ppo.exchange.readonly import ReadOnly
+from dppo.ppo.exchange.value_scale import ValueScale
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt32
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySnapshot(ReadOnly):
+    """A policy to act with. Every request carries one, so that actors keep no weights that could be lost."""
+
+    version: int
+    """Number of updates applied so far."""
+    weights: Float[np.ndarray, " P"]
+    """All parameters of the network, flat, in the order of `NetworkSpec.shapes`."""
+    obs_scale: ObsScale | None = None
+    """Scale of the observation normaliser; None if it is off."""
+    value_scale: ValueScale | None = None
+    """Unit of the network's values; None where it is that of the rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment(ReadOnly):
+    """T steps of the E environments of one sampler under one policy version.
+
+    Row t of `obs` and `values` belongs to the state before action t, row t of the others to its consequences.
+    Observations and rewards are not normalised; the trainer does that.
+    """
+
+    obs: Shaped[np.ndarray, "T E *O"]
+    """For a Dict or Tuple space: [T, E] of a structured dtype."""
+    actions: Shaped[np.ndarray, "T E *A"]
+    """Sampled from the policy, before any clipping to the action space."""
+    logprobs: Float[np.ndarray, "T E"]
+    """Log-probabilities of `actions` under that policy."""
+    values: Float[np.ndarray, "T E"]
+    next_values: Float[np.ndarray, "T E"]
+    """Value of the true successor of step t: the next state within an episode, the final observation at a time limit,
+    the state after the last step at the end of the segment. Unused where terminated."""
+    rewards: Float64[np.ndarray, "T E"]
+    terminated: Bool[np.ndarray, "T E"]
+    """The episode ended in a terminal state."""
+    truncated: Bool[np.ndarray, "T E"]
+    """The episode was cut off, for example by a time limit."""
+    valid: Bool[np.ndarray, "T E"]
+    """False for a row that is not a transition and must not affect training."""
+    successors: Shaped[np.ndarray, " n *O"] | None = None
+    """The observations that the rows of `followed` led to; None if their values are not needed again."""
+    masks: Bool[np.ndarray, "T E M"] | None = None
+    """The choices that were allowed; None if all always are."""
+    states: Float[np.ndarray, "K E S"] | None = None
+    """States of the memory before the first step of each of K sequences; None without memory."""
+    successor_states: Float[np.ndarray, " n S"] | None = None
+    """States of the memory to which `successors` belong."""
+
+    @property
+    def followed(self) -> Bool[np.ndarray, "T E"]:
+        """The rows whose successor is not a row of the batch: last steps, time limits, rows before an invalid one."""
+        followed: np.ndarray = self.truncated & ~self.terminated
+        followed[:-1] |= ~self.valid[1:]
+        followed[-1] = True
+        return followed
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One finished episode."""
+
+    env: int
+    """Index within the sampler, 0 <= env < E."""
+    index: int
+    """Number of episodes that this environment had started before."""
+    episode_return: float
+    """Undiscounted sum of raw rewards."""
+    length: int
+    """Env steps."""
+    success: bool | None
+    """`info["is_success"]` of the last step; None if the environment does not report it."""
+
+
+class IncidentKind(str, Enum):
+    """Kinds of incidents, under the names used in metrics and in the summary of a run."""
+
+    ACTOR_LOST = "actor_lost"
+    ACTOR_HUNG = "actor_hung"
+    SAMPLERS_MOVED = "samplers_moved"
+    REPLAY_MISMATCH = "replay_mismatch"
+    EPISODE_ABANDONED = "episode_abandoned"
+    BAD_STEP = "bad_step"
+    OUTSIDE_SPACE = "outside_space"
+    PRECISION_LOST = "precision_lost"
+    IMAGE_CONSTANT = "image_constant"
+    MASK_NOT_USED = "mask_not_used"
+    LEARNERS_REBUILT = "learners_rebuilt"
+    SEGMENTS_LOST = "segments_lost"
+    CHECKPOINT_FAILED = "checkpoint_failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A failure that was handled; counted under its kind and reported at the end of a run."""
+
+    kind: IncidentKind
+    message: str
+    """A sentence with the parts concerned, the event and its reason."""
+    env: int | None = None
+    """Index of the environment within its sampler; None if it does not concern one environment."""
+    lost_steps: int = 0
+    """Env steps of an open episode that was abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionProgress:
+    """Progress within an iteration, while its segments are being collected."""
+
+    iteration: int
+    """1, 2, ..."""
+    steps: int
+    """Env steps made for this iteration so far, over all samplers."""
+    global_step: int
+    """Env steps of the run so far, including these."""
+    processes: int
+    """Processes that are making env steps: actors, or 1 for this process."""
+    elapsed_s: float
+    """Seconds since the segments were requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerCarry(ReadOnly):
+    """State of a sampler between two segments; with its actions, enough to rebuild it in any process."""
+
+    episodes: Int64[np.ndarray, " E"]
+    """Index of the open episode of each environment."""
+    episode_returns: Float64[np.ndarray, " E"]
+    """Return of the open episode so far."""
+    episode_lengths: Int64[np.ndarray, " E"]
+    """Length of the open episode so far, in env steps."""
+    discounted_returns: Float64[np.ndarray, " E"]
+    """Running discounted return, for the reward normaliser."""
+    checksums: UInt32[np.ndarray, " E"]
+    """Checksum of the observation that the next segment starts from, to verify a replay."""
+    memory: Float[np.ndarray, "E S"] | None = None
+    """State of the policy's memory; None without memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild(ReadOnly):
+    """Instructions for rebuilding a lost sampler: reset with the episode's seed, then replay these actions."""
+
+    carry: SamplerCarry
+    actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
+    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, new episodes start instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRequest:
+    """Request for one segment of a sampler."""
+
+    sampler_id: int
+    index: int
+    """0, 1, 2, ... within the run. With the sampler's id it determines the stream of exploration noise."""
+    rebuild: Rebuild | None = None
+    """If given, discard the sampler's state and rebuild it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Timings of an actor's answer, in seconds."""
+
+    total_s: float = 0.0
+    env_s: float = 0.0
+    """Spent in the environments' step and reset."""
+    replayed_steps: int = 0
+    """Env steps replayed to rebuild samplers."""
+    replay_s: float = 0.0
+    """Part of `env_s` that was spent on replay."""
+
+    def __add__(self, other: Timings) -> Timings:
+        return Timings(
+            total_s=self.total_s + other.total_s,
+            env_s=self.env_s + other.env_s,
+            replayed_steps=self.replayed_steps + other.replayed_steps,
+            replay_s=self.replay_s + other.replay_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport(ReadOnly):
+    """Report on a segment: the small part, which always goes to the learner, even if the arrays do not."""
+
+    sampler_id: int
+    index: int
+    policy_version: int
+    steps: int
+    """Transitions in the segment: T * E if all rows are valid."""
+    carry: SamplerCarry
+    open_actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
+    """E arrays [n, *A]: the actions in this segment since the last reset of each environment."""
+    episodes: tuple[Episode, ...] = ()
+    """Episodes that ended in this segment, in order."""
+    statistics: Statistics = field(default_factory=Statistics)
+    """Moments of raw observations and of running discounted returns in this segment."""
+    incidents: tuple[Incident, ...] = ()
+    env_s: float = 0.0
+    """Seconds spent in the environments' step and reset."""
+
+
+@dataclass(slots=True)
+class EnvLog:
+    """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    """In the order in which they ended."""
+    incidents: list[Incident] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    """Environments whose last step was invalid: the row is not a transition, and the episode was dropped."""
+    seconds: float = 0.0

@@ -1,0 +1,1 @@
+"""The learning half of PPO: batches, advantages, losses, SGD."""

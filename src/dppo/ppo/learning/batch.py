@@ -1,0 +1,259 @@
+"""Batch: the rows that SGD trains on, made from segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.ppo.exchange.inputs import amounts, each_leaf, raw_inputs, scale_for, stays_raw
+from dppo.ppo.exchange.normalizer import CLIP, ObsScale
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.gae_inputs import Rollout, followed_by_successors, in_sequences, recall_of_successors
+from dppo.ppo.networks.recall import Recall
+from dppo.spaces.spaces import is_amount
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float, Float64, Int64, Shaped
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows: S sequences, each of L successive steps of one environment, stored one after the other.
+
+    The first axis of all tensors has length B = S * L. Sequences may be in any order; L is 1 without memory.
+    """
+
+    obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
+    """Normalised; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
+    actions: Shaped[Tensor, " B *A"]
+    logprobs: Float[Tensor, " B"]
+    """Log-probabilities under the policy that ratios are measured from: the one that collected the segments or, with
+    policy lag, the one to update."""
+    values: Float[Tensor, " B"]
+    """Values under the policy that collected the segments."""
+    advantages: Float[Tensor, " B"]
+    returns: Float[Tensor, " B"]
+    """Targets of the value function, TD(lambda): advantage + old value (detail 5)."""
+    weights: Float[Tensor, " B"] | None = None
+    """One for each transition and zero for rows that are not; None if all rows are. In a minibatch they are scaled so
+    that the mean over the rows of all ranks is the mean over their transitions."""
+    importance: Float[Tensor, " B"] | None = None
+    """Probability of the action under the policy to update over that under the policy that collected; None where these
+    are the same policy."""
+    masks: Bool[Tensor, "B M"] | None = None
+    """The choices that were allowed; None if all always are."""
+    length: int = 1
+    """L"""
+    recall: Recall | None = None
+    """Of the sequences, for a network with memory."""
+    rollout: Rollout | None = None
+    """Of a batch whose advantages are recomputed before each further epoch."""
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    @property
+    def sequences(self) -> int:
+        """Return S, the number of sequences."""
+        return len(self) // self.length
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on `device`; on the CPU, the batch itself."""
+        if device.type == "cpu":
+            return self
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return replace(self._of_each(moved), recall=None if self.recall is None else self.recall.of_each(moved))
+
+    def take(self, index: Int64[Tensor, " n"]) -> Batch:
+        """Return a copy of the sequences at `index`."""
+        recall = None if self.recall is None else self.recall.of_each(lambda tensor: tensor.index_select(0, index))
+        if self.length > 1:
+            steps = torch.arange(self.length, device=index.device)
+            index = (index.unsqueeze(1) * self.length + steps).flatten()
+        return replace(self._of_each(lambda tensor: tensor.index_select(0, index)), recall=recall)
+
+    def split(self, sizes: list[int]) -> list[Batch]:
+        """Return consecutive pieces with `sizes` sequences each, as views."""
+        rows = [size * self.length for size in sizes]
+        names = [name for name in COLUMNS if getattr(self, name) is not None]
+        parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
+        recalls = [None] * len(sizes) if self.recall is None else self.recall.split(sizes)
+        return [
+            replace(self, recall=recall, **dict(zip(names, columns, strict=True)))
+            for columns, recall in zip(parts, recalls, strict=True)
+        ]
+
+    def pieces(self, rows: int) -> list[Batch]:
+        """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
+        most = max(1, rows // self.length)
+        return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
+
+    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        changed: dict[str, Any] = {
+            name: each_leaf(column, change) for name, column in columns.items() if column is not None
+        }
+        return replace(self, **changed)
+
+
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
+
+
+def num_bytes(column: Tensor | dict[str, Tensor]) -> int:
+    """Return the memory that a column of a batch takes."""
+    leaves = column.values() if isinstance(column, dict) else (column,)
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
+def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Any]:
+    """Return consecutive pieces of so many rows, as views; of several leaves, each a dict."""
+    if not isinstance(column, dict):
+        pieces: tuple[Tensor, ...] = column.split(rows)
+        return pieces
+    parts = zip(*(split_rows(leaf, rows) for leaf in column.values()), strict=True)
+    return [dict(zip(column, part, strict=True)) for part in parts]
+
+
+def make_batch(
+    segments: Sequence[Segment],
+    obs_scale: ObsScale | None,
+    reward_scale: float | None,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    length: int = 1,
+    shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Batch:
+    """Merge segments into one batch: normalise, estimate advantages and flatten.
+
+    Rows that are not transitions are kept with weight zero, and their contents are replaced by zeros.
+
+    Args:
+        segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
+        obs_scale: the scale the segments were collected with; None if observations are not normalised.
+        reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalised.
+        length: L, the steps of a sequence; must divide T.
+        shape_rewards: transforms raw rewards before they are normalised; None to leave them as they are.
+    """
+    merged = {
+        name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
+        for name in Segment.__slots__
+        if name not in ("successors", "states", "successor_states") and getattr(segments[0], name) is not None
+    }
+    valid = None if merged["valid"].all() else merged["valid"]
+    values, dtype = merged["values"], merged["values"].dtype
+    rewards = _learnt(merged["rewards"], shape_rewards, reward_scale)
+    advantages = generalized_advantages(
+        rewards,
+        values,
+        merged["next_values"],
+        merged["terminated"],
+        merged["truncated"],
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        valid=valid,
+    )
+
+    def rows(array: np.ndarray) -> Tensor:
+        if valid is not None:
+            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
+        return torch.from_numpy(in_sequences(array, length))
+
+    return Batch(
+        obs=_inputs(merged["obs"], dtype, obs_scale, rows),
+        actions=rows(merged["actions"]),
+        logprobs=rows(merged["logprobs"]),
+        values=rows(values),
+        advantages=rows(advantages),
+        returns=rows(advantages + values),
+        weights=None if valid is None else rows(valid.astype(dtype)),
+        masks=rows(merged["masks"]) if "masks" in merged else None,
+        length=length,
+        rollout=_rollout(segments, merged | {"rewards": rewards}, obs_scale, gamma, gae_lambda),
+        recall=_recall(segments, merged["terminated"] | merged["truncated"], length),
+    )
+
+
+def _learnt(
+    rewards: np.ndarray, shape: Callable[[np.ndarray], np.ndarray] | None, scale: float | None
+) -> Float64[np.ndarray, "T envs"]:
+    """Return the rewards to learn from."""
+    if shape is not None:
+        rewards = shape(rewards)
+    return rewards if scale is None else np.clip(rewards / scale, -CLIP, CLIP)
+
+
+def _rollout(
+    segments: Sequence[Segment],
+    merged: dict[str, np.ndarray],
+    obs_scale: ObsScale | None,
+    gamma: float,
+    gae_lambda: float,
+) -> Rollout | None:
+    """Return what advantages can be estimated from again; None if the segments hold no successors.
+
+    Args:
+        merged: the columns of all segments [T, N * E, ...], with the rewards to learn from.
+    """
+    successors = [one.successors for one in segments if one.successors is not None]
+    if not successors:
+        return None
+    rewards, terminated, truncated, valid = (merged[name] for name in ("rewards", "terminated", "truncated", "valid"))
+    inputs = _inputs(
+        np.concatenate(successors)[None],
+        segments[0].values.dtype,
+        obs_scale,
+        lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
+    )
+    followed = followed_by_successors(segments)
+    return Rollout(
+        rewards,
+        terminated,
+        truncated,
+        None if valid.all() else valid,
+        inputs,
+        followed,
+        gamma,
+        gae_lambda,
+        recall=recall_of_successors(segments),
+    )
+
+
+def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall | None:
+    """Return where the sequences of a batch start; None without memory.
+
+    Args:
+        done: the episode ended in this row, so that the next row starts another one.
+    """
+    states = [one.states for one in segments if one.states is not None]
+    if not states:
+        return None
+    starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
+    starts[1:] = done[:-1]
+    rows = in_sequences(np.concatenate(states, axis=1), 1)
+    return Recall(torch.from_numpy(rows), torch.from_numpy(in_sequences(starts, length).reshape(-1, length)))
+
+
+def _inputs(
+    obs: Shaped[np.ndarray, "T envs *O"],
+    dtype: np.dtype[Any],
+    scale: ObsScale | None,
+    rows: Callable[[np.ndarray], Tensor],
+) -> Tensor | dict[str, Tensor]:
+    """Return the network's input: one tensor, or a copy of each leaf by name."""
+    scale = scale_for(scale, obs.dtype, dtype)
+    if stays_raw(np.dtype((obs.dtype, obs.shape[2:]))):
+        inputs = raw_inputs(obs, dtype, scale)
+        if isinstance(inputs, dict):
+            return {name: rows(leaf.astype(dtype) if is_amount(leaf.dtype) else leaf) for name, leaf in inputs.items()}
+        return rows(inputs)
+    return rows(amounts(obs, dtype, scale))

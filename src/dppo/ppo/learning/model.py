@@ -1,0 +1,86 @@
+"""PPOModel: the policy as a trainer uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.recall import Recall
+
+
+class Scored(NamedTuple):
+    """Results of one forward pass; valid until the next."""
+
+    policy: Evaluation
+    values: Tensor
+    """[rows]"""
+    residuals: Any
+    """State of the network for `backward`."""
+
+
+class PPOModel:
+    """Score actions under the weights in training: a learning network and its distribution.
+
+    `PPOAgent` is the same function in an actor; tests compare the two.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        seed: int,
+        *,
+        device: str = "cpu",
+        zeros_like: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Draw the initial weights from `seed` alone; torch's global generator is left unchanged."""
+        self.spec = spec
+        self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
+        self.parameters = self.network.parameters
+
+    def forward(
+        self,
+        obs: Tensor | dict[str, Tensor],
+        actions: Tensor,
+        masks: Tensor | None = None,
+        recall: Recall | None = None,
+    ) -> Scored:
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
+
+        Args:
+            masks: the actions that were allowed, [rows, H]; None if all were.
+            recall: of the sequences that the rows are, for a network with memory.
+        """
+        head, values, residuals = self.network.forward(obs, recall)
+        head = _allowed(head, masks)
+        return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
+
+    def values(self, obs: Any, recall: Recall | None = None) -> Tensor:
+        """Return the values [rows] of observations; the next forward pass does not overwrite them."""
+        with torch.no_grad():
+            return self.network.forward(obs, recall)[1].detach().clone()
+
+    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None, recall: Recall | None = None) -> Tensor:
+        """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
+        with torch.no_grad():
+            head = _allowed(self.network.forward(obs, recall)[0], masks)
+            return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
+
+    def backward(
+        self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
+    ) -> None:
+        """Compute the gradient of every parameter from the gradients of the scores of the last `forward`.
+
+        Overwrite the stored gradient or, with `accumulate`, add to it.
+        """
+        by_head = scored.policy.gradients(by_logprobs, by_entropies)
+        self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)
+
+
+def _allowed(head: Tensor, masks: Tensor | None) -> Tensor:
+    """Make the logits impossible that are not allowed. Their gradient is zero, because their probability is."""
+    return head if masks is None else torch.where(masks, head, IMPOSSIBLE)

@@ -1,0 +1,116 @@
+"""PopArt: the network learns values in units of their targets' deviation, without a jump when that unit changes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.errors import ConfigError
+from dppo.ppo.exchange.normalizer import Moments
+from dppo.ppo.exchange.value_scale import STATE, ValueScale, moments_in
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.networks.network import NetworkSpec
+
+LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
+
+
+class PopArt:
+    """Standardises targets by all targets seen so far, and corrects the last layer so that no value changes.
+
+        w' = w s / s'        b' = (s b + m - m') / s'        with mean m, deviation s before and m', s' after
+
+    Source: van Hasselt et al., "Learning values across many orders of magnitude" (arXiv:1602.07714), proposition 1.
+    Deviation: moments are those of all targets, not of the recent ones, as in Andrychowicz et al. (arXiv:2006.05990).
+    """
+
+    def __init__(self, model: PPOModel) -> None:
+        """Begin without any target, with mean 0 and deviation 1.
+
+        Raises:
+            ConfigError: the module has no linear layer called `value`.
+        """
+        self._model = model
+        self._weight, self._bias = last_layer(model.spec)
+        self._moments = Moments.empty(())
+
+    @property
+    def scale(self) -> ValueScale:
+        """Return the unit of the network's values."""
+        return ValueScale.of(self._moments)
+
+    def learn(self, batch: Batch, parallel: Parallel) -> Batch:
+        """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
+        before = self.scale
+        weights = None if batch.weights is None else batch.weights.double().unsqueeze(0)
+        own = moments_of(batch.returns.double().unsqueeze(0), weights)
+        count, mean, m2 = merged_moments(parallel.gather(own))[0].tolist()
+        self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
+        self._correct(before, self.scale)
+        return self.standardized(batch)
+
+    def standardized(self, batch: Batch) -> Batch:
+        """Return the batch with values and returns in the unit of the network."""
+        scale = self.scale
+        return replace(batch, values=scale.standardize(batch.values), returns=scale.standardize(batch.returns))
+
+    def restoring(self, value_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return the function `value_of` with values in units of rewards."""
+
+        def restored(*args: Any) -> Tensor:
+            values: Tensor = self.scale.restore(value_of(*args))
+            return values
+
+        return restored
+
+    def _correct(self, before: ValueScale, after: ValueScale) -> None:
+        with torch.no_grad():
+            flat = self._model.parameters.weights
+            flat[self._weight] *= before.std / after.std
+            flat[self._bias] *= before.std / after.std
+            flat[self._bias] += (before.mean - after.mean) / after.std
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the moments as a named array, which is part of the trainer's state."""
+        moments = self._moments
+        return {STATE: np.array([moments.count, float(moments.mean), float(moments.m2)])}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Restore the result of `state`; the weights belong to it already."""
+        self._moments = moments_in(state) or Moments.empty(())
+
+
+def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
+    """Return where weights and bias of the last layer of values are in the flat vector.
+
+    It is the linear layer called `value`, or the last one of a sequence of that name.
+
+    Raises:
+        ConfigError: there is none with one output.
+    """
+    found: dict[int, dict[str, slice]] = {}
+    start = 0
+    for name, shape in spec.shapes().items():
+        end = start + math.prod(shape)
+        match = LAST_LAYER.fullmatch(name)
+        if match and shape[0] == 1:
+            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(start, end)
+        start = end
+    last = found[max(found)] if found else {}
+    if set(last) != {"weight", "bias"}:
+        raise ConfigError(
+            "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
+            "when the unit of values changes. Rename the last layer of values in your module, or use norm_value=False."
+        )
+    return last["weight"], last["bias"]

@@ -1,0 +1,298 @@
+"""PPOTrainer: K epochs of minibatch SGD on each batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.config.parts import PPO
+from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.learning.adaptive_lr import ADAPTED, adapted_rate
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.decoupled import from_current_policy
+from dppo.ppo.learning.diverged import diverged
+from dppo.ppo.learning.gae_inputs import Rollout
+from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
+from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.popart import PopArt
+from dppo.ppo.learning.recompute import with_new_advantages
+from dppo.ppo.learning.rehearsal import zero_batch
+
+
+class _Losses(NamedTuple):
+    """Losses of a minibatch, as means over its transitions on this rank."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
+    """[rows] new minus old log-probability; zero for rows that are not transitions."""
+
+
+class _Step(NamedTuple):
+    """Results of one step of SGD, for the metrics of the update."""
+
+    losses: _Losses
+    grad_norm: Tensor
+    """Norm of the gradient of all ranks, before clipping."""
+    rows: float
+    """Transitions in the minibatch, per rank."""
+
+
+class PPOTrainer:
+    """Train a model on batches. It owns the weights and the optimiser; nothing else changes them.
+
+    It may be one of several ranks with equal numbers of rows. Advantages, gradients, early stopping and metrics then
+    cover the rows of all ranks, and the weights of all ranks stay equal.
+    """
+
+    def __init__(
+        self,
+        model: PPOModel,
+        ppo: PPO,
+        *,
+        minibatches: int,
+        micro_batch_size: int | None = None,
+        parallel: Parallel | None = None,
+        sequence_length: int = 1,
+    ) -> None:
+        """Create the optimiser for the parameters of `model`.
+
+        Args:
+            minibatches: number of minibatches in an epoch.
+            micro_batch_size: most rows that go through the network at once; None for whole minibatches.
+            parallel: the group of ranks; None to train alone.
+            sequence_length: L, the steps of each sequence of a batch.
+        """
+        self.model = model
+        self.ppo = ppo
+        self.minibatches = minibatches
+        self.micro_batch_size = micro_batch_size
+        self._parameters = model.parameters
+        self.device = self._parameters.weights.device
+        self._parallel = parallel or Alone()
+        self._length = sequence_length
+        self._optimizer = FlatAdam(self._parameters)
+        self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
+        self._popart = PopArt(model) if ppo.norm_value else None
+
+    def update(
+        self,
+        batch: Batch,
+        learning_rate: float,
+        order: np.random.Generator,
+        share: float = 0.0,
+        *,
+        lagged: bool = False,
+    ) -> dict[str, float]:
+        """Train K epochs on `batch`, in minibatches drawn by `order`.
+
+        A minibatch without any transition on any rank is skipped.
+
+        Args:
+            learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
+            share: of the run that is done, 0 <= share < 1, for settings that are annealed.
+            lagged: the policy that collected is older than this one.
+
+        Waits for: all ranks, in each minibatch.
+        Returns: the losses and diagnostics of detail 12, as means over the transitions of all ranks.
+
+        Raises:
+            TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
+        """
+        batch = weighted_on_all(batch.to(self.device), self._parallel)
+        explained_variance = self._explained_variance(batch)
+        if lagged:
+            batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
+        ppo = self.ppo.after(share)
+        if self._popart is not None:
+            batch = self._popart.learn(batch, self._parallel)
+        steps = self._epochs(ppo, batch, learning_rate, order)
+        figures = self._figures(steps, ppo.clip_coef)
+        figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
+        if self._popart is not None:
+            figures |= self._popart.scale.figures()
+        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+
+    def _epochs(self, ppo: PPO, batch: Batch, learning_rate: float, order: np.random.Generator) -> list[_Step]:
+        """Train K epochs, or until the KL is too large."""
+        steps: list[_Step] = []
+        for number in range(ppo.update_epochs):
+            if number and batch.rollout is not None:
+                batch = self._with_new_advantages(batch, batch.rollout)
+            epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
+            for minibatch, rows in epoch:
+                steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
+            if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
+                break
+        return steps
+
+    def _with_new_advantages(self, batch: Batch, rollout: Rollout) -> Batch:
+        rows = self._rows_at_once(batch)
+        if self._popart is None:
+            return with_new_advantages(batch, rollout, self.model.values, rows)
+        new = with_new_advantages(batch, rollout, self._popart.restoring(self.model.values), rows)
+        return replace(new, returns=self._popart.scale.standardize(new.returns))
+
+    def _rows_at_once(self, batch: Batch) -> int:
+        return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
+
+    # ------------------------------------------------------------------ one step
+
+    def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
+        """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
+        losses = self._backward(ppo, minibatch)
+        with torch.no_grad():
+            self.sum_gradients()
+            gradient, ranks = self._parameters.gradient, self._parallel.size
+            norm = torch.linalg.vector_norm(gradient) / ranks
+            length = norm.item()
+            if not math.isfinite(length):
+                raise diverged(minibatch, number, losses.policy_loss, losses.value_loss, length)
+            # Clip (detail 11) and average over the ranks in at most one pass over memory.
+            factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
+            if factor != 1.0:
+                gradient.mul_(factor)
+            step = _Step(losses, norm, rows)
+            if self._adapted is not None and ppo.desired_kl is not None:
+                if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
+                    self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
+                learning_rate = self._adapted
+            self._optimizer.step(learning_rate)
+        return step
+
+    def sum_gradients(self) -> None:
+        """Replace the gradient by its sum over all ranks."""
+        self._parallel.sum_(self._parameters.gradient)
+
+    def rehearse(self, rows: int) -> None:
+        """Run forward and backward on `rows` rows of zeros, to measure the time; the weights do not change.
+
+        With memory, the rows are whole sequences: fewer, or one.
+        """
+        batch = zero_batch(self.model.spec, max(1, rows // self._length), self._length)
+        self._backward(self.ppo, batch.to(self.device))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
+        """Compute the gradient of a minibatch's loss in pieces of at most `micro_batch_size` rows."""
+        if len(minibatch) <= (self.micro_batch_size or len(minibatch)):
+            return self._backward_at_once(ppo, minibatch, 1.0, accumulate=False)
+        pieces = minibatch.pieces(self.micro_batch_size or len(minibatch))
+        shares = [len(piece) / len(minibatch) for piece in pieces]
+        losses = [
+            self._backward_at_once(ppo, piece, share, accumulate=number > 0)
+            for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
+        ]
+
+        def mean(name: str) -> Tensor:
+            weighted = [getattr(one, name) * share for one, share in zip(losses, shares, strict=True)]
+            return torch.stack(weighted).sum()
+
+        return _Losses(
+            policy_loss=mean("policy_loss"),
+            value_loss=mean("value_loss"),
+            entropy=mean("entropy"),
+            log_ratio=torch.cat([one.log_ratio for one in losses]),
+        )
+
+    def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
+        """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
+        weights = rows.weights
+        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recall)
+        with torch.no_grad():
+            log_ratio = scored.policy.logprobs - rows.logprobs
+            if weights is not None:
+                log_ratio = torch.where(weights > 0, log_ratio, 0.0)
+            advantages = rows.advantages if rows.importance is None else rows.advantages * rows.importance
+            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), advantages, ppo.clip_coef, weights)
+            if ppo.clip_vloss:
+                v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
+            else:
+                v_loss, by_values = value_loss(scored.values, rows.returns, weights)
+            entropy = weighted_mean(scored.policy.entropies, weights)
+            # loss = policy - ent_coef * entropy + vf_coef * value (detail 10)
+            if share != 1.0:
+                by_logprobs *= share
+            by_each = -ppo.ent_coef * share / len(rows)
+            by_entropies = by_each if weights is None else weights * by_each
+            by_values *= ppo.vf_coef * share
+        self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
+        return _Losses(pi_loss, v_loss, entropy, log_ratio)
+
+    # ------------------------------------------------------------------ metrics of all ranks
+
+    def _kl(self, step: _Step) -> float:
+        """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
+        log_ratio = step.losses.log_ratio
+        kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
+        return float(self._parallel.gather(kl).mean())
+
+    def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
+        """Return means over the transitions of all steps and ranks; nan if there are none.
+
+        Called once per update, because computing them in each minibatch costs as much as a layer.
+        """
+        names = ("policy_loss", "value_loss", "entropy")
+        of_ratios = ("approx_kl", "old_approx_kl", "clipfrac")
+        if not steps:
+            return dict.fromkeys((*names, "grad_norm", *of_ratios), math.nan)
+        columns = [[getattr(step.losses, name) for step in steps] for name in names]
+        columns.append([step.grad_norm for step in steps])
+        per_step = torch.stack([torch.stack(column) for column in columns])
+        rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
+        log_ratio = torch.cat([step.losses.log_ratio for step in steps])
+        ratio = log_ratio.exp()
+        clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
+        # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
+        share = len(log_ratio) / sum(step.rows for step in steps)
+        means = torch.cat(
+            [
+                per_step @ rows.to(per_step.dtype) / rows.sum(),
+                torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]) * share,
+            ]
+        )
+        values = self._parallel.gather(means).mean(dim=0).tolist()
+        return dict(zip((*names, "grad_norm", *of_ratios), values, strict=True))
+
+    def _explained_variance(self, batch: Batch) -> float:
+        """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
+        both = torch.stack([batch.returns - batch.values, batch.returns])
+        own = moments_of(both, None if batch.weights is None else batch.weights.expand_as(both))
+        residual, total = merged_moments(self._parallel.gather(own))[:, 2].tolist()
+        return 1 - residual / total if total > 0 else math.nan
+
+    # ------------------------------------------------------------------ weights and state
+
+    def weights(self, *, copy: bool = True) -> np.ndarray:
+        """Return all weights [P] in the order of `NetworkSpec.shapes`; without `copy`, updates overwrite them."""
+        weights: np.ndarray = self._parameters.weights.numpy(force=True)
+        return weights.copy() if copy else weights
+
+    def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return both moments [P], the number of steps and an adapted learning rate; `copy` as in `weights`."""
+        state = self._optimizer.state()
+        if self._adapted is not None:
+            state[ADAPTED] = np.array(self._adapted)
+        if self._popart is not None:
+            state |= self._popart.state()
+        return {name: array.copy() for name, array in state.items()} if copy else state
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Restore `weights` [P] and the optimiser's state."""
+        with torch.no_grad():
+            self._parameters.weights.copy_(torch.tensor(weights))
+        self._optimizer.load(state)
+        if self._adapted is not None:
+            self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
+        if self._popart is not None:
+            self._popart.load(state)

@@ -1,0 +1,1 @@
+"""The default network: two multilayer perceptrons, in NumPy and in torch."""

@@ -1,0 +1,1 @@
+"""Networks for images, categories and nested observations."""

@@ -1,0 +1,243 @@
+"""Encoders: each turns one leaf of an observation into a code, a vector of numbers that hidden layers read."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dppo.ppo.networks.encoders.layers import PixelConv
+from dppo.spaces.spaces import Categories, Spaces, is_image
+
+MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
+SMALLEST_GRID = 7  # cells of a side that the convolutions of `GridCNN` need
+EMBEDDED = 64  # numbers that each embedded category becomes
+SQRT2 = math.sqrt(2)
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+class Encoder(nn.Module):
+    """Turn one leaf [rows, *shape] into a code [rows, features]."""
+
+    features: int
+
+
+def encoder_of(spaces: Spaces, name: str, image_encoder: str, image_features: int) -> Encoder:
+    """Return the encoder for the leaf `name`."""
+    leaf = spaces.leaves()[name]
+    if name in spaces.categories:
+        categories = spaces.categories[name]
+        return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
+    if is_image(leaf) and image_encoder != "flatten":
+        return CNNS[image_encoder](leaf.shape, image_features)
+    return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)
+
+
+class Flatten(Encoder):
+    """All numbers of a leaf, side by side; those of an image divided by 255."""
+
+    def __init__(self, shape: tuple[int, ...], divisor: float | None = None) -> None:
+        super().__init__()
+        self.features = math.prod(shape)
+        self._divisor = divisor
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        flat = leaf.reshape(len(leaf), -1)
+        return flat if self._divisor is None else flat / self._divisor
+
+
+class OneHot(Encoder):
+    """A column for each category of each element: 1 where the element has it, else 0."""
+
+    element: Tensor
+    category: Tensor
+
+    def __init__(self, categories: Categories) -> None:
+        super().__init__()
+        numbered = zip(categories.starts, categories.counts, strict=True)
+        columns = [(k, start + c) for k, (start, count) in enumerate(numbered) for c in range(count)]
+        self.register_buffer("element", torch.tensor([k for k, _ in columns]))
+        self.register_buffer("category", torch.tensor([float(category) for _, category in columns]))
+        self.features = len(columns)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        of_columns = leaf.reshape(len(leaf), -1).index_select(1, self.element)
+        return (of_columns == self.category).to(leaf.dtype)
+
+
+class Embedding(Encoder):
+    """A learnt vector for each category of each element."""
+
+    first: Tensor
+    last: Tensor
+    shift: Tensor
+
+    def __init__(self, categories: Categories) -> None:
+        super().__init__()
+        starts, counts = torch.tensor(categories.starts), torch.tensor(categories.counts)
+        offsets = torch.tensor([0, *accumulate(categories.counts)][:-1])
+        self.register_buffer("first", starts)
+        self.register_buffer("last", starts + counts - 1)
+        self.register_buffer("shift", offsets - starts)
+        self.table = nn.Embedding(sum(categories.counts), EMBEDDED)
+        self.features = EMBEDDED * len(categories.counts)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        category = leaf.reshape(len(leaf), -1).long().clamp(self.first, self.last)
+        vectors: Tensor = self.table(category + self.shift)
+        return vectors.flatten(1)
+
+
+class CNN(Encoder):
+    """Convolutions, and a layer of `features` units behind them."""
+
+    def __init__(self, image: Image, layers: nn.Sequential, outputs: int, features: int) -> None:
+        """Draw the weights of the last layer, which reads the `outputs` numbers of `layers`."""
+        super().__init__()
+        self.image = image
+        self.layers = layers
+        self.last = nn.Sequential(orthogonal(nn.Linear(outputs, features), SQRT2), nn.ReLU())
+        self.features = features
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        code: Tensor = self.last(self.layers(self.image(leaf)))
+        return code
+
+
+class NatureCNN(CNN):
+    """Three convolutions and a layer of `features` units. The image has at least 36 x 36 pixels.
+
+    Source: Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), methods.
+    """
+
+    def __init__(self, shape: tuple[int, ...], features: int) -> None:
+        image = Image(shape)
+        layers = nn.Sequential(
+            orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
+        super().__init__(image, layers, 64 * height * width, features)
+
+
+class ImpalaCNN(CNN):
+    """Three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
+
+    Convolutions keep torch's initial weights, as in CleanRL's ppo_procgen.py.
+
+    Source: Espeholt et al., "IMPALA" (arXiv:1802.01561), figure 3, the larger network.
+    """
+
+    def __init__(self, shape: tuple[int, ...], features: int) -> None:
+        image = Image(shape)
+        height, width, blocks = image.height, image.width, []
+        for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
+            convolution = nn.Conv2d if number else PixelConv
+            blocks += [
+                convolution(inputs, outputs, 3, padding=1),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                Residual(outputs),
+                Residual(outputs),
+            ]
+            height, width = (height + 1) // 2, (width + 1) // 2
+        super().__init__(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
+
+
+class GridCNN(CNN):
+    """Three convolutions over the bits of each byte, and a layer of `features` units; for small images of any size.
+
+    Bytes of a small image are usually codes of what is in a cell, such as those of MiniGrid from 0 to 10, which would
+    all be close to 0 when divided by 255. Each byte becomes eight inputs, 0 or 1, so that codes are easy to tell apart
+    and nothing is lost of pixels either. Images of fewer than 7 x 7 cells are enlarged with zeros.
+
+    Deviation: the source reads the bytes as they are, and has no last layer.
+
+    Source: Willems, rl-starter-files (github.com/lcswillems/rl-starter-files), model.py, for the convolutions.
+    """
+
+    shift: Tensor
+
+    def __init__(self, shape: tuple[int, ...], features: int) -> None:
+        image = Image(shape)
+        height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
+        layers = nn.Sequential(
+            nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
+            orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        super().__init__(image, layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
+        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
+        bits = ((cells >> self.shift) & 1).flatten(1, 2)
+        inputs = bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
+        code: Tensor = self.last(self.layers(inputs))
+        return code
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum, of the shape of `x` [rows, channels, height, width]."""
+        y: Tensor = self.second(self.first(x.relu()).relu())
+        return x + y
+
+
+class Image(nn.Module):
+    """Images [rows, *shape] -> [rows, channels, height, width].
+
+    The axis of the channels is the first or the last one, whichever is shorter. The images of a stack,
+    [frames, *image], are put side by side as channels.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        image = shape[-3:]
+        channels_first = image[0] < image[2]
+        channels, self.height, self.width = image if channels_first else (image[2], *image[:2])
+        self.channels = channels * math.prod(shape[:-3])
+        self._axes = None if channels_first else (*range(len(shape) - 2), -1, -3, -2)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return a view of `pixels` where that is possible."""
+        if self._axes is not None:
+            pixels = pixels.permute(self._axes)
+        return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
+
+
+def orthogonal(layer: Layer, gain: float) -> Layer:
+    """Return `layer` with orthogonal weights and zero biases, drawn from torch's global generator."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+CNNS: dict[str, type[NatureCNN | ImpalaCNN | GridCNN]] = {"nature": NatureCNN, "impala": ImpalaCNN, "grid": GridCNN}

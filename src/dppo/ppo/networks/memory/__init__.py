@@ -1,0 +1,1 @@
+"""Networks with a GRU or an LSTM, in NumPy and in torch."""

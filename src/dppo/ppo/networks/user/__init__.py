@@ -1,0 +1,1 @@
+"""The contract of a user's network, and its check."""

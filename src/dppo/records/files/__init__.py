@@ -1,0 +1,1 @@
+"""The files of a run that survive a crash: folder, lock, checkpoints."""

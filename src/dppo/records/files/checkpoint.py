@@ -1,0 +1,264 @@
+"""Save and find checkpoints. The last good one survives a crash at any moment; a damaged one is never used.
+
+A checkpoint is one safetensors file, `iter_000123.safetensors`. Its arrays are named `model/policy.0.weight`; its
+metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.records.files import sealed
+from dppo.records.files.disk import DISK, Disk, abandoned, cause, make_folder, remedy, write_file
+
+FOLDER = "checkpoints"  # within a run's folder
+FORMAT = 2  # 1 was a folder of files
+NAME = re.compile(r"iter_(\d+)\.safetensors")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+
+logger = logging.getLogger("dppo")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to continue."""
+
+    arrays: dict[str, dict[str, np.ndarray]]
+    """Part ("model", "optimizer", "samplers") -> arrays by name, in no particular order."""
+    state: dict[str, Any]
+    """JSON values: iteration, global_step, config, versions ... Floats are restored exactly, NaN included."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest good checkpoint of a run."""
+
+    path: Path
+    damaged: tuple[str, ...] = ()
+    """One line for each newer checkpoint that cannot be used: file, expected, found."""
+    newest: bool = True
+    """True if the run has not written a good one after it."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A checkpoint in its folder, as described by its header."""
+
+    path: Path
+    iteration: int
+    serial: int = -1
+    """Order of writing, which decides which one is the newest: a run that is resumed from an older checkpoint writes
+    newer checkpoints of lower iterations. -1: the header cannot be read."""
+    score: float | None = None
+    problem: str = ""
+
+
+def save(
+    folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, disk: Disk = DISK
+) -> Path:
+    """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
+
+    Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
+    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them.
+
+    Raises:
+        CheckpointNotWritten: for example because the disk is full. Earlier checkpoints are untouched.
+    """
+    path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
+    score = float(score) if score is not None and math.isfinite(score) else None
+    try:
+        make_folder(folder, disk)
+        _remove(abandoned(folder), disk)
+        serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
+        write_file(path, *_encode(checkpoint, iteration, serial, score), disk=disk)
+    except OSError as error:
+        raise CheckpointNotWritten(
+            f"{path}: the checkpoint could not be written: {cause(error)}\n"
+            f"Earlier checkpoints are untouched. {remedy(error)}"
+        ) from error
+    _rotate(folder, keep, disk)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """Return the checkpoint in the file `path`, after checking every byte.
+
+    Raises:
+        CheckpointError: the file is not an intact checkpoint.
+    """
+    named, metadata = sealed.read_all(path)
+    _check_format(path, metadata)
+    try:
+        arrays: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
+        for name, array in named.items():
+            part, _, rest = name.partition("/")
+            arrays[part][rest] = array
+        state = sealed.parse_json(path, metadata["state"])
+    except (KeyError, TypeError, ValueError):
+        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
+    return Checkpoint(arrays, state)
+
+
+def find(path: Path) -> Found:
+    """Return the newest good checkpoint in a run folder or its checkpoints folder, or `path` itself if it is one.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or no good one, or `path` is a damaged one.
+    """
+    if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
+        path = path.with_name(path.name + sealed.SUFFIX)
+    if path.suffix == sealed.SUFFIX and not path.is_dir():
+        load(path)
+        return Found(path, newest=_is_newest(path))
+    if not path.is_dir():
+        what = "is not a checkpoint" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    entries = _scan(folder)
+    if not entries:
+        raise CheckpointError(
+            f"{path}: contains no checkpoint{_of_old(folder)}. Pass the folder of a run that has one."
+        )
+    problems = []
+    for entry in entries:
+        try:
+            load(entry.path)
+        except CheckpointError as error:
+            problems.append(str(error).splitlines()[0])
+        else:
+            later = [other.problem for other in entries if other.iteration > entry.iteration]
+            return Found(entry.path, (*problems, *filter(None, later)))
+    raise CheckpointError(
+        f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
+        f"Restore the folder from a backup, or start the run again."
+    )
+
+
+def has_any(run_dir: Path) -> bool:
+    """Return whether a run folder contains a checkpoint, good or damaged."""
+    return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
+
+
+def _is_newest(path: Path) -> bool:
+    entries = _scan(path.parent)
+    return bool(entries) and entries[0].path.name == path.name
+
+
+def _of_old(folder: Path) -> str:
+    """Return an explanation for checkpoints in the former format, a folder of files; "" for any other content."""
+    old = any((path / "manifest.json").exists() for path in (folder, *folder.glob("iter_*")))
+    return " in a format that this dppo reads, only older ones (format 1, a folder of files)" if old else ""
+
+
+# ---------------------------------------------------------------------- reading a folder
+
+
+def _scan(folder: Path) -> list[_Entry]:
+    """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
+    entries = []
+    for path in folder.iterdir():
+        if (match := NAME.fullmatch(path.name)) is not None:
+            entries.append(_entry(path, int(match[1])))
+    return sorted(entries, key=lambda entry: (entry.serial, entry.iteration), reverse=True)
+
+
+def _entry(path: Path, iteration: int) -> _Entry:
+    try:
+        metadata = sealed.read_metadata(path)
+        _check_format(path, metadata)
+        score = json.loads(metadata["score"])
+        return _Entry(
+            path, int(metadata["iteration"]), int(metadata["serial"]), None if score is None else float(score)
+        )
+    except CheckpointError as error:
+        return _Entry(path, iteration, problem=str(error).splitlines()[0])
+    except (KeyError, TypeError, ValueError):
+        return _Entry(path, iteration, problem=f"{path}: expected a dppo checkpoint, found another safetensors file.")
+
+
+def _check_format(path: Path, metadata: dict[str, str]) -> None:
+    written_as = metadata.get("format", "")
+    if written_as.isdecimal() and int(written_as) > FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {written_as}, but this dppo reads format {FORMAT}.\nUse a newer dppo."
+        )
+    if written_as != str(FORMAT):
+        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file")
+
+
+def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
+    arrays = {f"{part}/{name}": array for part, named in checkpoint.arrays.items() for name, array in named.items()}
+    for name, array in arrays.items():
+        assert array.dtype.name in DTYPES, f"{name} has dtype {array.dtype}, which cannot be stored"
+    metadata = {
+        "format": str(FORMAT),
+        "iteration": str(iteration),
+        "serial": str(serial),
+        "score": json.dumps(score),
+        "parts": json.dumps(list(checkpoint.arrays)),
+        "state": json.dumps(checkpoint.state),
+    }
+    return sealed.seal(arrays, metadata)
+
+
+# ---------------------------------------------------------------------- deleting old files
+
+
+def _rotate(folder: Path, keep: int, disk: Disk) -> None:
+    """Delete all but the newest and the best; leave what cannot be read or deleted."""
+    try:
+        entries = _scan(folder)
+    except OSError as error:
+        _warn_once(folder, error)
+        return
+    current = [entry for entry in entries if entry.serial >= 0]
+    scored = [entry for entry in current if entry.score is not None]
+    best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+    _remove([entry.path for entry in current[keep:] if entry is not best], disk)
+    if best is not None:
+        try:
+            _name_best(folder / "best.json", best, disk)
+        except OSError as error:
+            _warn_once(folder / "best.json", error)
+
+
+def _remove(paths: list[Path], disk: Disk) -> None:
+    """Delete files; log those that cannot be deleted."""
+    for path in paths:
+        try:
+            disk.remove(path)
+        except OSError as error:
+            _warn_once(path, error)
+
+
+_warned: set[Path] = set()
+
+
+def _warn_once(path: Path, error: OSError) -> None:
+    """Log a problem with a file, once and not with each checkpoint."""
+    if path not in _warned:
+        _warned.add(path)
+        logger.warning(
+            "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
+        )
+
+
+def _name_best(path: Path, best: _Entry, disk: Disk) -> None:
+    """Write the name of the best checkpoint, for the user; the scores themselves are in the checkpoints."""
+    content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
+    data = json.dumps(content).encode() + b"\n"
+    with suppress(FileNotFoundError):
+        if path.read_bytes() == data:
+            return
+    write_file(path, data, disk=disk)

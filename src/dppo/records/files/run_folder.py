@@ -1,0 +1,266 @@
+"""Open the folder of a run: of a new one, of one to resume, or of a new one that branches from another."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dppo.config import Config, flattened, grouped, read_settings, resolved
+from dppo.config.files import OBJECT
+from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
+from dppo.config.trust import resume_command
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.run_lock import RunLock
+from dppo.records.metrics.reading import FILE
+
+CONFIG = "config.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A checkpoint to resume or to branch from."""
+
+    checkpoint: Path
+    arrays: dict[str, dict[str, np.ndarray]]
+    state: dict[str, Any]
+    damaged: tuple[str, ...]
+    """Newer checkpoints that cannot be used, one line each."""
+    newest: bool
+    """True if the run has not written a good checkpoint after it."""
+    close_changes: tuple[str, ...] = ()
+    """Changed settings that make results differ from here on, in words."""
+
+
+class RunFolder:
+    """The folder of a run, locked while it is entered. Leaving removes folders that were created and not used."""
+
+    def __init__(
+        self,
+        path: Path,
+        lock: RunLock,
+        *,
+        made: Sequence[Path] = (),
+        start: Start | None = None,
+        origin: Start | None = None,
+    ) -> None:
+        """Take over `lock`, and the folders `made` for this run, innermost first."""
+        self.path = path
+        """Absolute: an environment may change the current directory."""
+        self.start = start
+        """The checkpoint to continue from; None for a new run."""
+        self.origin = origin
+        """The checkpoint of another run that this new one branches from, or None."""
+        self.branched_from: dict[str, Any] | None = None
+        """The same as JSON values, kept when the run is resumed."""
+        if origin is not None:
+            self.branched_from = {"checkpoint": str(origin.checkpoint), "global_step": origin.state["global_step"]}
+        elif start is not None:
+            self.branched_from = start.state.get("branched_from")
+        self._lock = lock
+        self._made = made
+
+    def write_settings(self, config: Config) -> None:
+        """Write config.yaml.
+
+        Raises:
+            CheckpointNotWritten: for example because the disk is full. An earlier file is untouched.
+        """
+        text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions()}, sort_keys=False)
+        if self.branched_from is not None:
+            text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
+        try:
+            write_file(self.path / CONFIG, text.encode())
+        except OSError as error:
+            raise CheckpointNotWritten(
+                f"{self.path / CONFIG}: could not be written: {cause(error)} {remedy(error)}"
+            ) from error
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+        if self._made:
+            with suppress(OSError):  # it is in use, and so not empty
+                (self.path / checkpoints.FOLDER).rmdir()
+        with suppress(OSError):  # other runs have used the outer ones meanwhile
+            for folder in self._made:
+                folder.rmdir()
+
+
+def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> RunFolder:
+    """Open the folder of a new run, or of one to resume.
+
+    Args:
+        resume: a run folder or one of its checkpoints; "auto": the run in `config.run_dir`, if there is one.
+        branch: open a new folder, `config.run_dir`, for a run that starts with the weights of `resume`.
+
+    Raises:
+        ConfigError: the folder cannot be used, or a changed setting would change the result.
+        CheckpointError: there is no good checkpoint to resume.
+    """
+    if branch:
+        if resume in (None, "auto"):
+            raise ConfigError(
+                f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as resume."
+            )
+        return _branch_off(config, Path(str(resume)))
+    if resume == "auto":
+        if config.run_dir is None:
+            raise ConfigError("resume=auto: needs a fixed folder. Set run_dir.")
+        resume = config.run_dir if checkpoints.has_any(config.run_dir) else None
+    return _create(config) if resume is None else _open_to_resume(config, Path(resume))
+
+
+def _create(config: Config, origin: Start | None = None) -> RunFolder:
+    run_dir = config.run_dir
+    if run_dir is None:
+        env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
+        run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
+    path = Path(os.path.abspath(run_dir))
+    try:
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path, RunLock(path), made=made, origin=origin)
+    except OSError as error:
+        raise _not_writable(run_dir, error) from None
+    try:
+        if (path / FILE).exists() or checkpoints.has_any(path):
+            command = resume_command(config.env_name, Path(run_dir), config.model_name)
+            raise ConfigError(
+                f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
+            )
+        if (path / CONFIG).exists():
+            raise ConfigError(
+                f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite with its own. Move it, or use "
+                f"another folder."
+            )
+    except BaseException:
+        folder.__exit__()
+        raise
+    return folder
+
+
+def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder.")
+
+
+def _free(path: Path) -> Path:
+    """Return `path`, or the first of path-2, path-3 ... that is free: two runs may start in the same second."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings`.
+
+    Raises:
+        ConfigError: a setting was a Python object, which a run folder cannot hold.
+    """
+    kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
+    for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
+        if OBJECT in (text := json.dumps(value)):
+            raise ConfigError(
+                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass env_kwargs again: "
+                f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
+            )
+    return settings
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a run.
+
+    Args:
+        path: its folder, or a file or folder in it.
+
+    Raises:
+        CheckpointError: there is no run.
+        ConfigError: its environment was made with Python objects.
+    """
+    return _refuse_objects(_settings_in(path))
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    run_dir = _run_dir_of(path)
+    if (run_dir / CONFIG).is_file():
+        return read_settings(run_dir / CONFIG)
+    return _settings_of(checkpoints.find(run_dir).path)  # the file is missing: the run was killed before writing it
+
+
+def _settings_of(checkpoint: Path) -> dict[str, Any]:
+    settings = checkpoints.load(checkpoint).state.get("config")
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{checkpoint}: contains no settings. Pass the folder of a dppo run.")
+    return flattened(settings)
+
+
+def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
+
+    Raises:
+        CheckpointError: there is no run.
+        ConfigError: its environment was made with Python objects.
+    """
+    return _refuse_objects(leave_out_ineffective(_settings_in(path), changes))
+
+
+def _run_dir_of(path: Path) -> Path:
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
+            return folder
+    problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
+    raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")
+
+
+def _open_to_resume(config: Config, path: Path) -> RunFolder:
+    """Lock a run folder, find its checkpoint, and check that `config` is the same learning problem."""
+    run_dir = Path(os.path.abspath(_run_dir_of(path)))
+    try:
+        lock = RunLock(run_dir)
+    except OSError as error:
+        raise CheckpointNotWritten(f"{run_dir}: cannot be written: {cause(error)} {remedy(error)}") from None
+    try:
+        found = checkpoints.find(path)
+        checkpoint = checkpoints.load(found.path)
+        changes = changes_on_resume(_settings_of(found.path), config, found.path, checkpoint.state["iteration"])
+    except BaseException:
+        lock.close()
+        raise
+    start = Start(found.path, checkpoint.arrays, checkpoint.state, found.damaged, found.newest, changes)
+    return RunFolder(run_dir, lock, start=start)
+
+
+def _branch_off(config: Config, path: Path) -> RunFolder:
+    """Create a folder for a new run that branches from the one at `path`."""
+    found = checkpoints.find(path)
+    checkpoint = checkpoints.load(found.path)
+    check_branch(_settings_of(found.path), config, found.path)
+    origin = Start(Path(os.path.abspath(found.path)), checkpoint.arrays, checkpoint.state, found.damaged, found.newest)
+    return _create(config, origin)

@@ -1,0 +1,163 @@
+"""A safetensors file with checksums over all of its bytes.
+
+    length of the header | header: names, types and places of arrays; metadata, str -> str | arrays
+
+The metadata holds the SHA-256 of the arrays, and the SHA-256 of everything before them, so that the header can be
+checked without reading the arrays. This detects damage, not forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as decode_safetensors
+from safetensors.numpy import save as encode_safetensors
+
+from dppo.errors import CheckpointError
+from dppo.records.files.disk import cause, remedy
+
+SUFFIX = ".safetensors"
+LENGTH = 8  # bytes, little-endian
+LONGEST_HEADER = 100 * 2**20  # the limit of safetensors
+UNSEALED = "0" * 64
+# Quotes are escaped inside metadata values, so neither pattern can match there.
+SEAL_OF_HEADER = re.compile(rb'"header_sha256":"([0-9a-f]{64})"')
+SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
+
+
+def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """Return the header and the arrays of a sealed file."""
+    # safetensors writes the bytes in memory order and ignores strides.
+    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    data = encode_safetensors(ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED})
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    body = memoryview(data)[end:]
+    header = _filled(SEAL_OF_ARRAYS, data[:end], hashlib.sha256(body).hexdigest())
+    return _filled(SEAL_OF_HEADER, header, hashlib.sha256(header).hexdigest()), body
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a sealed file without reading its arrays.
+
+    Raises:
+        CheckpointError: the file is missing, not a regular file, or damaged.
+    """
+    with _opened(path) as file:
+        return _metadata(path, _read_header(path, file))
+
+
+def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the arrays and the metadata of a sealed file, after checking every byte. Runs no code.
+
+    Raises:
+        CheckpointError: the file is missing, not a regular file, or damaged.
+    """
+    with _opened(path) as file:
+        header = _read_header(path, file)
+        metadata = _metadata(path, header)
+        body = _read(path, file)
+    expected, found = metadata.get("arrays_sha256", ""), hashlib.sha256(body).hexdigest()
+    if found != expected:
+        raise damaged(path, f"SHA-256 {expected[:12]}... of its arrays", f"{found[:12]}...")
+    try:
+        return decode_safetensors(header + body), metadata
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError):
+        raise damaged(path, "arrays in the safetensors format", "something else") from None
+
+
+def damaged(path: Path, expected: str, found: str) -> CheckpointError:
+    """Return the error for a damaged file; its first line is the fact, its second the remedy."""
+    return CheckpointError(
+        f"{path}: expected {expected}, found {found}.\n"
+        f"The checkpoint is damaged. Pass the folder of its run to use the newest good one."
+    )
+
+
+def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
+    match = pattern.search(header)
+    assert match is not None, "safetensors has changed the way in which it writes metadata"
+    return header[: match.start(1)] + digest.encode() + header[match.end(1) :]
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file only: a link could point anywhere, and reading a pipe could block for ever."""
+    try:
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+            raise damaged(path, "a regular file", kinds.get(stat.S_IFMT(mode), "something else"))
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise damaged(path, "a file", "nothing") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(path: Path, file: BinaryIO, size: int = -1) -> bytes:
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}")
+
+
+def _read_header(path: Path, file: BinaryIO) -> bytes:
+    """Return the bytes of the length and the header, after checking them."""
+    start = _read(path, file, LENGTH)
+    length = int.from_bytes(start, "little")
+    if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
+        raise damaged(path, "a checkpoint", _looks_like(start))
+    header = start + _read(path, file, length)
+    seals = SEAL_OF_HEADER.findall(header)
+    if len(seals) != 1:
+        raise damaged(path, "a checkpoint", _looks_like(header))
+    found = hashlib.sha256(_filled(SEAL_OF_HEADER, header, UNSEALED)).hexdigest()
+    if found != seals[0].decode():
+        raise damaged(path, f"SHA-256 {seals[0][:12].decode()}... of its header", f"{found[:12]}...")
+    return header
+
+
+def _metadata(path: Path, header: bytes) -> dict[str, str]:
+    metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise damaged(path, "metadata", "something else")
+    return metadata
+
+
+def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
+    """Return the JSON object in `data`, which was read from `path`.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise damaged(path, "a JSON object", "something else")
+    return value
+
+
+def _looks_like(data: bytes) -> str:
+    """Guess the kind of a file that is not a checkpoint, for the error message."""
+    if data[:4] == b"PK\x03\x04":
+        return "a zip archive (as torch.save writes), which is never loaded because it may run code"
+    if data[:1] == b"\x80":
+        return "a pickle, which is never loaded because it may run code"
+    return "something else" if data else "an empty file"

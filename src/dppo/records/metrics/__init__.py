@@ -1,0 +1,1 @@
+"""The metrics of a run: rows, files, and what limited the speed."""

@@ -1,0 +1,54 @@
+"""Read metrics.jsonl: one row per iteration."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dppo.errors import DppoError
+from dppo.records.files.disk import cause
+
+FILE = "metrics.jsonl"
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a metrics.jsonl, or of the run in the folder `path`; null becomes NaN.
+
+    Skips an incomplete last line, as a killed process leaves it.
+
+    Raises:
+        DppoError: the file cannot be read, or another line is not a row of metrics.
+    """
+    path = path / FILE if path.is_dir() else path
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DppoError(f"{path}: {cause(error)} Pass the folder of a run.") from error
+    rows = []
+    for number, (line, row) in enumerate(parsed(data), 1):
+        if row is not None:
+            rows.append(row)
+        elif line.endswith(b"\n"):
+            raise DppoError(f"{path}:{number}: not a row of metrics. Delete this line.")
+    return rows
+
+
+def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
+    """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
+    for line in data.splitlines(keepends=True):
+        row = None
+        with suppress(ValueError):
+            content = json.loads(line) if line.endswith(b"\n") else None
+            if isinstance(content, dict) and isinstance(content.get("iteration"), int):
+                row = {key: math.nan if value is None else value for key, value in content.items()}
+        yield line, row
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return a row as Python numbers; NaN and infinity, which JSON does not have, become None."""
+    values = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}

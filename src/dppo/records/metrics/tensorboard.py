@@ -1,0 +1,99 @@
+"""Write the metrics of a run for TensorBoard: all scalars of a row as one event."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dppo.records.metrics.reading import plain
+from dppo.records.observer import Observer
+from dppo.records.result import Result
+
+FLUSH_S = 1.0  # between two flushes
+CLOSE_S = 30.0  # longest wait for the last events at the end of a run
+
+logger = logging.getLogger("dppo")
+
+
+class TensorBoard(Observer):
+    """Writes an event file in a thread of its own, as the import alone takes a second.
+
+    An error ends the writing of events, not the training.
+    """
+
+    def __init__(self, run_dir: Path, purge_step: int) -> None:
+        """Start the thread.
+
+        Args:
+            purge_step: TensorBoard drops earlier events of the run from this step on.
+        """
+        self._run_dir = run_dir
+        self._purge_step = purge_step
+        self._rows: queue.SimpleQueue[tuple[float, dict[str, float | None]] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dppo-tensorboard", daemon=True)
+        self._thread.start()
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Pass the row to the thread."""
+        if self._thread.is_alive():
+            self._rows.put((time.time(), plain(row)))
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Wait until all rows are in the file, for 30 s at most."""
+        self._closing.set()
+        self._rows.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("%s: the last events for TensorBoard were not written within %.0f s", self._run_dir, CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+        except Exception as error:  # no error of TensorBoard is a reason to stop training
+            logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
+
+    def _write_all(self) -> None:
+        """Write rows as they arrive; flush at most once a second."""
+        from tensorboardX import RecordWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        file = RecordWriter(str(_new_event_file(self._run_dir)))
+        try:
+            file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            # At each START except the first, TensorBoard drops earlier events from this step on.
+            start = SessionLog(status=SessionLog.START)
+            file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
+            while (item := self._rows.get()) is not None:
+                file.write(_event(*item))
+                if self._rows.empty():
+                    file.flush()
+                    self._closing.wait(FLUSH_S)
+        finally:
+            file.close()
+
+
+def _event(wall_time: float, row: dict[str, float | None]) -> bytes:
+    """Return all scalars of a row as one event: ten times cheaper than an event for each."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    values = [
+        Summary.Value(tag=key, simple_value=value) for key, value in row.items() if "/" in key and value is not None
+    ]
+    event = Event(wall_time=wall_time, step=int(row["global_step"] or 0), summary=Summary(value=values))
+    return bytes(event.SerializeToString())
+
+
+def _new_event_file(run_dir: Path) -> Path:
+    """Return a name after the existing ones: TensorBoard reads the files of a run in alphabetical order."""
+    seconds = int(time.time())
+    for path in run_dir.glob("events.out.tfevents.*"):
+        with suppress(ValueError):
+            seconds = max(seconds, 1 + int(path.name.split(".")[3]))
+    return run_dir / f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}"

@@ -1,0 +1,1 @@
+"""The run on a terminal: first lines, plain lines, panel."""

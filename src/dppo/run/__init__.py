@@ -1,0 +1,1 @@
+"""One run: the parts that it is built of, the loop, reports, checkpoints, stopping."""

@@ -1,0 +1,214 @@
+"""Build the parts of a run (Ray, actors, environments, learners) and restore the state it continues from."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dppo.cluster.collecting.collector import Collector, make_collector
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.plans import network_spec, sampler_plan, trainer_plan
+from dppo.config import Config
+from dppo.config.batch_memory import batch_memory_in_words
+from dppo.errors import CheckpointError, ConfigError
+from dppo.policies.described import model_state
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import CollectionProgress
+from dppo.ppo.networks.choice import choose_network
+from dppo.records.files.run_folder import RunFolder, Start
+from dppo.records.terminal.announcement import Announcement
+from dppo.run.learner import PPOLearner
+from dppo.signals import StopSignals
+from dppo.spaces.spaces import Spaces
+
+if TYPE_CHECKING:
+    from dppo.cluster.learning.trainers import Trainers
+
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a run that the runner works with."""
+
+    collector: Collector
+    learner: PPOLearner
+    spaces: Spaces
+
+
+def build(
+    config: Config,
+    folder: RunFolder,
+    stop: StopSignals,
+    stack: ExitStack,
+    on_progress: Callable[[CollectionProgress], None],
+    announcement: Announcement,
+) -> Parts:
+    """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
+
+    Args:
+        stack: closes all parts.
+        on_progress: called about once a second while segments are being collected.
+        announcement: shown when all parts are built, or when that takes long; keeps the notes until then.
+
+    Raises:
+        CheckpointError: the environment differs from that of the run to continue.
+        ConfigError: the statistics of normalisers are to be frozen before there are any.
+    """
+    start = folder.start or folder.origin
+    _check_statistics(config, start)
+    torch_import = _start_torch_import(stack)
+    stop.add_check(announcement.check)
+    if config.num_actors > 0:
+        stop.check()
+        _open_session(config, stop, stack, announcement.note)
+        stop.check()  # Ray has started meanwhile
+    ledger = ReplayLedger(config.num_samplers, replay=config.replay)
+    collector = _make_collector(config, ledger, stack, on_progress, announcement.note)
+    spaces = collector.describe(stop)
+    _note_start(start, announcement)
+    _check_determinism(config, spaces, ledger, announcement)
+    torch_import.join()
+    trainers = _make_trainers(config, spaces, stop, stack, announcement)
+    parts = Parts(collector, _make_learner(config, spaces, collector, trainers, ledger, announcement.note), spaces)
+    if start is not None:
+        _load(start, config, parts, branch=folder.start is None)
+    announcement.show()
+    return parts
+
+
+def _check_statistics(config: Config, start: Start | None) -> None:
+    if start is None and config.freeze_norm_after == 0:
+        raise ConfigError(
+            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
+            "branch from a run that has some."
+        )
+
+
+def _note_start(start: Start | None, announcement: Announcement) -> None:
+    for problem in start.damaged if start else ():
+        announcement.note(f"skipped a damaged checkpoint: {problem}")
+    for change in start.close_changes if start else ():
+        announcement.note(change)
+
+
+def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger, announcement: Announcement) -> None:
+    if not spaces.deterministic and config.replay:
+        ledger.give_up_replay()
+        announcement.note(f"{config.env_name} is declared nondeterministic: lost samplers start new episodes")
+
+
+def _open_session(config: Config, stop: StopSignals, stack: ExitStack, notify: Callable[[str], None]) -> None:
+    from dppo.cluster.ray.session import RaySession, store_bytes_for
+
+    store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
+    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=notify)
+    stack.callback(session.close)
+    stop.add_check(session.check)
+
+
+def most_parameters(config: Config) -> int:
+    """Return a bound of the network's parameters, to size the object store before the spaces are known.
+
+    It does not hold for very large networks of a user.
+    """
+    hidden = 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+    return hidden + PARAMETERS_OF_A_MODEL
+
+
+def _make_collector(
+    config: Config,
+    ledger: ReplayLedger,
+    stack: ExitStack,
+    on_progress: Callable[[CollectionProgress], None],
+    notify: Callable[[str], None],
+) -> Collector:
+    collector = make_collector(
+        sampler_plan(config),
+        config.actors,
+        ledger,
+        by_reference=config.num_learners > 0,
+        notify=notify,
+        on_progress=on_progress,
+    )
+    stack.callback(collector.close)
+    return collector
+
+
+def _make_trainers(
+    config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack, announcement: Announcement
+) -> Trainers:
+    from dppo.cluster.learning.trainers import make_trainers
+
+    announcement.note(choose_network(config.network, spaces).in_words(), logging.INFO)
+    memory = batch_memory_in_words(config, spaces)
+    if memory is not None:
+        announcement.note(memory, logging.INFO)
+    if config.norm_value and not config.norm_adv:
+        announcement.note(
+            "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
+            "so that large rewards still change what is learnt. Use both."
+        )
+    trainers = make_trainers(trainer_plan(config), spaces, announcement.note, stop.check)
+    stack.callback(trainers.close)
+    return trainers
+
+
+def _make_learner(
+    config: Config,
+    spaces: Spaces,
+    collector: Collector,
+    trainers: Trainers,
+    ledger: ReplayLedger,
+    notify: Callable[[str], None],
+) -> PPOLearner:
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
+    return PPOLearner(
+        collector,
+        trainers,
+        ledger,
+        statistics,
+        overlap=config.overlap,
+        freeze_norm_after=config.freeze_norm_after,
+        notify=notify,
+    )
+
+
+def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
+    """Load `start` into the learner; with `branch`, only the weights, the optimiser and the normalisers."""
+    model = model_state(parts.spaces, network_spec(config.network, parts.spaces))
+    found = start.state.get("model")
+    before = found if isinstance(found, dict) else {}
+    differing = [name for name in model if before.get(name) != model[name] and not (branch and name == "deterministic")]
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is {model[name]}. "
+            f"{'Branch' if branch else 'Resume'} with the environment of the original run."
+        )
+    try:
+        if branch:
+            parts.learner.adopt(start.arrays)
+        else:
+            parts.learner.load(start.arrays, start.state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
+        ) from error
+
+
+def _start_torch_import(stack: ExitStack) -> threading.Thread:
+    """Import torch in a thread, in parallel with the start of Ray, which mostly waits."""
+    thread = threading.Thread(target=_import_torch, daemon=True)
+    thread.start()
+    stack.callback(thread.join)  # Python must not exit in the middle of an import
+    return thread
+
+
+def _import_torch() -> None:
+    import torch  # noqa: F401

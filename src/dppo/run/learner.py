@@ -1,0 +1,259 @@
+"""PPOLearner: the training loop."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.cluster.collecting.collector import Collected, Collector
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.errors import SegmentsLost
+from dppo.ppo.exchange.normalizer import Statistics
+from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.exchange.value_scale import ValueScale
+from dppo.signals import StopSignals
+
+if TYPE_CHECKING:  # torch is imported while Ray starts
+    from dppo.cluster.learning.trainers import Trainers
+
+EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The result of one iteration."""
+
+    number: int
+    """1, 2, ..."""
+    losses: dict[str, float]
+    collected: Collected
+    """The collected reports, without the segments."""
+    incidents: tuple[Incident, ...]
+    """Resolved faults of samplers, actors and learners during the iteration."""
+    update_s: float
+    ended: float
+    """Time of `time.monotonic` at the end of the update."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Acting:
+    """The policy that collects a segment, and the statistics that belong to it."""
+
+    policy: PolicySnapshot
+    statistics: Statistics
+
+
+class PPOLearner:
+    """Requests segments, trains on them, publishes the new weights.
+
+    Owns the state between two iterations: the progress of the run, the statistics of the normalisers, and the ledger
+    from which any sampler can be rebuilt.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        trainers: Trainers,
+        ledger: ReplayLedger,
+        statistics: Statistics,
+        *,
+        overlap: bool = False,
+        freeze_norm_after: int | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Begin a new run; `load` or `adopt` continue an earlier one.
+
+        Args:
+            overlap: request segments with the weights that are about to be updated, so that actors and learner work
+                at the same time; policy lag is then exactly one.
+            freeze_norm_after: env steps after which statistics no longer change; None: never.
+        """
+        self._collector = collector
+        self._trainers = trainers
+        self._ledger = ledger
+        self._statistics = statistics
+        self._overlap = overlap
+        self._value_scale: ValueScale | None = None
+        self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
+        self._notify = notify
+        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
+        self._asked = -1  # index of the last requested segments
+        self.iteration = 0
+        self.global_step = 0
+        self.episodes = 0
+        self.recent: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
+        self.incidents: Counter[str] = Counter()
+        self._new_incidents: list[Incident] = []  # since the last iteration
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
+        """Train until `iterations` are done.
+
+        Consumes: segments of policy version k (with `overlap`, k - 1). Produces: policy version k + 1. Waits for:
+        every sampler. Fails when: an environment raises, the restart budget of an actor is spent, a loss is not
+        finite, or `stop` is requested during a wait. The caller may stop iterating at any time: the state is then
+        that of the last finished iteration.
+        """
+        if self.iteration < iterations:
+            self._request(self.iteration, iterations)
+        while self.iteration < iterations:
+            collected = self._receive(stop)
+            if self._overlap:
+                self._request(collected.index + 1, iterations)
+            iteration = self._update(collected, stop)
+            if not self._overlap:
+                self._request(collected.index + 1, iterations)
+            yield iteration
+
+    def _request(self, index: int, iterations: int) -> None:
+        """Ask for segment `index` with the current policy, unless the run ends before it.
+
+        After a resume, a segment that was in flight is requested with the policy that it had then.
+        """
+        if index not in self._acting:
+            self._acting[index] = _Acting(self.snapshot(), self._statistics)
+        if index < iterations:
+            self._ask(index)
+
+    def _ask(self, index: int) -> None:
+        self._collector.request(self._acting[index].policy, index)
+        self._asked = index
+
+    def _receive(self, stop: StopSignals) -> Collected:
+        """Wait for the last requested segments, and record how to rebuild the samplers after them."""
+        collected = self._collector.receive(stop)
+        for report in collected.reports:
+            self._ledger.record(report)
+        return collected
+
+    def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
+        """Train on these segments, and commit them to the run."""
+        while True:
+            began = time.monotonic()
+            merged = self._statistics
+            if self.global_step < self._freeze_norm_after:
+                merged = merged.merged([report.statistics for report in collected.reports])
+            scale = merged.reward_scale()  # of all returns seen so far
+            try:
+                losses = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
+                break
+            except SegmentsLost as error:
+                collected = self._collect_again(collected, error, stop)
+        update_s = time.monotonic() - began
+        self._value_scale = ValueScale.of_figures(losses)
+        self._commit(collected, merged)
+        incidents, self._new_incidents = tuple(self._new_incidents), []
+        return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
+
+    def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
+        """Collect the same segments again, then repeat the request that was in flight."""
+        self._notify(f"{error}; they are collected again")
+        self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
+        in_flight = self._asked
+        self._collector.renew()
+        self._ask(lost.index)
+        collected = self._receive(stop)
+        if in_flight != lost.index:
+            self._ask(in_flight)
+        return collected
+
+    def _commit(self, collected: Collected, statistics: Statistics) -> None:
+        """Make these segments part of the run, in sampler order rather than in order of arrival."""
+        self._statistics = statistics
+        for report in collected.reports:
+            self.global_step += report.steps
+            self.episodes += len(report.episodes)
+            self.recent.extend(report.episodes)
+            for incident in report.incidents:
+                self._notify(incident.message)  # the others were reported when they happened
+            self._take(*report.incidents)
+        self._take(*collected.incidents, *self._trainers.take_incidents())
+        self._acting.pop(collected.index)
+        self.iteration += 1
+
+    def _take(self, *incidents: Incident) -> None:
+        self._new_incidents += incidents
+        for incident in incidents:
+            self.count(incident)
+
+    def count(self, incident: Incident) -> None:
+        """Count an incident among those of the run."""
+        self.incidents[incident.kind.value] += 1
+
+    # ------------------------------------------------------------------ state between two iterations
+
+    def snapshot(self) -> PolicySnapshot:
+        """Return a copy of the current policy for samplers."""
+        return _policy(self.iteration, self._trainers.weights(), self._statistics, self._value_scale)
+
+    def weights_sha256(self) -> str:
+        """Return the SHA-256 of all weights."""
+        return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()
+
+    def state(self) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+        """Return everything that the next iteration depends on: named arrays by part, and plain values."""
+        spec = self._trainers.spec
+        arrays = {
+            "model": spec.unflatten(self._trainers.weights()),
+            "optimizer": self._trainers.state(),
+            "normalizer": self._statistics.arrays(),
+            "samplers": self._ledger.arrays(self.iteration),
+        }
+        values = {
+            "iteration": self.iteration,
+            "global_step": self.global_step,
+            "episodes": self.episodes,
+            "recent": [astuple(episode) for episode in self.recent],
+            "incidents": dict(self.incidents),
+        }
+        acting = self._acting.get(self.iteration)
+        if acting is not None and acting.policy.version != self.iteration:
+            arrays["in_flight"] = {"weights": acting.policy.weights} | acting.statistics.arrays()
+            values["version_in_flight"] = acting.policy.version
+            if acting.policy.value_scale is not None:
+                values["value_scale_in_flight"] = astuple(acting.policy.value_scale)
+        return arrays, values
+
+    def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
+        """Start with the weights, optimiser state and normaliser statistics of another run.
+
+        An adapted learning rate is left out: this run starts with that of its settings.
+        """
+        moments = {name: array for name, array in arrays["optimizer"].items() if name != "learning_rate"}
+        self._start_with(arrays, moments)
+
+    def _start_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:
+        self._trainers.load(self._trainers.spec.flatten(arrays["model"]), optimizer)
+        self._statistics = self._statistics.loaded(arrays["normalizer"])
+        self._value_scale = ValueScale.of_state(optimizer)
+
+    def load(self, arrays: dict[str, dict[str, np.ndarray]], values: dict[str, Any]) -> None:
+        """Restore the result of `state`; samplers are rebuilt by their first request."""
+        self._start_with(arrays, arrays["optimizer"])
+        self.iteration = values["iteration"]
+        self._ledger.load(arrays["samplers"], self.iteration)
+        self.global_step = values["global_step"]
+        self.episodes = values["episodes"]
+        self.recent.extend(Episode(*episode) for episode in values["recent"])
+        self.incidents.update(values["incidents"])
+        if "version_in_flight" in values:
+            weights, statistics = arrays["in_flight"]["weights"], self._statistics.loaded(arrays["in_flight"])
+            scale = values.get("value_scale_in_flight")
+            value_scale = None if scale is None else ValueScale(*scale)
+            policy = _policy(values["version_in_flight"], weights, statistics, value_scale)
+            self._acting[self.iteration] = _Acting(policy, statistics)
+
+
+def _policy(
+    version: int, weights: np.ndarray, statistics: Statistics, value_scale: ValueScale | None
+) -> PolicySnapshot:
+    """Return a policy for samplers."""
+    return PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)

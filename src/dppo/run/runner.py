@@ -1,0 +1,287 @@
+"""One training run from start to finish: build the parts, iterate, report, save, stop."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
+import logging
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from dppo.cluster.plans import network_spec
+from dppo.config import Config, resolved
+from dppo.envs.make import check_env_id
+from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
+from dppo.policies.described import model_state
+from dppo.ppo.exchange.records import Incident, IncidentKind
+from dppo.ppo.networks.torch_module import check_model
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import run_folder
+from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
+from dppo.records.metrics.iteration_row import Progress, Seconds, iteration_row, mean_return
+from dppo.records.metrics.tensorboard import TensorBoard
+from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.observer import Observer, Observers, RunInfo
+from dppo.records.plots import LearningCurve
+from dppo.records.result import Result
+from dppo.records.terminal.announcement import Announcement
+from dppo.records.terminal.display import make_display
+from dppo.records.terminal.opening import branch_in_words, hosting_in_words, preparing_in_words, sizes_in_words
+from dppo.run.building import Parts, build
+from dppo.run.learner import Iteration
+from dppo.signals import StopRequested, StopSignals
+
+MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
+
+logger = logging.getLogger("dppo")
+
+
+def train(
+    config: Config,
+    *,
+    resume: str | Path | None = None,
+    branch: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Train one policy and write a run folder.
+
+    Args:
+        resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
+            except for settings that do not change the result. "auto" resumes the run in `config.run_dir` if there is
+            one, and starts a new run otherwise.
+        branch: start a new run in `config.run_dir` instead, with the weights, the optimiser state and the normalisers
+            of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalisation
+            must stay the same; other settings may change.
+        observers: watch the run, and may stop it. They are called in addition to the display of `config.progress`.
+
+    Returns:
+        The result, also of a run that a signal or an observer stopped.
+
+    Raises:
+        ConfigError: an invalid setting, environment or cluster, detected before training starts.
+        CheckpointError: there is no good checkpoint to resume from.
+        CheckpointNotWritten: a checkpoint could not be written, for example because the disk is full.
+        EnvironmentFault: the environment raised; carries the user's traceback.
+        ClusterError: Ray cannot be reached, or too many processes were lost.
+        TrainingDiverged: a loss or gradient is not finite.
+    """
+    began = time.monotonic()
+    if not isinstance(config, Config):
+        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
+    check_env_id(config.env_id)
+    if config.model is not None:
+        check_model(config.model)
+    watching = Observers(make_display(config.progress), observers)
+    with ExitStack() as stack:
+        folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
+        try:
+            with StopSignals() as stop:
+                watching.prepare(preparing_in_words(config))
+                announcement = Announcement(partial(watching.start, _described(config, folder)))
+                try:
+                    parts = build(config, folder, stop, stack, watching.progress, announcement)
+                except ClusterError:
+                    announcement.show_notes()
+                    raise
+                return _Run(config, folder, watching, parts, began).go(stop)
+        except StopRequested as request:  # before training started: there is nothing to save
+            interruption = request.as_interruption()
+            watching.end(None, interruption)
+            raise interruption from None
+        except BaseException as error:
+            watching.end(None, error)
+            raise
+
+
+def _described(config: Config, folder: RunFolder) -> RunInfo:
+    lines, start = [sizes_in_words(config), hosting_in_words(config), f"Run folder: {folder.path}"], folder.start
+    if start is not None:
+        lines.append(f"Resuming from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
+    if folder.origin is not None:
+        lines.append(branch_in_words(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
+    return RunInfo(
+        config=config,
+        run_dir=folder.path,
+        title=f"dppo: PPO on {config.env_name}, seed {config.seed}",
+        lines=tuple(lines),
+        total_steps=config.iterations * config.batch_size,
+        resumed_at=start.state["iteration"] if start is not None else None,
+    )
+
+
+# ---------------------------------------------------------------------- running
+
+
+class _Run:
+    """Drives the parts of one run: iterates, reports, saves, ends."""
+
+    def __init__(self, config: Config, folder: RunFolder, watching: Observers, parts: Parts, began: float) -> None:
+        self.config = config
+        self.folder = folder
+        self.watching = watching
+        self.parts = parts
+        self.learner = parts.learner
+        self.began = began
+        self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
+        self.metrics: MetricsWriter | None = None
+        self.last_checkpoint = folder.start.checkpoint.absolute() if folder.start else folder.path
+        self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
+        self.training_began = self.ended = self.saved = time.monotonic()
+        self.time_split = TimeSplit()
+
+    def go(self, stop: StopSignals) -> Result:
+        """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
+        self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
+        self.folder.write_settings(self.config)
+        try:
+            self._open_files()
+            stopped_by = self._iterate(stop)
+            self._save()
+        except BaseException as error:
+            self._save_after(error)
+            self.watching.end(self._result(type(error).__name__), error)
+            raise
+        result = self._result(stopped_by)
+        self.watching.end(result, None)
+        return result
+
+    def _open_files(self) -> None:
+        self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
+        self.watching.add_file(self.metrics)
+        self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+        self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
+
+    def _iterate(self, stop: StopSignals) -> str | None:
+        """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
+        self.training_began = self.ended = self.saved = time.monotonic()
+        iterations = self.learner.run(self.config.iterations, stop)
+        while True:
+            try:
+                iteration = next(iterations, None)
+            except StopRequested as request:
+                return request.signal.name  # a resumed run collects the interrupted segments again, with equal results
+            except KeyboardInterrupt as error:
+                if error is self.watching.raised:
+                    raise
+                # An environment raised it: the signal itself is handled by `stop`.
+                return "SIGINT"
+            if iteration is None:
+                return None
+            stopped_by = self._report(iteration)
+            if stopped_by is not None and iteration.number < self.config.iterations:
+                return stopped_by
+
+    def _report(self, iteration: Iteration) -> str | None:
+        """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""
+        row = self._row(iteration)
+        self.ended = iteration.ended
+        self.time_split.add(row)
+        for incident in iteration.incidents:  # already logged
+            self.watching.incident(incident)
+        for episode in (episode for report in iteration.collected.reports for episode in report.episodes):
+            self.watching.episode(episode)
+        stopped_by = self.watching.iteration(row)
+        if self.ended - self.saved >= self.config.checkpoint_interval_s:
+            self.saved = self.ended
+            self._save_if_possible()
+        return stopped_by
+
+    def _row(self, iteration: Iteration) -> dict[str, float]:
+        learner, collected = self.learner, iteration.collected
+        progress = Progress(iteration.number, learner.global_step, learner.episodes, learner.recent, learner.incidents)
+        seconds = Seconds(
+            wall_s=iteration.ended - self.began,
+            training_s=iteration.ended - self.training_began,
+            iteration_s=iteration.ended - self.ended,
+            collect_s=collected.collect_s,
+            transfer_s=collected.transfer_s,
+            update_s=iteration.update_s,
+            replay_s=collected.replay_s,
+        )
+        return iteration_row(
+            progress,
+            seconds,
+            collected.reports,
+            collected.timings,
+            iteration.losses,
+            steps_since_start=learner.global_step - self.steps_before,
+            learning_rate=iteration.losses.get("learning_rate", self.config.learning_rate_at(iteration.number - 1)),
+            actors_alive=self.parts.collector.alive(),
+            replayed_steps=collected.replayed_steps,
+        )
+
+    # ------------------------------------------------------------------ saving and ending
+
+    def _save(self) -> None:
+        """Write a checkpoint of the last finished iteration, unless it exists already."""
+        if self.learner.iteration == self.saved_iteration:
+            return
+        if self.metrics is not None:
+            self.metrics.flush()  # a checkpoint must not be ahead of its rows
+        arrays, state = self.learner.state()
+        state |= {
+            "config": resolved(self.config),
+            "versions": run_folder.versions(),
+            "branched_from": self.folder.branched_from,
+            "model": model_state(self.parts.spaces, network_spec(self.config.network, self.parts.spaces)),
+        }
+        score = mean_return(self.learner.recent)
+        self.last_checkpoint = checkpoints.save(
+            self.folder.path / checkpoints.FOLDER,
+            self.learner.iteration,
+            Checkpoint(arrays, state),
+            keep=self.config.keep_checkpoints,
+            score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
+        )
+        self.saved_iteration = self.learner.iteration
+        self.watching.checkpoint(self.last_checkpoint)
+
+    def _save_if_possible(self) -> None:
+        """Save; if that fails, log it and go on: the next interval tries again."""
+        try:
+            self._save()
+        except CheckpointError as error:
+            incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
+            self.learner.count(incident)
+            logger.warning("%s", error)
+            self.watching.incident(incident)
+
+    def _save_after(self, error: BaseException) -> None:
+        """Save the last finished iteration after `error`; a failure to do so must not hide it."""
+        if isinstance(error, CheckpointNotWritten):
+            return
+        try:
+            self._save()
+        except Exception as problem:
+            logger.warning("iteration %d was not saved: %s", self.learner.iteration, problem)
+
+    def _result(self, stopped_by: str | None) -> Result:
+        learner, training_s = self.learner, self.ended - self.training_began
+        return Result(
+            env_name=self.config.env_name,
+            run_dir=self.folder.path,
+            checkpoint=self.last_checkpoint,
+            iterations=learner.iteration,
+            resumed_at=self.resumed_at,
+            global_step=learner.global_step,
+            episodes=learner.episodes,
+            episodic_return=mean_return(learner.recent),
+            wall_s=time.monotonic() - self.began,
+            training_s=training_s,
+            steps_per_s=(learner.global_step - self.steps_before) / training_s if training_s > 0 else math.nan,
+            weights_sha256=learner.weights_sha256(),
+            incidents=dict(learner.incidents),
+            stopped_by=stopped_by,
+            model_name=self.config.model_name,
+            bottleneck=bottleneck_in_words(
+                self.time_split,
+                num_actors=self.config.num_actors,
+                num_samplers=self.config.num_samplers,
+                overlap=self.config.overlap,
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Spaces and actions as plain data. Every room may use them."""

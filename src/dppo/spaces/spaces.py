@@ -1,0 +1,160 @@
+"""Observation and action spaces as plain data, from which networks and storage are built.
+
+One observation is one element of a NumPy dtype. For a Box this is the sub-array dtype `(dtype, shape)`, so that
+`np.empty((T + 1, E), spaces.obs)` is an array [T + 1, E, *shape]. For a Dict or Tuple it is a structured dtype
+without padding. So the same code stores, slices, concatenates and sends observations of any space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dppo.spaces.actions import Actions
+
+MASK = "action_mask"
+MaskSource = Literal["leaf", "method", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """A leaf whose numbers are categories: that of a Discrete or a MultiDiscrete space."""
+
+    counts: tuple[int, ...]
+    """Number of categories of each element of the leaf, flat."""
+    starts: tuple[int, ...]
+    """The first category of each element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """Observation and action space of an environment."""
+
+    obs: np.dtype[Any]
+    """Dtype of one observation as it is stored and sent; float64 becomes `obs_dtype`. `obs.shape` is [*O]."""
+    actions: Actions
+    deterministic: bool = True
+    """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
+    categories: dict[str, Categories] = field(default_factory=dict)
+    """The leaves that hold categories, by name; the other leaves hold amounts."""
+    one_of: tuple[str, ...] = ()
+    """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
+    dropped: tuple[str, ...] = ()
+    """Names of leaves that the environment returns and the policy does not read."""
+    normalized: tuple[str, ...] | None = None
+    """Names of the leaves that `norm_obs` normalises; None: all that hold floats."""
+    mask: MaskSource | None = None
+    """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
+    environment's `action_masks()` or `info["action_mask"]`. These two stand beside the field `obs`. None: no masks."""
+
+    def of_network(self) -> Spaces:
+        """Return the spaces that a network is built for: without the mask."""
+        if self.mask is None:
+            return self
+        fields = [(name, self.obs[name]) for name in self.obs.names or () if name != MASK]
+        return replace(self, obs=np.dtype(fields) if self.mask == "leaf" else self.obs["obs"], mask=None)
+
+    @property
+    def returned(self) -> np.dtype[Any]:
+        """Return the dtype of one observation as the environment returns it."""
+        return self.obs["obs"] if self.mask in ("method", "info") else self.obs
+
+    def as_returned(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of stored observations [...] as the environment returned them."""
+        return obs["obs"] if self.mask in ("method", "info") else obs
+
+    def same_observations(self, other: Spaces) -> bool:
+        """Return whether a network that reads observations of these spaces can read those of `other`."""
+        return (self.obs, self.categories, self.one_of, self.mask) == (
+            other.obs,
+            other.categories,
+            other.one_of,
+            other.mask,
+        )
+
+    @property
+    def has_float64(self) -> bool:
+        """Return whether a leaf is stored as float64."""
+        return holds_float64(self.obs)
+
+    def leaves(self) -> dict[str, np.dtype[Any]]:
+        """Return the dtype of each leaf of an observation, by name."""
+        return leaf_dtypes(self.obs)
+
+
+def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
+    """Return views of the leaves of observations [...], each [..., *shape], with nested names joined by dots.
+
+    Observations of a Box have one leaf, named "".
+    """
+    if obs.dtype.names is None:
+        return {name: obs}
+    return {
+        leaf: view
+        for part in obs.dtype.names
+        for leaf, view in leaves(obs[part], f"{name}.{part}" if name else part).items()
+    }
+
+
+def leaf_dtypes(obs: np.dtype[Any], name: str = "") -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each leaf of an observation, by the name that `leaves` gives it."""
+    if obs.names is None:
+        return {name: obs}
+    return {
+        leaf: dtype
+        for part in obs.names
+        for leaf, dtype in leaf_dtypes(obs[part], f"{name}.{part}" if name else part).items()
+    }
+
+
+def with_mask(obs: np.dtype[Any], size: int) -> np.dtype[Any]:
+    """Return the dtype of an observation with an action mask of `size` choices beside it."""
+    return np.dtype([("obs", obs), (MASK, np.bool_, (size,))])
+
+
+def without_mask(obs: np.ndarray, source: MaskSource) -> np.ndarray:
+    """Return a view of observations [...], stored with masks from `source`, without these."""
+    if source != "leaf":
+        return obs["obs"]
+    assert obs.dtype.names is not None
+    return obs[[name for name in obs.dtype.names if name != MASK]]
+
+
+def masks_of(obs: np.ndarray) -> np.ndarray:
+    """Return the masks [..., M] of observations [...] that are stored with them, as booleans."""
+    return obs[MASK].astype(bool, copy=False)
+
+
+def is_image(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf holds pixels: bytes with three axes, or four for a stack of images."""
+    return leaf.base == np.uint8 and len(leaf.shape) in (3, 4)
+
+
+def holds_float64(obs: np.dtype[Any]) -> bool:
+    """Return whether a leaf of observations of this dtype is float64."""
+    return any(leaf.base == np.float64 for leaf in leaf_dtypes(obs).values())
+
+
+def is_amount(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf of several holds real numbers, which can be normalised."""
+    return leaf.base.kind == "f"
+
+
+def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Convert an observation dtype to JSON values with the same nesting."""
+    if dtype.names is None:
+        return {"dtype": str(dtype.base), "shape": list(dtype.shape)}
+    return {"leaves": [[name, dtype_as_json(dtype[name])] for name in dtype.names]}
+
+
+def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
+    """Convert the result of `dtype_as_json` back to a dtype.
+
+    Raises:
+        KeyError, TypeError, ValueError: `described` is not valid.
+    """
+    if "leaves" in described:
+        return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
+    return np.dtype((described["dtype"], tuple(described["shape"])))  # with shape () this is the scalar dtype itself
