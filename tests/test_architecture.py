@@ -123,6 +123,7 @@ def test_each_library_stays_in_its_rooms(module: str) -> None:
         "matplotlib": {"records"},
         "tensorboardX": {"records"},
         "safetensors": {"records"},
+        "filelock": {"records", "cluster"},
     }
     for library in theirs(modules()[module]) & set(homes):
         assert set(prefixes(module)) & homes[library], f"dppo.{module} imports {library}"

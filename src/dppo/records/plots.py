@@ -7,12 +7,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dppo.errors import DppoError
+from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
 from dppo.records.result import Result
@@ -101,7 +103,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
         axis.set_xlim(left=0)
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
@@ -141,7 +143,14 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     right.set_xlabel("env steps", color=INK)
     lines = "\n".join(textwrap.wrap(caption, 125))
     figure.text(LEFT, 0.03, lines, color=GREY, fontsize=9)
-    figure.savefig(path)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write the picture aside and rename it, so that nothing is written through a link of that name."""
+    png = BytesIO()
+    figure.savefig(png, format="png")
+    write_file(path, png.getvalue())
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import sealed
 from dppo.records.files.disk import DISK, Disk, abandoned, cause, make_folder, remedy, write_file
+from dppo.records.files.folder_files import check_kind, check_parts, read_file
 
 FOLDER = "checkpoints"  # within a run's folder
 FORMAT = 2  # 1 was a folder of files
@@ -78,6 +80,7 @@ def save(
     path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
+        check_kind(folder, stat.S_IFDIR)
         make_folder(folder, disk)
         _remove(abandoned(folder), disk)
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
@@ -114,7 +117,7 @@ def find(path: Path) -> Found:
     """Return the newest good checkpoint in a run folder or its checkpoints folder, or `path` itself if it is one.
 
     Raises:
-        CheckpointError: there is no checkpoint, or no good one, or `path` is a damaged one.
+        CheckpointError: there is no checkpoint, or no good one, or `path` is a damaged one, or has links in it.
     """
     if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
         path = path.with_name(path.name + sealed.SUFFIX)
@@ -124,6 +127,7 @@ def find(path: Path) -> Found:
     if not path.is_dir():
         what = "is not a checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
+    check_parts(path)
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
@@ -259,6 +263,6 @@ def _name_best(path: Path, best: _Entry, disk: Disk) -> None:
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
     data = json.dumps(content).encode() + b"\n"
     with suppress(FileNotFoundError):
-        if path.read_bytes() == data:
+        if read_file(path) == data:
             return
     write_file(path, data, disk=disk)

@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dppo.records.files.folder_files import REMEDY, Irregular
+
 ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
 
 
@@ -107,6 +109,8 @@ def cause(error: OSError) -> str:
 
 def remedy(error: OSError) -> str:
     """Return the remedy as a sentence."""
+    if isinstance(error, Irregular):
+        return REMEDY
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some disk space."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -24,6 +24,7 @@ from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.folder_files import check_parts
 from dppo.records.files.run_lock import RunLock
 from dppo.records.metrics.reading import FILE
 
@@ -111,7 +112,7 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
 
     Raises:
         ConfigError: the folder cannot be used, or a changed setting would change the result.
-        CheckpointError: there is no good checkpoint to resume.
+        CheckpointError: there is no good checkpoint to resume, or a part of the folder is a link or a pipe.
     """
     if branch:
         if resume in (None, "auto"):
@@ -133,6 +134,7 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
         run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
     path = Path(os.path.abspath(run_dir))
     try:
+        check_parts(path)
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, RunLock(path), made=made, origin=origin)
@@ -234,6 +236,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
 def _run_dir_of(path: Path) -> Path:
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
+            check_parts(folder)
             return folder
     problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
     raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +23,7 @@ from safetensors.numpy import save as encode_safetensors
 
 from dppo.errors import CheckpointError
 from dppo.records.files.disk import cause, remedy
+from dppo.records.files.folder_files import Irregular, open_file
 
 SUFFIX = ".safetensors"
 LENGTH = 8  # bytes, little-endian
@@ -92,13 +92,10 @@ def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a regular file only: a link could point anywhere, and reading a pipe could block for ever."""
     try:
-        mode = os.lstat(path).st_mode
-        if not stat.S_ISREG(mode):
-            kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
-            raise damaged(path, "a regular file", kinds.get(stat.S_IFMT(mode), "something else"))
-        return open(path, "rb")
+        return os.fdopen(open_file(path), "rb")
+    except Irregular as error:
+        raise damaged(path, "a regular file", error.found) from None
     except FileNotFoundError:
         raise damaged(path, "a file", "nothing") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dppo.errors import DppoError
 from dppo.records.files.disk import cause
+from dppo.records.files.folder_files import read_file
 
 FILE = "metrics.jsonl"
 
@@ -25,7 +26,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """
     path = path / FILE if path.is_dir() else path
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise DppoError(f"{path}: {cause(error)} Pass the folder of a run.") from error
     rows = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dppo.records.files.folder_files import open_file
 from dppo.records.metrics.reading import plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
@@ -63,7 +65,9 @@ class TensorBoard(Observer):
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        file = RecordWriter(str(_new_event_file(self._run_dir)))
+        path = _new_event_file(self._run_dir)
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        file = RecordWriter(str(path))
         try:
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             # At each START except the first, TensorBoard drops earlier events from this step on.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dppo.errors import DppoError
 from dppo.records.files.disk import DISK, Disk, cause, remedy, write_file
+from dppo.records.files.folder_files import open_file, read_file
 from dppo.records.metrics.reading import FILE, parsed, plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
@@ -35,7 +36,7 @@ class MetricsWriter(Observer):
         self._warned = False
         try:
             kept = self._cut(resume_iteration, disk)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise DppoError(f"{self.path}: {cause(error)} {remedy(error)}") from error
         self.last_step = max((int(row["global_step"]) for row in kept), default=0)
@@ -73,7 +74,9 @@ class MetricsWriter(Observer):
 
     def _cut(self, resume_iteration: int | None, disk: Disk) -> list[dict[str, float]]:
         """Keep the complete lines up to `resume_iteration`; return their rows."""
-        data = self.path.read_bytes() if self.path.exists() else b""
+        data = b""
+        with suppress(FileNotFoundError):
+            data = read_file(self.path)
         if resume_iteration is None:
             if data:
                 raise DppoError(f"{self.path}: contains a run already. Resume it, or choose another folder.")
@@ -81,7 +84,8 @@ class MetricsWriter(Observer):
         lines = list(parsed(data))
         kept = [(line, row) for line, row in lines if row is not None and row["iteration"] <= resume_iteration]
         whole = b"".join(line for line, _ in kept)
-        if whole != data:
+        shared = data and os.stat(self.path).st_nlink > 1  # by a hard link, whose content must not change
+        if whole != data or shared:
             write_file(self.path, whole, disk=disk)
         if damaged := sum(row is None and line.endswith(b"\n") for line, row in lines):
             logger.warning("%s: skipped %d malformed %s", self.path, damaged, "line" if damaged == 1 else "lines")

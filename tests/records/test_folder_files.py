@@ -1,0 +1,241 @@
+"""A run folder, perhaps a stranger's, changes no file elsewhere, and nothing in it makes a command wait for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import make_config
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.folder_files import FILES, check_parts, open_file
+from dppo.records.files.run_folder import open_run
+from dppo.records.files.run_lock import RunLock
+
+EVENTS = "events.out.tfevents.0000000001.host"
+
+pytestmark = pytest.mark.timeout(120)  # a command that waits for a pipe would wait for ever
+
+
+def settings(run_dir: Path) -> dppo.Config:
+    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48, "update_epochs": 1}
+    return make_config(
+        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", "checkpoint_interval_s": 0, **sizes}
+    )
+
+
+class Hook(dppo.Observer):
+    def __init__(self, action: Callable[[], None], *, stop: bool = False) -> None:
+        self.action, self.stop = action, stop
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        if row["iteration"] == 1:
+            self.action()
+        return self.stop
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with some iterations left."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    dppo.train(settings(run), observers=[Hook(lambda: None, stop=True)])
+    return run
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+@pytest.fixture
+def precious(stopped: Path, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder of files that must not change."""
+    folder = Path(shutil.copytree(stopped / "checkpoints", tmp_path / "precious"))
+    (folder / "file").write_text("precious\n" * 100)
+    before = content(folder)
+    yield folder
+    assert content(folder) == before
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def put_link(path: Path, precious: Path) -> None:
+    path.symlink_to(precious if path.name == "checkpoints" else precious / "file")
+
+
+def put_dangling_link(path: Path, precious: Path) -> None:
+    path.symlink_to(precious / "new")
+
+
+def put_pipe(path: Path, precious: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path, precious: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        here = os.open(path.parent, os.O_RDONLY)
+        one.bind(f"/proc/self/fd/{here}/{path.name}")  # the path itself may be too long
+        os.close(here)
+
+
+TRICKS: dict[Callable[[Path, Path], None], str] = {
+    put_link: "is a symbolic link, not",
+    put_dangling_link: "is a symbolic link, not",
+    put_pipe: "is a pipe, not",
+    put_socket: "is a socket, not",
+}
+
+
+def replace(path: Path, trick: Callable[[Path, Path], None], precious: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trick(path, precious)
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("part", [*FILES, EVENTS, "checkpoints"])
+def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
+    part: str,
+    trick: Callable[[Path, Path], None],
+    run: Path,
+    precious: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replace(run / part, trick, precious)
+    replace(tmp_path / "new" / part, trick, precious)
+    before = sorted(tmp_path.rglob("*"))
+    for words in (
+        ["train", "--resume", str(run)],
+        ["train", "--resume", "auto", "--run-dir", str(run), "CartPole-v1"],
+        ["train", "--resume", str(run), "--branch", str(tmp_path / "branch")],
+        ["eval", str(run), "--episodes", "1"],
+        ["train", "CartPole-v1", "--total-timesteps", "256", "--run-dir", str(tmp_path / "new")],
+    ):
+        assert main(words) == 2, words
+        said = capsys.readouterr().err
+        assert f"{part}: {TRICKS[trick]} a {'folder' if part == 'checkpoints' else 'regular file'}" in said, words
+        assert "Move it away" in said
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "trick"),
+    [
+        ("learning_curve.png", put_link),
+        ("learning_curve.png", put_pipe),
+        (EVENTS, put_link),
+        ("checkpoints", put_link),
+        ("checkpoints", put_pipe),
+    ],
+)
+def test_a_part_that_is_replaced_during_the_run_changes_no_file_elsewhere(
+    part: str, trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path
+) -> None:
+    """The picture is renamed to its name, and the events have a new one."""
+    run = tmp_path / "run"
+    hook = Hook(lambda: replace(run / part, trick, precious))
+    if part == "checkpoints":
+        with pytest.raises(CheckpointNotWritten, match=r"checkpoints.* could not be written"):
+            dppo.train(settings(run), observers=[hook])
+        return
+    dppo.train(settings(run), observers=[hook])
+    if part == "learning_curve.png":
+        assert (run / part).read_bytes().startswith(b"\x89PNG")
+        assert not (run / part).is_symlink()
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_the_name_of_the_best_checkpoint_goes_nowhere_else(
+    trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "checkpoints"
+    replace(folder / "best.json", trick, precious)
+    checkpoints.save(folder, 1, checkpoints.Checkpoint({}, {}), keep=1, score=1.0)
+    assert f"best.json: cannot be deleted or replaced: {TRICKS[trick]}" in caplog.text
+
+
+def test_a_new_event_file_has_a_name_after_all_links_of_such_names(run: Path, precious: Path) -> None:
+    from dppo.records.metrics.tensorboard import _new_event_file
+
+    later = run / f"events.out.tfevents.9999999990.{socket.gethostname()}"
+    later.symlink_to(precious / "new")
+    assert _new_event_file(run).name == later.name.replace("9990", "9991")
+
+
+def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "a").mkdir()
+    (tmp_path / "disk" / "b").symlink_to("a")
+    run = tmp_path / "runs" / "b"
+    dppo.train(settings(run), observers=[Hook(lambda: None, stop=True)])
+    assert dppo.train(settings(run), resume=run).iterations == 3
+    dppo.evaluate(run, episodes=1)
+    assert (tmp_path / "disk" / "a" / "learning_curve.png").is_file()
+    check_parts(tmp_path / "disk" / "a")
+
+
+def test_rows_are_not_appended_to_the_other_name_of_a_hard_link(run: Path, tmp_path: Path) -> None:
+    """As in a snapshot made with `cp -al`."""
+    os.link(run / "metrics.jsonl", tmp_path / "snapshot")
+    before = (tmp_path / "snapshot").read_bytes()
+    assert len(dppo.train(settings(run), resume=run).metrics) == 2
+    assert (tmp_path / "snapshot").read_bytes() == before
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+
+
+def test_a_hard_link_in_place_of_the_lock_is_refused(run: Path, precious: Path, tmp_path: Path) -> None:
+    os.link(precious / "file", run / "run.lock")
+    with pytest.raises(CheckpointError, match=r"run.lock: is a hard link, not a file with a single name\. Move it"):
+        open_run(settings(run), run)
+    os.link(precious / "file", tmp_path / "run.lock")
+    with pytest.raises(CheckpointError, match=r"run.lock: is a hard link"):
+        open_run(settings(tmp_path), None)
+    (run / "run.lock").unlink()
+    RunLock(run).close()
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_the_lock_itself_follows_no_link_and_waits_for_nothing(
+    trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path
+) -> None:
+    trick(tmp_path / "run.lock", precious)
+    with pytest.raises(CheckpointError, match=r"run\.lock: is a "):
+        RunLock(tmp_path)
+
+
+def test_a_lock_of_deeply_nested_json_is_stale(run: Path) -> None:
+    (run / "run.lock").write_text("[" * 100_000)
+    assert dppo.train(settings(run), resume=run).iterations == 3
+    lock = RunLock(run)
+    (run / "run.lock").write_text("[" * 3000)
+    with pytest.raises(ConfigError, match=r"in use by process \? on \? since \?"):
+        RunLock(run)
+    lock.close()
+
+
+def test_a_file_replaced_between_the_check_and_the_opening_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    regular = os.lstat(tmp_path / "file")
+    (tmp_path / "link").symlink_to("file")
+    monkeypatch.setattr(os, "lstat", lambda path: regular)
+    assert stat.S_ISREG(os.lstat(tmp_path / "pipe").st_mode)
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=r"is a pipe|symbolic links"):
+            open_file(tmp_path / name)
