@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 PREFIX = "dppo-token-"
 MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 YOUNG_S = 60.0  # a younger folder may belong to a process that has not locked it yet
@@ -60,14 +62,10 @@ def private_token() -> Path:
 
 def _lock(folder: Path) -> int | None:
     """Lock a folder; return None if another process holds the lock, or the system has no such locks."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        return None
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):
+            if lock_descriptor(number, blocking=False):
+                return number
         os.close(number)
-        return None
-    return number
+    return None
