@@ -211,7 +211,7 @@ def test_only_token_folders_of_dead_runs_are_removed(environment: dict[str, str]
         [
             sys.executable,
             "-c",
-            "import os, tempfile, time; from dppo.cluster import token; tempfile.tempdir = os.getcwd()\n"
+            "import os, tempfile, time; from dppo.cluster.ray import token; tempfile.tempdir = os.getcwd()\n"
             "print(token.private_token(), flush=True); time.sleep(60)",
         ],
         cwd=tmp_path,
