@@ -53,7 +53,10 @@ def leaf_packer(
         if array.dtype != dtype:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
-            if whole and not np.can_cast(array.dtype, dtype):
+            # There and back again takes a sixth of the time of a minimum and a maximum, but does not show a lost sign.
+            if whole and (
+                array.dtype.kind != dtype.kind or array.astype(dtype).astype(array.dtype).tobytes() != array.tobytes()
+            ):
                 _check_range(what, array, np.iinfo(dtype))
         if array.dtype.kind == "f":
             flat = array.ravel()
