@@ -188,7 +188,7 @@ def test_an_observation_outside_its_space_is_found_in_its_first_segment(
     assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
 
 
-TOO_LARGE = {
+TOO_LARGE: dict[str, tuple[gym.Space[Any], Any, str]] = {
     "int8": (gym.spaces.Box(-99, 99, (2,), np.int8), [0, 1000], "an observation that is 1000 at index 1, outside int8"),
     "uint8": (gym.spaces.Box(0, 255, (2,), np.uint8), np.array([300, 0], np.uint16), "an observation that is 300 at"),
     "sign": (gym.spaces.Box(-128, 127, (2,), np.int8), np.array([0, 200], np.uint8), "an observation that is 200 at"),

@@ -123,9 +123,9 @@ class SpaceChecks:
 
     # ------------------------------------------------------------------ precision
 
-    def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that each observation is remembered, to be compared with its stored form."""
-        self._watch = watch = PrecisionWatch()
+    def watching(self, pack: Callable[[Any], np.ndarray], *, integers: bool) -> Callable[[Any], np.ndarray]:
+        """Return `pack` so that each observation is remembered, to be compared with its form in float32."""
+        self._watch = watch = PrecisionWatch(integers=integers)
 
         def watched(raw: Any) -> np.ndarray:
             watch.see(raw)
