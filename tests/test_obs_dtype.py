@@ -8,28 +8,35 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from builders import random_weights
 
 import dppo
 from dppo.cluster.plans import build_sampler, build_trainer, sampler_plan, trainer_plan
 from dppo.config import Config, make_config
+from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import measured_shape
 from dppo.ppo.exchange.normalizer import Moments, ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
+from dppo.spaces.spaces import leaves
 
 OFFSET = 1e9
 
 
 class FarAway(gym.Env[Any, Any]):
-    """The right action is the sign of the last number, which lies beside 1e9; `nest` puts it into a Dict."""
+    """The right action is the sign of the last number, which lies beside 1e9; `nest` puts it into a Dict.
+
+    With an integer dtype, the number is a small whole one.
+    """
 
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, nest: bool = False, dtype: str = "float64") -> None:
-        space = gym.spaces.Box(-np.inf, np.inf, (2,), np.dtype(dtype).type)
+        low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
+        space = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
         self.observation_space = gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)}) if nest else space
-        self._nest = nest
+        self._nest, self._dtype = nest, dtype
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -44,6 +51,9 @@ class FarAway(gym.Env[Any, Any]):
     def _observe(self) -> Any:
         self._number = float(self.np_random.normal())
         far = np.array([0.5, OFFSET + self._number])
+        if "int" in self._dtype:
+            self._number = float(np.round(self._number * 4))
+            far = np.array([0, int(OFFSET + self._number)], self._dtype)
         return {"far": far, "dial": self._steps % 3} if self._nest else far
 
 
@@ -108,5 +118,70 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use norm_obs"):
         config_of(norm_obs=False)
-    with pytest.raises(ConfigError, match="the observation space contains no float64 numbers"):
+    words = r"contains neither float64 numbers nor a Box of integers beyond 2\*\*24"
+    with pytest.raises(ConfigError, match=words):
         dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))
+
+
+# ------------------------------------------------------------------ integers
+
+
+@pytest.mark.parametrize("nest", [False, True])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
+def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> None:
+    config = config_of(env_kwargs={"nest": nest, "dtype": dtype})
+    built = build_sampler(sampler_plan(config), 0)
+    agent = built.sampler._agent
+    scale = ObsScale(np.array([0.0, OFFSET]), np.array([1.0, 4.0]))
+    agent.load(snapshot(random_weights(agent.spec), scale, built.spaces.obs))
+    obs = np.zeros(7, built.spaces.obs)
+    leaves(obs)["far" if nest else ""][:, 1] = int(OFFSET) + np.arange(7)
+    assert len({head.tobytes() for head in agent.decide(obs).head}) == 7
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("float32", True), ("float64", False)])
+@pytest.mark.parametrize("nest", [False, True])
+def test_integers_that_the_network_cannot_tell_apart_are_reported(nest: bool, dtype: str, lost: bool) -> None:
+    """A network of float64 can."""
+    config = config_of(env_kwargs={"nest": nest, "dtype": "int64"}, dtype=dtype, obs_dtype="float32", norm_obs=False)
+    built = build_sampler(sampler_plan(config), 0)
+    weights = random_weights(built.sampler._agent.spec)
+    report, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, weights))
+    assert leaves(segment.obs)["far" if nest else ""].dtype == np.int64
+    messages = [incident.message for incident in report.incidents]
+    assert len(messages) == lost
+    for message in messages:
+        assert "at index 1, and is read by the network as float32, whose steps are 64 there. Use obs_dtype" in message
+
+
+def test_small_integers_are_stored_as_they_are() -> None:
+    space = gym.spaces.Dict(
+        small=gym.spaces.Box(0, 2**24, (2,), np.int64),
+        low=gym.spaces.Box(-(2**24) - 1, 0, (2,), np.int64),
+        category=gym.spaces.Discrete(2, start=2**40),
+    )
+    stored = dtype_of(space, floats="float64")
+    assert {name: str(stored[name].base) for name in space} == {"small": "int64", "low": "float64", "category": "int64"}
+
+
+class Counted(gym.Env[Any, Any]):
+    """Its observation counts from `start`."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, start: int) -> None:
+        self.observation_space, self._start = gym.spaces.Discrete(4, start=start), start
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._start, {}
+
+
+def test_categories_that_the_network_cannot_tell_apart_are_refused() -> None:
+    base = {"env_id": Counted, "obs_dtype": "float32", "norm_obs": False}
+    last, beyond = {"start": 2**24 - 3}, {"start": 2**24 - 2}
+    build_sampler(sampler_plan(config_of(**base, env_kwargs=last)), 0)
+    build_sampler(sampler_plan(config_of(**base, env_kwargs=beyond, dtype="float64")), 0)
+    with pytest.raises(
+        ConfigError, match="categories from 16777214 to 16777217, and the network reads them as float32"
+    ):
+        build_sampler(sampler_plan(config_of(**base, env_kwargs=beyond)), 0)

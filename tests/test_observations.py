@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import gymnasium as gym
 import numpy as np
 import observed_worlds
 import pytest
+from builders import random_weights
+from faulty_worlds import Faulty
+from gymnasium import spaces
 from kinds import KINDS, RunOf, settings, small
 from recorder import Notes
 
@@ -19,9 +23,13 @@ from dppo.config import make_config
 from dppo.envs.make import make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
 from dppo.run.building import most_parameters
 
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+NEST = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-9, 9, ()))
 kinds = pytest.mark.parametrize("kind", ["image", "dict observation"])
 
 
@@ -96,6 +104,59 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
     several = [space.sample() for _ in range(5)]
     together = {name: np.stack([one[name] for one in several]) for name in several[0]}
     assert policy.act(together).tolist() == [policy.act(one) for one in several]
+
+
+BATCH = np.zeros((2, 2, 2), np.int64)
+REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
+    "float image": (IMAGE, np.zeros((8, 8, 3)), "dtype float64 instead of uint8"),
+    "int64 image": (IMAGE, np.zeros((8, 8, 3), np.int64), "dtype int64 instead of uint8"),
+    "pixel": (IMAGE, np.full((8, 8, 3), 300, np.uint16), "that is 300 at index 0, outside uint8 from 0 to 255"),
+    "images": (IMAGE, np.zeros((2, 8, 8, 3)), "dtype float64 instead of uint8"),
+    "nan": (spaces.Box(-9, 9, (2,)), np.array([0, np.nan]), "that is nan at index 1"),
+    "many nan": (spaces.Box(-9, 9, (2,)), np.array([[0, 0], [0, np.nan]]), "that is nan at index 3"),
+    "text": (spaces.Box(-9, 9, (2,)), ["a", "b"], "dtype <U1 instead of float32"),
+    "nothing": (spaces.Discrete(4), None, "dtype object instead of int64"),
+    "category": (spaces.Discrete(4, start=2), 99, "that is 99, outside its space from 2 to 5"),
+    "low": (spaces.Discrete(4, start=2), [2, 5, 1], "that is 1, outside its space from 2 to 5"),
+    "half": (spaces.Discrete(4), 0.5, "dtype float64 instead of int64"),
+    "dial": (spaces.MultiDiscrete([4, 3]), [0, 3], "that is 3 at index 1, outside its space from 0 to 2"),
+    "grid": (spaces.Box(-9, 9, (2, 2), np.int32), BATCH + 2**40, "that is 1099511627776 at index 0, outside int32"),
+    "bits": (spaces.MultiBinary(2), [0, 256], "that is 256 at index 1, outside int8"),
+    "leaf": (spaces.Dict(a=spaces.Discrete(3)), {"a": 3}, "leaf 'a' that is 3, outside its space from 0 to 2"),
+    "leaves": (NEST, {"a": [0, 1], "b": 0.5}, "2 observations in one leaf, and fewer in another"),
+}
+
+
+def policy_of(space: gym.Space[Any]) -> dppo.Policy:
+    """Return a policy with random weights."""
+    env = Faulty(space=space)
+    described = describe_spaces(env)
+    spec = choose_network(make_config({"env_id": Faulty}).network, described).spec
+    return dppo.Policy(described, PPOAgent(spec), PolicySnapshot(0, random_weights(spec), None), {"iteration": 0})
+
+
+@pytest.mark.parametrize("what", list(REFUSED))
+def test_a_policy_refuses_what_training_refuses(what: str) -> None:
+    space, obs, words = REFUSED[what]
+    with pytest.raises(ValueError, match=f"^obs is .*{re.escape(words)}"):
+        policy_of(space).act(obs)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        (IMAGE, np.full((2, 8, 8, 3), 255, np.uint8)),
+        (spaces.Box(-9, 9, (2,)), [1, 2]),
+        (spaces.Box(-9, 9, (2,), np.float64), np.array([0.5, 11.0], np.float32)),
+        (spaces.Box(-9, 9, (2, 2), np.int32), BATCH),
+        (spaces.Discrete(4, start=2), np.int8(5)),
+        (spaces.MultiBinary(2), np.array([True, False])),
+        (spaces.OneOf([spaces.Discrete(3, start=7), spaces.Box(-9, 9, (2,))]), (1, np.zeros(2))),
+    ],
+    ids=str,
+)
+def test_a_policy_accepts_what_training_accepts(space: gym.Space[Any], obs: Any) -> None:
+    assert np.isin(policy_of(space).act(obs), (0, 1)).all()
 
 
 @kinds

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from itertools import count, repeat
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import observed_worlds
 import own_models
 import pytest
+import torch
 import yaml
+from builders import DISCRETE
 from commandline import output_of
 from incidents import lasting
 from recorder import Recorder
+from torch import Tensor, nn
 
 import dppo
 from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import CheckpointError, ConfigError
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.torch_module import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4
@@ -145,8 +154,6 @@ def test_two_learners_give_the_same_weights_with_any_number_of_actors(
 
 
 def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
-    import torch
-
     policy = dppo.load_policy(trained.run_dir)
     module = own_models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
@@ -343,8 +350,6 @@ class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
     def _set(self, where: str) -> None:
-        import torch
-
         if self.at == where:
             torch.set_default_dtype(torch.float64)
 
@@ -355,8 +360,6 @@ class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
 def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weights(
     model: str | None, tmp_path: Path
 ) -> None:
-    import torch
-
     weights = set()
     for at in ("nowhere", "constructor", "step"):
         short = {"env_id": SetsDefaultDtype, "env_kwargs": {"at": at}, "total_timesteps": 400}
@@ -366,6 +369,85 @@ def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weigh
         finally:
             torch.set_default_dtype(torch.float32)
     assert len(weights) == 1
+
+
+class SetsThreadsAndPrecision(gym.Wrapper[Any, Any, Any, Any]):
+    """Sets both in each reset, if `sets`, and computes with them in each step."""
+
+    def __init__(self, sets: bool) -> None:
+        super().__init__(observed_worlds.Picture(size=8, channels=3))
+        self._sets, self._found = sets, {"highest"}
+
+    def reset(self, **arguments: Any) -> Any:
+        if self._sets:
+            torch.set_num_threads(2)
+            torch.set_float32_matmul_precision("medium")
+            self._found = {"medium"}
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        assert {torch.get_float32_matmul_precision()} == self._found
+        return super().step(action)
+
+
+def test_an_environment_that_sets_torchs_threads_and_precision_does_not_change_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, update = set(), PPOTrainer.update
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        found.add((torch.get_num_threads(), torch.get_float32_matmul_precision()))
+        return update(*arguments, **more)
+
+    monkeypatch.setattr(PPOTrainer, "update", noted)
+    weights = set()
+    for sets in (False, True):
+        world = {"env_id": SetsThreadsAndPrecision, "env_kwargs": {"sets": sets}, "total_timesteps": 400}
+        try:
+            weights.add(dppo.train(cartpole(tmp_path / str(sets), **world)).weights_sha256)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert found == {(1, "highest")}
+    assert len(weights) == 1
+
+
+# ------------------------------------------------------------------ threads that draw from torch's generator
+
+
+def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
+    """Return a module during whose construction another thread draws so many numbers, a next amount each time."""
+
+    class Disturbed(nn.Module):
+        def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, head_size)
+            other = Thread(target=torch.rand, args=(next(amounts),))
+            other.start()
+            other.join()
+            self.value = nn.Linear(4, 1)
+
+        def forward(self, obs: Tensor) -> Any:
+            return self.head(obs), self.value(obs).squeeze(-1)
+
+    return Disturbed
+
+
+def initial_weights(amounts: Iterator[int]) -> np.ndarray:
+    spec = ModuleSpec.of(dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32")
+    weights: np.ndarray = spec.learning(0).parameters.weights.detach().numpy()
+    return weights
+
+
+@pytest.mark.parametrize("amounts", [(1, 0, 0), (0, 1, 2, 0)], ids=str)
+def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(
+    amounts: tuple[int, ...],
+) -> None:
+    np.testing.assert_array_equal(initial_weights(iter(amounts)), initial_weights(repeat(0)))
+
+
+def test_initial_weights_that_are_never_the_same_are_refused() -> None:
+    with pytest.raises(ConfigError, match="its initial weights differ each time, in 20 builds from one seed"):
+        initial_weights(count())
 
 
 # ------------------------------------------------------------------ the example

@@ -12,7 +12,7 @@ import pytest
 from builders import group_of, random_weights, sampler_of
 from faulty_worlds import Faulty
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from scripted import Scripted, started
+from scripted import Scripted, Stepper, started
 
 import dppo
 from dppo import streams
@@ -186,6 +186,35 @@ def test_an_observation_outside_its_space_is_found_in_its_first_segment(
     with pytest.raises(EnvironmentFault) as caught:
         collect(bounded(space, value))
     assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
+
+
+TOO_LARGE: dict[str, tuple[gym.Space[Any], Any, str]] = {
+    "int8": (gym.spaces.Box(-99, 99, (2,), np.int8), [0, 1000], "an observation that is 1000 at index 1, outside int8"),
+    "uint8": (gym.spaces.Box(0, 255, (2,), np.uint8), np.array([300, 0], np.uint16), "an observation that is 300 at"),
+    "sign": (gym.spaces.Box(-128, 127, (2,), np.int8), np.array([0, 200], np.uint8), "an observation that is 200 at"),
+    "int32": (gym.spaces.Box(0, 9, (2,), np.int32), [2**32 + 3, 0], "an observation that is 4294967299 at index 0"),
+    "low": (gym.spaces.Box(-9, 9, (2,), np.int16), [-(2**16), 0], "an observation that is -65536 at index 0"),
+    "bits": (gym.spaces.MultiBinary(2), [0, 256], "an observation that is 256 at index 1, outside int8 from -128 to"),
+    "leaf": (gym.spaces.Dict(a=gym.spaces.Box(-9, 9, (1,), np.int8)), {"a": [260]}, "observation leaf 'a' that is 260"),
+}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("kind", list(TOO_LARGE))
+def test_an_integer_that_its_dtype_cannot_hold_is_an_invalid_step(kind: str, drop: bool) -> None:
+    space, value, words = TOO_LARGE[kind]
+    stepper = Stepper(group_of([bounded(space, value)], drop_bad_steps=drop))
+    stepper.start()
+    stepper.step([0])
+    stepper.step([0])
+    if drop:
+        stepper.step([0])
+        message = stepper.log.incidents[0].message
+    else:
+        with pytest.raises(EnvironmentFault) as caught:
+            stepper.step([0])
+        message = caught.value.message
+    assert message.startswith(place("step", 3) + f"returned {words}")
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 5])

@@ -26,7 +26,7 @@ from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import Spaces
+from dppo.spaces.spaces import MOST_WHOLE, Spaces
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             progress=progress,
             drop_bad_steps=plan.env.on_bad_step == "drop",
             report_masks=plan.env.action_mask == "auto",
+            watch_integers=plan.network.dtype == "float32",
         )
     except BaseException:
         close_all(envs)
@@ -183,8 +184,9 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
     )
     if of.obs_dtype == "float64" and not spaces.has_float64:
         raise ConfigError(
-            "obs_dtype=float64 has no effect: the observation space contains no float64 numbers. Declare float64 in "
-            "the environment if its numbers need that, or leave obs_dtype out."
+            "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
+            "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave obs_dtype "
+            "out."
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
@@ -194,7 +196,22 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
             "or categories. Use norm_obs=False."
         )
     _check_float64(plan, read)
+    if plan.network.dtype == "float32":
+        _check_categories(read)
     return spaces
+
+
+def _check_categories(read: Spaces) -> None:
+    """Refuse categories whose numbers a network of float32 would read as one another."""
+    for name, found in read.categories.items():
+        for count, start in zip(found.counts, found.starts, strict=True):
+            if max(-start, start + count - 1) > MOST_WHOLE:
+                raise ConfigError(
+                    f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
+                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
+                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
+                    f"use dtype=float64."
+                )
 
 
 def _check_float64(plan: SamplerPlan, read: Spaces) -> None:

@@ -45,6 +45,7 @@ class EnvGroup:
         progress: ProgressRecord | None = None,
         drop_bad_steps: bool = False,
         report_masks: bool = False,
+        watch_integers: bool = True,
     ) -> None:
         """Take over `envs`.
 
@@ -54,25 +55,24 @@ class EnvGroup:
             progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
             report_masks: report an action mask in the info of the first reset that is not used.
+            watch_integers: report integers that float32 cannot tell apart, because the network reads float32.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
         """
-        self.num_envs = len(envs)
-        self.obs, self._spaces = spaces.obs, spaces
+        self.num_envs, self.obs, self._spaces = len(envs), spaces.obs, spaces
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
         self._pack = quick_packer(spaces.returned, pack) if spaces.obs.names is None and not drop_bad_steps else pack
         self._owner = owner
         self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
-        self._progress = progress or ProgressRecord()
+        self._made, self._progress = envs, progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
-        self._made = envs
         checked = partial(
             CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, each_step=drop_bad_steps,
             episode_seed=episode_seed,
         )  # fmt: skip
         self._envs = [checked(env, index, masks=mask_reader(env, spaces)) for index, env in enumerate(envs)]
-        self._report_masks = report_masks
+        self._report_masks, self._watch_integers = report_masks, watch_integers
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
@@ -81,7 +81,7 @@ class EnvGroup:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
         began = time.perf_counter()
         if self._sampler_id == 0:  # the observations of the other samplers are alike
-            self._pack_with(self._checks.watching(self._pack))
+            self._pack_with(self._checks.watching(self._pack, integers=self._watch_integers))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
         usable = self._spaces.mask is None and self._spaces.actions.choices is not None

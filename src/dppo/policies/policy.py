@@ -22,7 +22,7 @@ from dppo.ppo.networks.choice import BUILT_IN
 from dppo.ppo.networks.torch_module import ModelClass
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
-from dppo.spaces.spaces import MASK, Spaces, is_image, masks_of
+from dppo.spaces.spaces import MASK, Spaces, masks_of
 from dppo.streams import Stream
 
 
@@ -72,10 +72,11 @@ class Policy:
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
-            ValueError: the shape of `obs` is not that of the environment's observations; or `action_mask` is missing,
-                allows nothing, or is not used by this policy; or `state` does not fit, or there is no memory.
+            ValueError: `obs` is not an observation of the environment: another shape or kind of number, or a number
+                that training refuses; or `action_mask` is missing, allows nothing, or is not used by this policy; or
+                `state` does not fit, or there is no memory.
         """
-        rows, single = self._rows(obs)
+        rows, single = rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
@@ -124,24 +125,6 @@ class Policy:
         except BadResult as error:
             raise ValueError(f"action_mask is {error}.") from None
         return rows
-
-    def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations [n, *O] as they are returned in training, and whether `obs` is a single one."""
-        returned = self.spaces.returned
-        if returned.names is not None:
-            return rows_of(obs, self.spaces)
-        rows = np.asarray(obs)
-        shape = returned.shape
-        single = rows.shape == shape
-        if not single and rows.shape[1:] != shape:
-            raise ValueError(f"obs has shape {rows.shape}. Pass {shape}, or (n, {', '.join(map(str, shape))}).")
-        if single:
-            rows = rows[None]
-        if np.issubdtype(rows.dtype, np.floating):
-            rows = rows.astype(np.float64 if self.spaces.has_float64 else np.float32)  # as in training
-        elif is_image(returned):
-            rows = rows.astype(np.uint8, casting="same_kind", copy=False)
-        return rows, single
 
 
 def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:

@@ -15,6 +15,7 @@ import numpy as np
 from dppo.spaces.actions import Actions
 
 MASK = "action_mask"
+MOST_WHOLE = 2**24  # float32 can tell apart all integers up to here
 MaskSource = Literal["leaf", "method", "info"]
 
 

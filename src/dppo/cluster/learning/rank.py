@@ -135,7 +135,6 @@ class TrainerRank:
         Returns: the losses over all ranks; with `with_state`, also the new weights [P] and optimiser state, which are
             the same on all ranks.
         """
-        torch.set_num_threads(self._plan.learners.learner_threads)  # per thread, and Ray chooses the thread
         try:
             losses = train_on(
                 self._trainer,

@@ -10,6 +10,7 @@ from dppo.cluster.plans import TrainerPlan
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.rewards import reward_shaping
+from dppo.ppo.networks.torch_state import exact_on
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -49,4 +50,6 @@ def train_on(
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
-    return trainer.update(batch, plan.learning_rate_at(iteration), order, plan.share_before(iteration), lagged=lagged)
+    rate, share = plan.learning_rate_at(iteration), plan.share_before(iteration)
+    with exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
+        return trainer.update(batch, rate, order, share, lagged=lagged)

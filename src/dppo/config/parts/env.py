@@ -35,8 +35,8 @@ class Env:
     )
     obs_dtype: Literal["float32", "float64"] = setting(
         "float32",
-        "Dtype in which float64 observations are stored, sent and normalised. float64 is for numbers such as 1e9 + 0.1 "
-        "and 1e9 + 0.2, which float32 cannot tell apart.",
+        "Dtype in which float64 observations are stored, sent and normalised, and with float64 also integers of a Box "
+        "beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart.",
         branch=False,
         when=(READ_EXACTLY,),
     )

@@ -37,7 +37,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class Limits:
     """Limits of one leaf, in the dtype in which it is stored."""
 
     name: str
@@ -91,14 +91,7 @@ class SpaceChecks:
 
     def outside(self, obs: np.ndarray) -> Outside | None:
         """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
-        if not self._limits:
-            return None
-        for limits in self._limits:
-            column = leaves(obs)[limits.name] if limits.name else obs
-            inside = (column >= limits.low) & (column <= limits.high)
-            if not inside.all():
-                return _first_outside(limits, column, inside)
-        return None
+        return first_outside(self._limits, obs)
 
     def stored(self, seen: np.ndarray) -> np.ndarray:
         """Return a copy of one observation in the dtype in which it is stored."""
@@ -123,9 +116,9 @@ class SpaceChecks:
 
     # ------------------------------------------------------------------ precision
 
-    def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that each observation is remembered, to be compared with its stored form."""
-        self._watch = watch = PrecisionWatch()
+    def watching(self, pack: Callable[[Any], np.ndarray], *, integers: bool) -> Callable[[Any], np.ndarray]:
+        """Return `pack` so that each observation is remembered, to be compared with its form in float32."""
+        self._watch = watch = PrecisionWatch(integers=integers)
 
         def watched(raw: Any) -> np.ndarray:
             watch.see(raw)
@@ -137,6 +130,16 @@ class SpaceChecks:
         """Describe a number that is lost by storing it; None if there is none, or none was watched."""
         watch, self._watch = self._watch, None
         return None if watch is None else watch.finding(self._obs)
+
+
+def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
+    """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
+    for one in limits:
+        column = leaves(obs)[one.name] if one.name else obs
+        inside = (column >= one.low) & (column <= one.high)
+        if not inside.all():
+            return _described(one, column, inside)
+    return None
 
 
 def constant_image(obs: np.ndarray) -> str | None:
@@ -193,38 +196,38 @@ def _spaces(env: gym.Env[Any, Any]) -> dict[str, gym.Space[Any]]:
     return {"observation_space": env.observation_space, "action_space": env.action_space}
 
 
-def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[_Limits]:
+def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]:
     """Return the limits of the leaves of `space` that a stored observation can exceed."""
     stored = leaves(np.empty(1, obs))
     found = [one for one in _limits_of(space, "") if _can_be_exceeded(one, stored.get(one.name))]
     return [_as_stored(one, stored[one.name].dtype) for one in found]
 
 
-def _as_stored(limits: _Limits, dtype: np.dtype[Any]) -> _Limits:
+def _as_stored(limits: Limits, dtype: np.dtype[Any]) -> Limits:
     """Round limits as observations are rounded; those of floats are finite."""
     low, high = limits.low.astype(dtype), limits.high.astype(dtype)
     if dtype.kind == "f":
         low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
-    return _Limits(limits.name, low, high)
+    return Limits(limits.name, low, high)
 
 
-def _limits_of(space: gym.Space[Any], name: str) -> Iterator[_Limits]:
+def _limits_of(space: gym.Space[Any], name: str) -> Iterator[Limits]:
     """Yield the limits of each leaf; leaves of other kinds have none."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
         for part, inner in parts:
             yield from _limits_of(inner, f"{name}.{part}" if name else str(part))
     elif isinstance(space, gym.spaces.Box):
-        yield _Limits(name, space.low, space.high)
+        yield Limits(name, space.low, space.high)
     elif isinstance(space, gym.spaces.Discrete):
-        yield _Limits(name, np.asarray(space.start), np.asarray(space.start + space.n - 1))
+        yield Limits(name, np.asarray(space.start), np.asarray(space.start + space.n - 1))
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        yield _Limits(name, np.asarray(space.start), np.asarray(space.start + space.nvec - 1))
+        yield Limits(name, np.asarray(space.start), np.asarray(space.start + space.nvec - 1))
     elif isinstance(space, gym.spaces.MultiBinary):
-        yield _Limits(name, np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
+        yield Limits(name, np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
 
 
-def _can_be_exceeded(limits: _Limits, stored: np.ndarray | None) -> bool:
+def _can_be_exceeded(limits: Limits, stored: np.ndarray | None) -> bool:
     """Return whether a leaf is stored in the shape of its space, in a dtype that reaches beyond the limits."""
     if stored is None or stored.shape[1:] != limits.low.shape:
         return False
@@ -236,7 +239,7 @@ def _can_be_exceeded(limits: _Limits, stored: np.ndarray | None) -> bool:
     return bool((limits.low > least).any() or (limits.high < most).any())
 
 
-def _first_outside(limits: _Limits, column: np.ndarray, inside: np.ndarray) -> Outside:
+def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outside:
     leading = column.ndim - limits.low.ndim
     at = tuple(int(i) for i in np.argwhere(~inside)[0])
     row, index = at[:leading], at[leading:]

@@ -21,7 +21,7 @@ from dppo.envs.spaces.leaves import (
 )
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Bounds
-from dppo.spaces.spaces import MASK, Spaces, leaf_dtypes, with_mask
+from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, leaf_dtypes, with_mask
 
 
 def describe_spaces(
@@ -89,7 +89,8 @@ def dtype_of(
     OneOf "branch", "0", "1", ...
 
     Args:
-        floats: dtype in which floats of 64 bits or more are stored.
+        floats: dtype in which floats of 64 bits or more are stored, and integers of a Box that float32 cannot tell
+            apart if it is float64.
 
     Raises:
         ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
@@ -102,14 +103,16 @@ def dtype_of(
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
-    return np.dtype(
-        (_stored(np.dtype(space.dtype), floats), space.shape)
-    )  # with shape () this is the scalar dtype itself
+    return np.dtype((_stored(space, floats), space.shape))  # with shape () this is the scalar dtype itself
 
 
-def _stored(dtype: np.dtype[Any], floats: str) -> np.dtype[Any]:
-    """Return the dtype in which numbers are stored: float64 becomes `floats`, and the byte order is native."""
-    return np.dtype(floats) if dtype.kind == "f" and dtype.itemsize > 4 else dtype.newbyteorder("=")
+def _stored(space: gym.Space[Any], floats: str) -> np.dtype[Any]:
+    """Return the dtype in which the numbers of `space` are stored; the byte order is native."""
+    dtype = np.dtype(space.dtype)
+    rounded = dtype.kind == "f" and dtype.itemsize > 4
+    if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
+        rounded = max(-int(space.low.min()), int(space.high.max())) > MOST_WHOLE
+    return np.dtype(floats) if rounded else dtype.newbyteorder("=")
 
 
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from dppo.envs.checks.observations import Limits, first_outside
 from dppo.envs.checks.results import BadResult
-from dppo.envs.spaces.packing import packer
+from dppo.envs.spaces.packing import leaf_packer, packer
 from dppo.spaces.spaces import Spaces, leaf_dtypes
 
 
 def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
-    """Return observations [n] of a structured dtype, and whether `raw` is a single one.
+    """Return observations [n, *O] as they are stored in training, and whether `raw` is a single one.
 
     Args:
         raw: what an environment returns; or many of them: each leaf with an axis more, in front.
@@ -21,13 +22,43 @@ def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     Raises:
         ValueError: it is not an observation of `spaces`, with the reason.
     """
-    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-    many = None if spaces.one_of else _several(raw, spaces)
     try:
-        packed = [pack(one) for one in ([raw] if many is None else many)]
+        rows, single = _array(raw, spaces.returned) if spaces.returned.names is None else _packed(raw, spaces)
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
+    outside = first_outside(_categories(spaces), rows) if spaces.categories else None
+    if outside is not None:
+        raise ValueError(f"obs is {outside.what}.")
+    return rows, single
+
+
+def _array(raw: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
+    """Return the rows of observations of a single leaf, checked all at once."""
+    shape = np.shape(raw)
+    single = shape == leaf.shape
+    if not single and shape[1:] != leaf.shape:
+        raise ValueError(f"obs has shape {shape}. Pass {leaf.shape}, or (n, {', '.join(map(str, leaf.shape))}).")
+    rows = leaf_packer(leaf.base, shape)(raw).astype(leaf.base, copy=False)
+    return rows[None] if single else rows, single
+
+
+def _packed(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
+    """Return the rows of observations of several leaves, packed one by one."""
+    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+    many = None if spaces.one_of else _several(raw, spaces)
+    packed = [pack(one) for one in ([raw] if many is None else many)]
     return np.array(packed, spaces.returned), many is None
+
+
+def _categories(spaces: Spaces) -> list[Limits]:
+    """Return the limits of the leaves that hold categories, but for those of a OneOf, which are zero if not chosen."""
+    found = []
+    for name, leaf in leaf_dtypes(spaces.returned).items():
+        if name in spaces.categories and not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):
+            of = spaces.categories[name]
+            low = np.reshape(of.starts, leaf.shape)
+            found.append(Limits(name, low, low + np.reshape(of.counts, leaf.shape) - 1))
+    return found
 
 
 def _several(raw: Any, spaces: Spaces) -> list[Any] | None:
@@ -47,7 +78,10 @@ def _several(raw: Any, spaces: Spaces) -> list[Any] | None:
     shape = np.shape(found)
     if len(shape) != len(leaf.shape) + 1:
         return None
-    return [_row(raw, index) for index in range(shape[0])]
+    try:
+        return [_row(raw, index) for index in range(shape[0])]
+    except (IndexError, TypeError):
+        raise BadResult(f"{shape[0]} observations in one leaf, and fewer in another") from None
 
 
 def _row(raw: Any, index: int) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from dppo.ppo.distributions import Distribution, distribution_of
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec, Outputs
-from dppo.ppo.networks.torch_state import default_dtype, one_thread
+from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -88,11 +88,15 @@ class ModuleSpec(NetworkSpec):
         """
         from dppo.ppo.networks.quick import quick
 
-        module = quick(self.module(seed).to(device))
+        module = quick(self.module(seed, settled=True).to(device))
         return Autograd(module, module.parameters(), zeros_like)
 
-    def module(self, seed: int) -> nn.Module:
+    def module(self, seed: int, *, settled: bool = False) -> nn.Module:
         """Build the module on the CPU with weights drawn from `seed`; torch's global generator is left unchanged.
+
+        Args:
+            settled: make sure that no other thread has drawn from that generator meanwhile. Where the weights are
+                replaced, this is not needed.
 
         Raises:
             ConfigError: the module does not keep the contract.
@@ -112,7 +116,7 @@ class ModuleSpec(NetworkSpec):
                 return made_of(self.spaces, self.distribution.head_size, **self.kwargs)
 
         with torch.random.fork_rng(devices=[]):
-            return contract.checked(build, seed)
+            return contract.checked(build, seed, settled=settled)
 
     def zeros(self, rows: int) -> Tensor | dict[str, Tensor]:
         """Return observations of zeros, as a batch holds them."""
@@ -259,9 +263,9 @@ class TorchActing:
                 self._fit(name, leaf.shape)
             np.copyto(self._rows[name], leaf)
         inputs: Any = self._inputs.get("", self._inputs)
-        if self._default_dtype() is self._dtype and self._num_threads() == 1:
+        if self._default_dtype() is self._dtype and self._num_threads() == 1 and matmul_precision() == "highest":
             return self._outputs(inputs, state)
-        with default_dtype(self._dtype), one_thread():
+        with default_dtype(self._dtype), exact_on(1):
             return self._outputs(inputs, state)
 
     def _outputs(self, inputs: Any, state: np.ndarray | None) -> Outputs:

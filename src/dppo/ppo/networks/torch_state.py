@@ -27,16 +27,29 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread in the calling thread."""
+def exact_on(threads: int) -> Iterator[None]:
+    """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
     import torch
 
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    threads_before, precision_before = torch.get_num_threads(), matmul_precision()
+    if threads_before != threads:
+        torch.set_num_threads(threads)
+    if precision_before != "highest":
+        torch.set_float32_matmul_precision("highest")
     try:
         yield
-    finally:
-        torch.set_num_threads(before)
+    finally:  # an environment in this process must compute as it would in one of its own
+        if threads_before != threads:
+            torch.set_num_threads(threads_before)
+        if precision_before not in ("highest", None):
+            torch.set_float32_matmul_precision(precision_before)
+
+
+def matmul_precision() -> str | None:
+    """Return torch's precision of float32 products; None if it was set for one backend alone, and has no name."""
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None

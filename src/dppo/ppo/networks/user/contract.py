@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dppo.ppo.networks.user.memory_contract import check_memory
 from dppo.ppo.networks.user.trial import Inputs, Trial, broken, inputs_in_words, made_up_inputs, summary_of
 
 ROWS = 3  # observations in the trial pass
+MOST_BUILDS = 20  # of a module, to find two with equal weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,16 @@ class Contract:
 
     trial: Trial
 
-    def checked(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
+    def checked(self, build: Callable[[int], nn.Module], seed: int, *, settled: bool = False) -> nn.Module:
         """Return the module that `build` makes from `seed`, in this dtype.
+
+        Args:
+            settled: build until the same weights have come out twice.
 
         Raises:
             ConfigError: `build` raises, or the module breaks the contract.
         """
-        module = self._built(build, seed)
+        module = self._settled(build, seed) if settled else self._built(build, seed)
         state_size = self._state_size(module)
         if state_size:
             check_memory(self.trial, module, state_size)
@@ -39,6 +44,22 @@ class Contract:
         if dict(module.named_buffers()):
             self._check_buffers(module, self._built(build, seed + 1))
         return module
+
+    def _settled(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
+        """Build until the same weights have come out twice: a thread of an environment may draw from the generator."""
+        seen: set[bytes] = set()
+        for _ in range(MOST_BUILDS):
+            module = self._built(build, seed)
+            weights = [parameter.detach().numpy().tobytes() for parameter in module.parameters()]
+            drawn = hashlib.sha256(b"".join(weights)).digest()
+            if drawn in seen:
+                return module
+            seen.add(drawn)
+        raise self.trial.broken(
+            f"its initial weights differ each time, in {MOST_BUILDS} builds from one seed. Draw them from torch's "
+            f"generator, not from NumPy or uninitialised memory; and let threads of an environment draw from a "
+            f"torch.Generator of their own"
+        )
 
     def _built(self, build: Callable[[int], nn.Module], seed: int) -> nn.Module:
         try:
