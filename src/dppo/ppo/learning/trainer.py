@@ -220,7 +220,7 @@ class PPOTrainer:
         ]
         *columns, log_ratios = zip(*losses, strict=True)
         means = [torch.stack([loss * share for loss, share in zip(one, shares, strict=True)]).sum() for one in columns]
-        return _Losses(*means, torch.cat(log_ratios))
+        return _Losses._make([*means, torch.cat(log_ratios)])
 
     # ------------------------------------------------------------------ metrics of all ranks
 
