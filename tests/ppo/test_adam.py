@@ -7,7 +7,7 @@ import pytest
 import torch
 from builders import BOX, spec_of
 
-from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.learning.optimizer import FlatAdam
 from dppo.ppo.networks.default.mlp_torch import MLP, initial_mlp
 from dppo.ppo.networks.flat import FlatParameters
 

@@ -23,7 +23,7 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.moments import merged_moments, moments_of, moments_of_all
 from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
 
@@ -438,8 +438,7 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
     moments = moments_of(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
-    assert torch.equal(merged_moments(moments.unsqueeze(0)), moments)
-    assert torch.equal(merged_moments(Alone().gather(moments)), moments)
+    assert torch.equal(moments_of_all(moments, Alone()), moments)
 
 
 def test_a_row_of_one_sample_has_deviation_zero() -> None:

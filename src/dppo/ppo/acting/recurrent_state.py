@@ -1,8 +1,7 @@
-"""States: the memory of the environments of several samplers while a segment is collected."""
+"""RecurrentStates: the recurrent states of several samplers while a segment is collected."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +10,8 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
 
 
-def states_from(
-    memories: Sequence[Float[np.ndarray, "E S"] | None], steps: int, length: int, *, keep_all: bool
-) -> States | None:
-    """Return the states of a segment that starts from those of each sampler; None without memory."""
-    found = [memory for memory in memories if memory is not None]
-    return States(np.stack(found), steps, length, keep_all=keep_all) if found else None
-
-
-class States:
-    """The states of S samplers with E environments each, before and after the current step.
+class RecurrentStates:
+    """The recurrent states of S samplers with E environments each, before and after the current step.
 
     An episode starts from zero, in whatever row of the segment.
     """

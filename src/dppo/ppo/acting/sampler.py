@@ -10,7 +10,7 @@ import numpy as np
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
-from dppo.ppo.acting.recurrent_state import states_from
+from dppo.ppo.acting.recurrent_state import RecurrentStates
 from dppo.ppo.exchange.inputs import measured
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.exchange.records import (
@@ -76,9 +76,7 @@ class PPOSampler:
         return collect_together([self], [request], snapshot)[0]
 
     def _begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
-        """Start, restore or continue the episodes, so that `_obs` holds observations to act on."""
-        if rebuild is None and self._obs is not None:
-            return []
+        """Start or restore the episodes, so that `_obs` holds observations to act on."""
         self._obs = np.empty(self._envs.num_envs, self._envs.obs)
         if rebuild is None:
             self._envs.start(self._obs, log)
@@ -93,12 +91,14 @@ class PPOSampler:
                 self._memory[incident.env] = 0.0
         return incidents
 
-    def _finish(self, run: _Run, at: int) -> tuple[SegmentReport, Segment]:
+    def _finish(self, run: _Collection, at: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self._obs = run.obs[at, -1].copy()
         self._memory = None if run.states is None else run.states.before[at].copy()
-        seen, self._discounted_returns = self._moments(segment, snapshot.obs_scale)
+        seen = Statistics()
+        if self._track_returns or snapshot.obs_scale is not None:
+            seen, self._discounted_returns = self._moments(segment, snapshot.obs_scale)
         done = segment.terminated | segment.truncated
         self._envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(
@@ -141,7 +141,7 @@ class PPOSampler:
         return Statistics(obs, Moments.of(returns[valid])), running
 
 
-class _Run:
+class _Collection:
     """Segments of S samplers while they are collected: arrays [S, T, E, ...], and the loop over T."""
 
     def __init__(
@@ -149,10 +149,10 @@ class _Run:
     ) -> None:
         self.requests, self.snapshot = requests, snapshot
         self.logs = [EnvLog() for _ in samplers]
-        self.incidents = [
-            sampler._begin(request.rebuild, log)
-            for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
-        ]
+        self.incidents: list[list[Incident]] = [[] for _ in samplers]
+        for at, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
+            if request.rebuild is not None or sampler._obs is None:
+                self.incidents[at] = sampler._begin(request.rebuild, self.logs[at])
         first = samplers[0]
         self._keep_successors = first._keep_successors
         self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
@@ -178,8 +178,10 @@ class _Run:
         floats = self.obs.dtype.kind == "f"  # several leaves are checked one by one
         self._zeros = np.zeros(self.obs[:, 0].size, self.obs.dtype) if floats else None
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
-        memories = [sampler._memory for sampler in samplers]
-        self.states = states_from(memories, steps, first._length, keep_all=self._keep_successors)
+        self.states = None
+        if first._memory is not None:
+            memories = np.stack([sampler._memory for sampler in samplers if sampler._memory is not None])
+            self.states = RecurrentStates(memories, steps, first._length, keep_all=self._keep_successors)
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -190,10 +192,11 @@ class _Run:
         )
         rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
         worlds = list(zip(self._envs, *rows, self.logs, strict=True))
-        cut: list[tuple[int, int, int, np.ndarray, Any]] = []  # sampler, step, env; observation and state at a limit
+        cut: list[tuple[int, int, int, np.ndarray, Any]] = []
         for t in range(values.shape[1]):
             now = obs[t]
-            self._check_finite(t, now)
+            if self._not_finite(now):
+                self._blame(t)
             before = None if states is None else states.enter(t)
             actions[t], heads[t], valued[t], after = agent.act(now, noise[t], before)
             if states is not None:
@@ -206,29 +209,37 @@ class _Run:
                     self._valid[s, t, log.dropped.pop()] = False
             if states is not None:
                 states.leave(self._terminated[:, t] | self._truncated[:, t])
-        self._check_finite(len(obs) - 1, obs[-1])
+        if self._not_finite(obs[-1]):
+            self._blame(len(obs) - 1)
+        self._look_ahead(cut)
+
+    def _look_ahead(self, cut: list[tuple[int, int, int, np.ndarray, Any]]) -> None:
+        """Estimate the values of the true successors of all steps, and keep these where segments hold them.
+
+        Args:
+            cut: sampler, step and environment of each time limit; the final observation; the recurrent state after it.
+        """
+        agent, states = self._agent, self.states
         if self._keep_successors:
             self._successors = self.obs[:, 1:].copy()
             for s, t, env, final, _ in cut:
                 self._successors[s, t, env] = final
-        self._next_values[:, :-1] = values[:, 1:]
+        self._next_values[:, :-1] = self._values[:, 1:]
         self._next_values[:, -1] = agent.values(self.obs[:, -1], None if states is None else states.before)
         for s in sorted({one[0] for one in cut}):
             times, which, finals, ends = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
             state = None if states is None else np.stack(ends)
             self._next_values[s, times, which] = agent.values(np.stack(finals), state)
 
-    def _check_finite(self, t: int, obs: np.ndarray) -> None:
-        """Check the observations [t] of all samplers before the policy reads them.
+    def _not_finite(self, obs: np.ndarray) -> bool:
+        """Check the observations of all samplers at once, at a tenth of the cost of checking each environment.
 
-        One product for all samplers costs a tenth of a check of each environment alone. 0 x = 0 for each finite x, also
-        where a sum of squares would overflow, and NaN for all else.
-
-        Raises:
-            EnvironmentFault: one of them is not finite.
+        0 x = 0 for each finite x, also where a sum of squares would overflow, and NaN for all else.
         """
-        if self._zeros is None or not np.vdot(obs, self._zeros):
-            return
+        return self._zeros is not None and bool(np.vdot(obs, self._zeros))
+
+    def _blame(self, t: int) -> None:
+        """Raise EnvironmentFault for the environment whose observation at step `t` is not finite."""
         done = (self._terminated | self._truncated)[:, :t]
         for envs, request, seen, ended, log in zip(self._envs, self.requests, self.obs, done, self.logs, strict=True):
             envs.check(seen[: t + 1], ended, log, first=request.index == 0)
@@ -271,7 +282,7 @@ def collect_together(
     Raises:
         EnvironmentFault: an environment failed. All samplers must be rebuilt.
     """
-    run = _Run(samplers, requests, snapshot)
+    run = _Collection(samplers, requests, snapshot)
     run.go()
     return [sampler._finish(run, at) for at, sampler in enumerate(samplers)]
 

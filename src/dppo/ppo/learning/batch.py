@@ -15,11 +15,12 @@ from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.gae_inputs import Rollout, followed_by_successors, in_sequences, recall_of_successors
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
 from dppo.spaces.spaces import is_amount
 
 if TYPE_CHECKING:  # shapes are checked in tests only
-    from jaxtyping import Bool, Float, Float64, Int64, Shaped
+    from jaxtyping import Bool, Float, Int64, Shaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,20 @@ def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[
     return [dict(zip(column, part, strict=True)) for part in parts]
 
 
+def zero_batch(spec: NetworkSpec, sequences: int, length: int) -> Batch:
+    """Return `sequences` sequences of `length` rows of zeros, to time an update with."""
+    rows, distribution, dtype = sequences * length, spec.distribution, getattr(torch, spec.dtype)
+    actions = torch.zeros(
+        (rows, *distribution.action_shape), dtype=getattr(torch, distribution.action_dtype(spec.dtype))
+    )
+    zeros = torch.zeros(rows, dtype=dtype)
+    recall = None
+    if spec.state_size:
+        states = torch.zeros((sequences, spec.state_size), dtype=dtype)
+        recall = Recall(states, torch.zeros((sequences, length), dtype=torch.bool))
+    return Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, length=length, recall=recall)
+
+
 def make_batch(
     segments: Sequence[Segment],
     obs_scale: ObsScale | None,
@@ -149,9 +164,12 @@ def make_batch(
         for name in Segment.__slots__
         if name not in ("successors", "states", "successor_states") and getattr(segments[0], name) is not None
     }
+    keeps_successors, has_memory = segments[0].successors is not None, segments[0].states is not None
     valid = None if merged["valid"].all() else merged["valid"]
     values, dtype = merged["values"], merged["values"].dtype
-    rewards = _learnt(merged["rewards"], shape_rewards, reward_scale)
+    rewards = merged["rewards"] if shape_rewards is None else shape_rewards(merged["rewards"])
+    if reward_scale is not None:
+        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     advantages = generalized_advantages(
         rewards,
         values,
@@ -178,68 +196,48 @@ def make_batch(
         weights=None if valid is None else rows(valid.astype(dtype)),
         masks=rows(merged["masks"]) if "masks" in merged else None,
         length=length,
-        rollout=_rollout(segments, merged | {"rewards": rewards}, obs_scale, gamma, gae_lambda),
-        recall=_recall(segments, merged["terminated"] | merged["truncated"], length),
+        rollout=_rollout(segments, merged, rewards, obs_scale, gamma, gae_lambda) if keeps_successors else None,
+        recall=_recall(segments, merged["terminated"] | merged["truncated"], length) if has_memory else None,
     )
-
-
-def _learnt(
-    rewards: np.ndarray, shape: Callable[[np.ndarray], np.ndarray] | None, scale: float | None
-) -> Float64[np.ndarray, "T envs"]:
-    """Return the rewards to learn from."""
-    if shape is not None:
-        rewards = shape(rewards)
-    return rewards if scale is None else np.clip(rewards / scale, -CLIP, CLIP)
 
 
 def _rollout(
     segments: Sequence[Segment],
     merged: dict[str, np.ndarray],
+    rewards: np.ndarray,
     obs_scale: ObsScale | None,
     gamma: float,
     gae_lambda: float,
-) -> Rollout | None:
-    """Return what advantages can be estimated from again; None if the segments hold no successors.
+) -> Rollout:
+    """Return what advantages are estimated from again, when values change.
 
     Args:
-        merged: the columns of all segments [T, N * E, ...], with the rewards to learn from.
+        merged: the columns of all segments [T, N * E, ...].
+        rewards: [T, N * E] as they are learned from.
     """
-    successors = [one.successors for one in segments if one.successors is not None]
-    if not successors:
-        return None
-    rewards, terminated, truncated, valid = (merged[name] for name in ("rewards", "terminated", "truncated", "valid"))
-    inputs = _inputs(
-        np.concatenate(successors)[None],
-        segments[0].values.dtype,
-        obs_scale,
-        lambda array: torch.from_numpy(np.ascontiguousarray(array[0])),
-    )
-    followed = followed_by_successors(segments)
+    successors = np.concatenate([one.successors for one in segments if one.successors is not None])[None]
     return Rollout(
         rewards,
-        terminated,
-        truncated,
-        None if valid.all() else valid,
-        inputs,
-        followed,
+        merged["terminated"],
+        merged["truncated"],
+        None if merged["valid"].all() else merged["valid"],
+        _inputs(successors, merged["values"].dtype, obs_scale, lambda one: torch.from_numpy(in_sequences(one, 1))),
+        followed_by_successors(segments),
         gamma,
         gae_lambda,
         recall=recall_of_successors(segments),
     )
 
 
-def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall | None:
-    """Return where the sequences of a batch start; None without memory.
+def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall:
+    """Return the recurrent states that the sequences of a batch start from.
 
     Args:
         done: the episode ended in this row, so that the next row starts another one.
     """
-    states = [one.states for one in segments if one.states is not None]
-    if not states:
-        return None
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
-    rows = in_sequences(np.concatenate(states, axis=1), 1)
+    rows = in_sequences(np.concatenate([one.states for one in segments if one.states is not None], axis=1), 1)
     return Recall(torch.from_numpy(rows), torch.from_numpy(in_sequences(starts, length).reshape(-1, length)))
 
 

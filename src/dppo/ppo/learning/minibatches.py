@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.learning.batch import Batch, num_bytes
-from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.moments import moments_of, moments_of_all
 from dppo.ppo.learning.parallel import Parallel
 
 LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more time than memory
@@ -20,8 +20,6 @@ LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more ti
 
 def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
     """Return the batch with weights if that of any rank has them, so that all ranks compute the same means."""
-    if parallel.size == 1:
-        return batch
     device = batch.logprobs.device
     some = parallel.gather(torch.tensor([batch.weights is not None], dtype=torch.int32, device=device))
     if batch.weights is not None or not some.any():
@@ -53,7 +51,8 @@ def draw_minibatches(
         edge = larger * (small + 1) * batch.length  # first come the minibatches with one sequence more
         shuffled = replace(shuffled, advantages=_standardized(shuffled, parallel, edge, larger, count - larger))
     pieces = shuffled.split([small + 1] * larger + [small] * (count - larger))
-    for piece, rows in _weighted(pieces, parallel):
+    counted = ((piece, float(len(piece))) for piece in pieces) if batch.weights is None else _weighted(pieces, parallel)
+    for piece, rows in counted:
         yield (replace(piece, obs=_rows_at(whole, piece.obs)) if cut_later else piece), rows
 
 
@@ -63,9 +62,6 @@ def _rows_at(obs: Any, index: Any) -> Any:
 
 def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
     """Yield minibatches with their transitions per rank, by which their weights are scaled; leave out empty ones."""
-    if pieces[0].weights is None:
-        yield from ((piece, float(len(piece))) for piece in pieces)
-        return
     own = torch.stack([piece.weights.sum() for piece in pieces if piece.weights is not None])
     for piece, valid in zip(pieces, parallel.gather(own).sum(dim=0).tolist(), strict=True):
         if valid:
@@ -91,7 +87,7 @@ def _standardized(shuffled: Batch, parallel: Parallel, edge: int, larger: int, s
     advantages = tables(shuffled.advantages)
     weights = tables(shuffled.weights) if shuffled.weights is not None else [None] * len(advantages)
     own = torch.cat([moments_of(table, weight) for table, weight in zip(advantages, weights, strict=True)])
-    moments = merged_moments(parallel.gather(own))
+    moments = moments_of_all(own, parallel)
     means = moments[:, 1:2]
     scales = (moments[:, 2:3] / (moments[:, :1] - 1).clamp(min=1)).sqrt() + 1e-8
     done, parts = 0, []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dppo.ppo.learning.parallel import Parallel
+
 
 def moments_of(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3].
@@ -22,6 +24,11 @@ def moments_of(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     return torch.stack([counts, means, squares], dim=1)
 
 
+def moments_of_all(own: Tensor, parallel: Parallel) -> Tensor:
+    """Return the moments [k, 3] of all ranks together, from those of this rank [k, 3]."""
+    return own if parallel.size == 1 else merged_moments(parallel.gather(own))
+
+
 def merged_moments(parts: Tensor) -> Tensor:
     """Merge the moments of several parts: [parts, k, 3] -> [k, 3].
 
@@ -29,8 +36,6 @@ def merged_moments(parts: Tensor) -> Tensor:
 
     Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.normalizer.Moments.merge`, for any number of parts.
     """
-    if len(parts) == 1:
-        return parts[0]
     counts, means, squares = parts.unbind(dim=2)  # [parts, k]
     count = counts.sum(dim=0)
     mean = (counts * means).sum(dim=0) / count.clamp(min=1)

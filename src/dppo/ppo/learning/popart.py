@@ -17,7 +17,7 @@ from dppo.ppo.exchange.normalizer import Moments
 from dppo.ppo.exchange.value_scale import STATE, ValueScale, moments_in
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.moments import moments_of, moments_of_all
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 
@@ -53,7 +53,7 @@ class PopArt:
         before = self.scale
         weights = None if batch.weights is None else batch.weights.double().unsqueeze(0)
         own = moments_of(batch.returns.double().unsqueeze(0), weights)
-        count, mean, m2 = merged_moments(parallel.gather(own))[0].tolist()
+        count, mean, m2 = moments_of_all(own, parallel)[0].tolist()
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
         self._correct(before, self.scale)
         return self.standardized(batch)

@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.learning.adam import FlatAdam
-from dppo.ppo.learning.adaptive_lr import ADAPTED, adapted_rate
-from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.decoupled import from_current_policy
 from dppo.ppo.learning.diverged import diverged
 from dppo.ppo.learning.gae_inputs import Rollout
 from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import merged_moments, moments_of
+from dppo.ppo.learning.moments import moments_of, moments_of_all
+from dppo.ppo.learning.optimizer import ADAPTED, FlatAdam, adapted_rate
 from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.learning.recompute import with_new_advantages
-from dppo.ppo.learning.rehearsal import zero_batch
 
 
 class _Losses(NamedTuple):
@@ -108,7 +106,10 @@ class PPOTrainer:
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
-        batch = weighted_on_all(batch.to(self.device), self._parallel)
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+        if self._parallel.size > 1:
+            batch = weighted_on_all(batch, self._parallel)
         explained_variance = self._explained_variance(batch)
         if lagged:
             batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
@@ -149,7 +150,7 @@ class PPOTrainer:
 
     def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
         """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
-        losses = self._backward(ppo, minibatch)
+        losses = self._gradient(ppo, minibatch)
         with torch.no_grad():
             self.sum_gradients()
             gradient, ranks = self._parameters.gradient, self._parallel.size
@@ -179,33 +180,11 @@ class PPOTrainer:
         With memory, the rows are whole sequences: fewer, or one.
         """
         batch = zero_batch(self.model.spec, max(1, rows // self._length), self._length)
-        self._backward(self.ppo, batch.to(self.device))
+        self._gradient(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _backward(self, ppo: PPO, minibatch: Batch) -> _Losses:
-        """Compute the gradient of a minibatch's loss in pieces of at most `micro_batch_size` rows."""
-        if len(minibatch) <= (self.micro_batch_size or len(minibatch)):
-            return self._backward_at_once(ppo, minibatch, 1.0, accumulate=False)
-        pieces = minibatch.pieces(self.micro_batch_size or len(minibatch))
-        shares = [len(piece) / len(minibatch) for piece in pieces]
-        losses = [
-            self._backward_at_once(ppo, piece, share, accumulate=number > 0)
-            for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
-        ]
-
-        def mean(name: str) -> Tensor:
-            weighted = [getattr(one, name) * share for one, share in zip(losses, shares, strict=True)]
-            return torch.stack(weighted).sum()
-
-        return _Losses(
-            policy_loss=mean("policy_loss"),
-            value_loss=mean("value_loss"),
-            entropy=mean("entropy"),
-            log_ratio=torch.cat([one.log_ratio for one in losses]),
-        )
-
-    def _backward_at_once(self, ppo: PPO, rows: Batch, share: float, *, accumulate: bool) -> _Losses:
+    def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0, *, accumulate: bool = False) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
         scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recall)
@@ -228,6 +207,20 @@ class PPOTrainer:
             by_values *= ppo.vf_coef * share
         self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
         return _Losses(pi_loss, v_loss, entropy, log_ratio)
+
+    def _gradient(self, ppo: PPO, minibatch: Batch) -> _Losses:
+        """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
+        if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
+            return self._backward(ppo, minibatch)
+        pieces = minibatch.pieces(self.micro_batch_size)
+        shares = [len(piece) / len(minibatch) for piece in pieces]
+        losses = [
+            self._backward(ppo, piece, share, accumulate=number > 0)
+            for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
+        ]
+        *columns, log_ratios = zip(*losses, strict=True)
+        means = [torch.stack([loss * share for loss, share in zip(one, shares, strict=True)]).sum() for one in columns]
+        return _Losses._make([*means, torch.cat(log_ratios)])
 
     # ------------------------------------------------------------------ metrics of all ranks
 
@@ -268,7 +261,7 @@ class PPOTrainer:
         """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
         both = torch.stack([batch.returns - batch.values, batch.returns])
         own = moments_of(both, None if batch.weights is None else batch.weights.expand_as(both))
-        residual, total = merged_moments(self._parallel.gather(own))[:, 2].tolist()
+        residual, total = moments_of_all(own, self._parallel)[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
     # ------------------------------------------------------------------ weights and state
