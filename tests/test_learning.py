@@ -1,14 +1,21 @@
-"""Presets learn. benchmarks/learning.py measures returns over many seeds; these are the bounds for every change."""
+"""Presets learn. benchmarks/learning.py measures returns over many seeds; these are the bounds for every change.
+
+Another type of CPU rounds differently, and a run of thousands of steps then learns as differently as with another seed.
+So a bound leaves room for any seed: it is far below all that were tried, or it is for the median of three.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dppo
 from dppo.config import make_config, presets
+
+SEEDS = (1, 2, 3)
 
 
 def trained(env_id: str, run_dir: Path, **changes: Any) -> dppo.Result:
@@ -23,24 +30,26 @@ def evaluated(result: dppo.Result) -> float:
 
 
 def test_cartpole_improves_within_a_seventh_of_the_steps(tmp_path: Path) -> None:
-    """A random policy balances for 22 steps; seeds 1, 2 and 3 with the preset reach 112 to 127."""
+    """A random policy balances for 22 steps; with the preset, eight seeds reach 97 to 134 after 15,000 steps."""
     assert trained("CartPole-v1", tmp_path / "run", total_timesteps=14_000).episodic_return > 60
 
 
 @pytest.mark.slow
 def test_cartpole_is_half_solved_after_a_third_of_the_steps(tmp_path: Path) -> None:
-    """About 250 on every seed tried."""
-    assert trained("CartPole-v1", tmp_path / "run", total_timesteps=35_000).episodic_return > 100
+    """About 250 on most seeds; one in eight falls back to 90 for a while."""
+    runs = (trained("CartPole-v1", tmp_path / str(seed), seed=seed, total_timesteps=35_000) for seed in SEEDS)
+    assert np.median([run.episodic_return for run in runs]) > 100
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_cartpole_is_solved_with_its_preset(seed: int, tmp_path: Path) -> None:
-    assert evaluated(trained("CartPole-v1", tmp_path / "run", seed=seed)) >= 475
+def test_cartpole_is_solved_with_its_preset(tmp_path: Path) -> None:
+    """All of ten seeds reach 500; a collapse, as without the preset in one of ten, is allowed for one of the three."""
+    runs = (trained("CartPole-v1", tmp_path / str(seed), seed=seed) for seed in SEEDS)
+    assert np.median([evaluated(run) for run in runs]) >= 475
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_pendulum_swings_up_with_its_preset(seed: int, tmp_path: Path) -> None:
-    """-200 is the bound for the mean over seeds; single ones may be lower."""
+    """-200 is the bound for the mean over seeds; single ones may be lower. Five seeds reach -159 to -150."""
     assert evaluated(trained("Pendulum-v1", tmp_path / "run", seed=seed)) >= -250

