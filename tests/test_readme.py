@@ -184,9 +184,9 @@ def test_the_python_of_the_readme_prints_the_output_below_it(
 ) -> None:
     """Numbers with a decimal point are learned, so they depend on the last bits of a CPU's results.
 
-    Of the rest, only the direction is learned: to push under a pole that falls. After 10,000 steps, each of twelve seeds
-    makes it e^4 times as likely as the other. A random policy has a mean return of 22; after 25,000 steps, each of eight
-    seeds has 140 or more.
+    Of the rest, only the direction is learned: to push under a pole that falls. After 10,000 steps, each of twelve
+    seeds makes it e^4 times as likely as the other. A random policy has a mean return of 22; after 25,000 steps, each
+    of eight seeds has 140 or more.
     """
     text = README.read_text(encoding="utf8")
     [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```\n+```text\n(.*?)^```$", text, re.M | re.S)
