@@ -90,7 +90,8 @@ def a_request() -> tuple[Any, Any, Any]:
     """Return a request, a policy of the default model, and the answer: 64 steps of CartPole."""
     import numpy as np
 
-    from dppo.cluster.plans import build_sampler, network_spec, sampler_plan
+    from dppo.cluster.builders import build_sampler, network_spec
+    from dppo.cluster.plans import sampler_plan
     from dppo.config import make_config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 

@@ -17,8 +17,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.cluster.builders import build_sampler, network_spec
 from dppo.cluster.collecting.actor import limit_to_one_thread
-from dppo.cluster.plans import build_sampler, network_spec, sampler_plan
+from dppo.cluster.plans import sampler_plan
 from dppo.config import make_config
 from dppo.envs.checks.observations import SpaceChecks, quick_packer
 from dppo.envs.checks.results import LARGEST_REWARD, LOWEST_REWARD, reward_of

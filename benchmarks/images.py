@@ -54,7 +54,8 @@ def main() -> int:
     options = parser.parse_args()
     import torch
 
-    from dppo.cluster.plans import build_sampler, build_trainer, sampler_plan, trainer_plan
+    from dppo.cluster.builders import build_sampler, build_trainer
+    from dppo.cluster.plans import sampler_plan, trainer_plan
     from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch

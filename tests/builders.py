@@ -11,7 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from dppo import streams
-from dppo.cluster.plans import BuiltSampler, build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.builders import BuiltSampler, build_sampler, build_trainer
+from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.group import EnvGroup
 from dppo.envs.spaces.observation_spaces import describe_spaces

@@ -20,7 +20,7 @@ from testbeds import Counting
 import dppo
 from dppo.cluster.collecting.collector import hosting
 from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, make_config, read_settings, resolved
-from dppo.config.parts import PARTS, about, default_of, settings_by_name
+from dppo.config.parts import PARTS, about, annealed, default_of, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.errors import ConfigError
 
@@ -97,8 +97,8 @@ def test_the_remedy_for_learners_that_cannot_share_works(n: int, t: int, learner
 
 def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
     c = config(total_timesteps=10240, learning_rate=1.0)
-    assert [c.learning_rate_at(i) for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
-    assert config(anneal_lr=False, learning_rate=0.5).learning_rate_at(3) == 0.5
+    assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
+    assert annealed(config(anneal_lr=False, learning_rate=0.5).ppo, 0.3).learning_rate == 0.5
 
 
 # ---------------------------------------------------------------------------------------- hosting

@@ -70,7 +70,7 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         assert (segments[0].masks is not None) == ("masked" in act)
-        losses = train_on(trainer, trainer_plan(config), segments, scale, statistics.reward_scale(), iteration)
+        losses = train_on(trainer, trainer_plan(config), segments, scale, statistics.reward_scale(), iteration).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5

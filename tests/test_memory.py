@@ -164,7 +164,7 @@ def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> N
 @pytest.mark.parametrize(("num_steps", "length"), [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)])
 def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length: int) -> None:
     config = make_config({"env_id": "CartPole-v1", "memory": "gru", "num_steps": num_steps})
-    assert config.sequence_steps(num_steps) == length
+    assert config.sizes.sequence_length == length
 
 
 @pytest.mark.parametrize("size", [None, 64, 100, 130, 1024])

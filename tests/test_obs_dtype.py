@@ -11,7 +11,8 @@ import pytest
 from builders import random_weights
 
 import dppo
-from dppo.cluster.plans import build_sampler, build_trainer, sampler_plan, trainer_plan
+from dppo.cluster.builders import build_sampler, build_trainer
+from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config, make_config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError

@@ -16,7 +16,7 @@ from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
-from dppo.ppo.exchange.records import IncidentKind
+from dppo.ppo.exchange.records import IncidentKind, Update
 
 ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {
@@ -184,7 +184,7 @@ def lose_segments(monkeypatch: pytest.MonkeyPatch, *iterations: int) -> None:
 
     def update_or_lose(
         self: LocalTrainer, segments: Any, policy: Any, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         if iteration in to_come:
             to_come.remove(iteration)
             raise SegmentsLost("lost on their way")
@@ -240,7 +240,7 @@ def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(tmp_path: P
         assert {report.policy_version for report in collected.reports} == {collected.policy.version}
         return collected
 
-    def updated(self: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> dict[str, float]:
+    def updated(self: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> Update:
         lags.append(iteration - policy.version)
         return update(self, segments, policy, reward_scale, iteration)
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dppo.cluster.builders import network_spec
 from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Look
 from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
 from dppo.cluster.collecting.transports import ReplayLog
-from dppo.cluster.plans import network_spec, sampler_plan
+from dppo.cluster.plans import sampler_plan
 from dppo.cluster.wire import Answer, Question
 from dppo.config import make_config
 from dppo.envs.progress import BYTES, Phase, ProgressRecord, place_of

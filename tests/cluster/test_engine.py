@@ -23,7 +23,7 @@ from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import make_config
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.ppo.exchange.normalizer import Moments, Statistics
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
@@ -50,13 +50,13 @@ class Mixing:
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
         columns = [getattr(segment, one.name) for segment in segments for one in fields(segment)]
         given = [column for column in columns if column is not None]
         about = repr((policy.version, scale, reward_scale, iteration)).encode()
         self._weights = self._from(b"".join([*(array.tobytes() for array in (*given, self._weights)), about]))
-        return {}
+        return Update({}, 0.0, None)
 
     def _from(self, seen: bytes) -> np.ndarray:
         return np.frombuffer(hashlib.shake_128(seen).digest(self.spec.num_parameters), np.int8).astype("f4") / 128
@@ -87,7 +87,7 @@ class Losing:
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         if self._world is not None:
             self._world.pass_time(random.Random(iteration).uniform(0, 40))
         if iteration in self._lost:

@@ -25,11 +25,13 @@ from meetings import OwnOrders
 
 import dppo
 from dppo import streams
+from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning import ranks, waiting
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.learning.trainers import LocalTrainer, worth_in_words
-from dppo.cluster.plans import build_trainer, trainer_plan
+from dppo.cluster.plans import trainer_plan
+from dppo.config.parts import annealed
 from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.networks.default.mlp import MLPSpec
@@ -338,7 +340,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     alone = build_trainer(trainer_plan(dataclasses.replace(config, micro_batch_size=None)), SPACES)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
-        figures = trainers.update(segments, POLICY, 1.0, 2)
+        update = trainers.update(segments, POLICY, 1.0, 2)
         found = {"weights": trainers.weights(), **trainers.state()}
     shares = [
         make_batch(share, None, 1.0, gamma=config.gamma, gae_lambda=config.gae_lambda)
@@ -349,8 +351,10 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.minibatches_per_epoch)
-    expected = alone.update(together, config.learning_rate_at(2), order, lagged=True)  # by POLICY, of version 0
-    assert figures == pytest.approx(expected, rel=1e-10)
+    rate = annealed(config.ppo, 2 / config.iterations).learning_rate
+    expected = alone.update(together, rate, order, lagged=True)  # by POLICY, of version 0
+    assert update.figures == pytest.approx(expected.figures, rel=1e-10)
+    assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 

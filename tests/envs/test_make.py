@@ -11,7 +11,8 @@ import pytest
 from gymnasium import spaces
 from testbeds import Counting
 
-from dppo.cluster.plans import build_sampler, sampler_plan
+from dppo.cluster.builders import build_sampler
+from dppo.cluster.plans import sampler_plan
 from dppo.config import Config
 from dppo.envs.make import check_env_id, make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces

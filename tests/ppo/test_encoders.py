@@ -49,7 +49,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         tolerance = TOLERANCE[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
         np.testing.assert_allclose(scored.values, batch.values, rtol=10 * tolerance, atol=10 * tolerance)
-        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
+        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration)).figures
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
         statistics = statistics.merged([report.statistics for report in reports])

@@ -40,7 +40,7 @@ def test_first_ratio_is_one(
         tolerance = {"float32": 2e-5, "float64": 1e-12}[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=tolerance)
         np.testing.assert_allclose(scored.values, batch.values, rtol=tolerance, atol=tolerance)
-        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration))
+        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration)).figures
         assert abs(losses["approx_kl"]) < {"float32": 1e-6, "float64": 1e-10}[dtype]
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0

@@ -59,7 +59,7 @@ def test_first_ratio_is_one(network: str, memory: str, norm_obs: bool, lag: str)
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
         episodes += sum(len(report.episodes) for report in reports)
-        losses = train_on(trainer, trainer_plan(config), segments, scale, None, iteration, lagged=LAGS[lag])
+        losses = train_on(trainer, trainer_plan(config), segments, scale, None, iteration, lagged=LAGS[lag]).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 1e-6
         assert abs(losses["old_approx_kl"]) < 2e-5

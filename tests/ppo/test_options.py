@@ -111,13 +111,13 @@ def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: D
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(trainer.weights()).items()})
     batch = random_batch(spec)
     rates = slow_adaptive_update(twin, batch, 9e-4, 0.002, 6, np.random.default_rng(5))
-    figures = trainer.update(batch, math.nan, np.random.default_rng(5))  # the annealed learning rate is not used
+    update = trainer.update(batch, math.nan, np.random.default_rng(5))  # the annealed learning rate is not used
     assert any(late > early for early, late in pairwise(rates))
     assert any(late < early for early, late in pairwise(rates))
     assert rates[0] == 9e-4
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
-    assert figures[ADAPTED] == pytest.approx(rates[-1])
+    assert update.learning_rate == pytest.approx(rates[-1])
 
 
 def test_the_adapted_learning_rate_is_part_of_the_state() -> None:

@@ -150,7 +150,7 @@ def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float6
     if share.weights is not None and share.weights.all():
         share = dataclasses.replace(share, weights=None)  # as for segments without invalid rows
     trainer = trainer_of(case, parallel, dtype)
-    figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank))
+    figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank)).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
@@ -158,7 +158,7 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
     order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches)
-    figures = trainer.update(batch_for(case), LEARNING_RATE, order)
+    figures = trainer.update(batch_for(case), LEARNING_RATE, order).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
@@ -357,7 +357,7 @@ def half_of_drifting_rows(half: int) -> Batch:
 def steps_and_kl(share: Batch, parallel: Parallel, **options: Any) -> tuple[float, float]:
     """Return the number of SGD steps and the KL, which a tiny learning rate does not change."""
     trainer = trainer_of({"minibatches": 1, **options}, parallel)
-    figures = trainer.update(share, 1e-12, np.random.default_rng(0))
+    figures = trainer.update(share, 1e-12, np.random.default_rng(0)).figures
     return figures["minibatches"], figures["approx_kl"]
 
 

@@ -18,13 +18,14 @@ from torch import nn
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.exchange.value_scale import FIGURES, STATE, ValueScale
+from dppo.ppo.exchange.value_scale import STATE, ValueScale
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.popart import last_layer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.torch_module import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
+FIGURES = ("value_mean", "value_std")
 SPEC: MLPSpec = spec_of(DISCRETE, dtype="float64")
 
 
@@ -40,7 +41,7 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
     batches = [random_batch(SPEC, seed=seed) for seed in range(3)]
     batches[2] = dataclasses.replace(batches[2], returns=batches[2].returns * 1e4 + 300)
     for number, batch in enumerate(batches):
-        figures = trainer.update(batch, 1e-3, np.random.default_rng(number))
+        figures = trainer.update(batch, 1e-3, np.random.default_rng(number)).figures
         np.testing.assert_allclose(
             [figures[name] for name in FIGURES], mean_and_deviation([one.returns for one in batches[: number + 1]])
         )
@@ -69,8 +70,8 @@ def test_an_update_is_one_on_standardised_targets_with_a_corrected_last_layer(op
     named["value.4.bias"] = (named["value.4.bias"] - mean) / std
     twin.load(SPEC.flatten(named), twin.state())
     by_hand = dataclasses.replace(batch, values=(batch.values - mean) / std, returns=(batch.returns - mean) / std)
-    found = trainer.update(batch, 1e-3, np.random.default_rng(0))
-    expected = twin.update(by_hand, 1e-3, np.random.default_rng(0))
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
+    expected = twin.update(by_hand, 1e-3, np.random.default_rng(0)).figures
     np.testing.assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found["value_loss"], expected["value_loss"])
     np.testing.assert_allclose(found["explained_variance"], expected["explained_variance"])
@@ -83,7 +84,7 @@ def test_rows_that_are_not_transitions_are_not_counted() -> None:
     trainer = make_trainer(SPEC, norm_value=True)
     figures = trainer.update(
         dataclasses.replace(batch, returns=spoilt, weights=weights), 1e-3, np.random.default_rng(0)
-    )
+    ).figures
     kept = batch.returns[weights > 0]
     np.testing.assert_allclose([figures[name] for name in FIGURES], mean_and_deviation([kept]))
 

@@ -182,17 +182,17 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     rows = torch.from_numpy(np.random.default_rng(5).permutation(50))
     rows = rows[weights[rows] > 0]
     kept = Batch(*(getattr(batch, name)[rows] for name in COLUMNS))
-    found = full.update(batch, 3e-3, np.random.default_rng(5))
-    expected = left.update(kept, 3e-3, np.random.default_rng(5))
+    found = full.update(batch, 3e-3, np.random.default_rng(5)).figures
+    expected = left.update(kept, 3e-3, np.random.default_rng(5)).figures
     assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_weights_of_one_equal_no_weights() -> None:
     one, other = make_trainer(), make_trainer()
     batch = random_batch(one)
-    figures = one.update(batch, 3e-3, np.random.default_rng(5))
+    figures = one.update(batch, 3e-3, np.random.default_rng(5)).figures
     ones = dataclasses.replace(batch, weights=torch.ones(50, dtype=torch.float64))
-    assert other.update(ones, 3e-3, np.random.default_rng(5)) == pytest.approx(figures, rel=1e-10)
+    assert other.update(ones, 3e-3, np.random.default_rng(5)).figures == pytest.approx(figures, rel=1e-10)
     np.testing.assert_allclose(other.weights(), one.weights(), rtol=1e-9, atol=1e-12)
 
 
@@ -201,7 +201,7 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     trainer.update(random_batch(trainer), 1e-2, np.random.default_rng(0))  # so that Adam has momentum
     before, state = trainer.weights(), trainer.state()
     batch = weighing(random_batch(trainer), torch.zeros(50, dtype=torch.float64))
-    figures = trainer.update(batch, 1e-2, np.random.default_rng(1))
+    figures = trainer.update(batch, 1e-2, np.random.default_rng(1)).figures
     np.testing.assert_array_equal(trainer.weights(), before)
     for name, array in trainer.state().items():
         np.testing.assert_array_equal(array, state[name])
@@ -243,12 +243,12 @@ def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], leng
     if share < 1:
         batch = weighing(batch, some_weights(len(batch), share))
     order: Any = Rows()
-    expected = by_rows.update(batch, 3e-3, order)
+    expected = by_rows.update(batch, 3e-3, order).figures
     sequences = dataclasses.replace(batch, length=length)
     minibatches = minibatches_of(by_sequences, sequences, np.random.default_rng(0))
     assert {one.length for one in minibatches} == {length}
     assert {one.sequences for one in minibatches} == {16}
-    assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)) == pytest.approx(expected, rel=1e-10)
+    assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)).figures == pytest.approx(expected, rel=1e-10)
     np.testing.assert_allclose(by_sequences.weights(), by_rows.weights(), rtol=1e-9, atol=1e-12)
 
 
@@ -304,7 +304,7 @@ def test_advantages_are_standardised_within_each_minibatch() -> None:
 @pytest.mark.parametrize(("target_kl", "expected"), [(1e-9, 2), (1e9, 10), (None, 10)])
 def test_target_kl_ends_the_epochs_and_not_an_epoch(target_kl: float | None, expected: int) -> None:
     trainer = make_trainer(update_epochs=5, minibatches=2, target_kl=target_kl)
-    assert trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["minibatches"] == expected
+    assert trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0)).figures["minibatches"] == expected
 
 
 # -------------------------------------------------------------------------------- metrics and limits
@@ -316,7 +316,7 @@ def test_figures_are_means_over_the_minibatches() -> None:
     assert isinstance(batch.obs, Tensor)
     logprobs, entropy, values = evaluate(trainer, batch.obs, batch.actions)
     log_ratio = (logprobs - batch.logprobs).numpy()
-    found = trainer.update(batch, 1e-3, np.random.default_rng(0))
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
     assert found["entropy"] == pytest.approx(float(entropy))
     assert found["value_loss"] == pytest.approx(float(0.5 * (values - batch.returns).square().mean()))
     assert found["old_approx_kl"] == pytest.approx(float(-log_ratio.mean()))
@@ -324,7 +324,7 @@ def test_figures_are_means_over_the_minibatches() -> None:
     assert found["clipfrac"] == pytest.approx(float((np.abs(np.exp(log_ratio) - 1) > 0.2).mean()))
     assert 0 < found["clipfrac"] < 1
     two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
-    means = two.update(batch, 1e-12, np.random.default_rng(0))  # no weight moves: halves of 25 rows each
+    means = two.update(batch, 1e-12, np.random.default_rng(0)).figures  # no weight moves: halves of 25 rows each
     for name in ("entropy", "value_loss", "approx_kl", "clipfrac", "policy_loss"):
         assert means[name] == pytest.approx(found[name], rel=1e-6), name
 
@@ -341,7 +341,7 @@ def test_explained_variance(values: str, explained: float) -> None:
     returns = torch.ones_like(batch.returns) if values == "of constant returns" else batch.returns
     old = {"equal": returns, "shifted": returns + 7, "constant": torch.zeros_like(returns), "opposite": -returns}
     batch = dataclasses.replace(batch, values=old.get(values, batch.values), returns=returns)
-    found = trainer.update(batch, 1e-3, np.random.default_rng(0))["explained_variance"]
+    found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures["explained_variance"]
     assert found == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 
@@ -349,7 +349,7 @@ def test_the_gradient_norm_is_reported_before_clipping() -> None:
     norms = {}
     for limit in (1e-3, 1e6):
         trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=limit)
-        norms[limit] = trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0))["grad_norm"]
+        norms[limit] = trainer.update(random_batch(trainer), 1e-3, np.random.default_rng(0)).figures["grad_norm"]
         applied = float(torch.linalg.vector_norm(trainer.model.parameters.gradient))
         assert applied == pytest.approx(min(limit, norms[limit]), rel=1e-3)
     assert norms[1e-3] == norms[1e6]

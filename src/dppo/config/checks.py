@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator
 
 from dppo.config.parts import about, default_of, settings_by_name
-from dppo.config.sizes import Settings
+from dppo.config.sizes import FlatSettings
 from dppo.errors import ConfigError, counted
 
+MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
-def check(config: Settings) -> None:
+
+def check(config: FlatSettings) -> None:
     """Refuse settings that contradict each other.
 
     Raises:
@@ -28,7 +30,7 @@ def check(config: Settings) -> None:
         raise ConfigError(f"{name}={getattr(config, name)} has no effect: {reason}.")
 
 
-def without_effect(config: Settings) -> Iterator[tuple[str, str]]:
+def without_effect(config: FlatSettings) -> Iterator[tuple[str, str]]:
     """Yield the name of each setting that differs from its default but has no effect, and the reason."""
     for name in settings_by_name():
         if getattr(config, name) != default_of(name):
@@ -38,7 +40,7 @@ def without_effect(config: Settings) -> Iterator[tuple[str, str]]:
                     break
 
 
-def batch_in_words(config: Settings) -> str:
+def batch_in_words(config: FlatSettings) -> str:
     """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
     return (
         f"{counted(config.num_samplers, 'sampler')} x {counted(config.envs_per_sampler, 'env')} x "
@@ -46,7 +48,7 @@ def batch_in_words(config: Settings) -> str:
     )
 
 
-def _check_sizes(config: Settings) -> None:
+def _check_sizes(config: FlatSettings) -> None:
     factors = batch_in_words(config)
     if config.batch_size < 2:
         raise ConfigError(
@@ -60,12 +62,11 @@ def _check_sizes(config: Settings) -> None:
         )
 
 
-def _check_sequences(config: Settings) -> None:
+def _check_sequences(config: FlatSettings) -> None:
     """Refuse sequences that do not fit into a segment, or into what goes through the network at once."""
-    steps = config.sequence_steps(config.num_steps)
+    steps = config.sizes.sequence_length
     if config.num_steps % steps:
-        divisors = [n for n in range(1, config.num_steps + 1) if config.num_steps % n == 0]
-        near = sorted(sorted(divisors, key=lambda n: abs(n - steps))[:2])
+        near = sorted(_nearest_divisors(config.num_steps, steps))
         raise ConfigError(
             f"sequence_length={steps} does not divide num_steps={config.num_steps}. Use sequence_length="
             f"{' or '.join(map(str, near))}."
@@ -79,7 +80,7 @@ def _check_sequences(config: Settings) -> None:
             )
 
 
-def _check_minibatches(config: Settings) -> None:
+def _check_minibatches(config: FlatSettings) -> None:
     if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
         raise ConfigError(
             f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
@@ -94,7 +95,7 @@ def _check_minibatches(config: Settings) -> None:
         )
 
 
-def _check_actors(config: Settings) -> None:
+def _check_actors(config: FlatSettings) -> None:
     idle = config.num_actors - config.num_samplers
     if idle > 0:
         raise ConfigError(
@@ -125,7 +126,7 @@ def address_problem(address: str) -> str | None:
     )
 
 
-def _check_model_kwargs(config: Settings) -> None:
+def _check_model_kwargs(config: FlatSettings) -> None:
     """Refuse arguments that a checkpoint cannot store: loading a policy builds its network from them."""
     for name, value in config.model_kwargs.items():
         try:
@@ -137,7 +138,7 @@ def _check_model_kwargs(config: Settings) -> None:
             ) from None
 
 
-def _check_learners(config: Settings) -> None:
+def _check_learners(config: FlatSettings) -> None:
     learners = config.num_learners
     if learners and config.device != "cpu" and not config.learner_gpus:
         raise ConfigError(
@@ -156,7 +157,7 @@ def _check_learners(config: Settings) -> None:
         )
 
 
-def _check_shares(config: Settings) -> None:
+def _check_shares(config: FlatSettings) -> None:
     """Refuse sizes that give learners unequal numbers of samplers or rows."""
     learners = config.num_learners
     if learners <= 1:
@@ -168,14 +169,20 @@ def _check_shares(config: Settings) -> None:
             f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. Use num_samplers="
             f"{' or '.join(near)}, or a different number of learners."
         )
-    steps, per_epoch = config.sequence_steps(config.num_steps), config.minibatches_per_epoch
+    steps, per_epoch = config.sizes.sequence_length, config.minibatches_per_epoch
     sequences = config.batch_size // steps // learners
     if sequences % per_epoch:
-        divisors = [n for n in range(1, max(1, sequences // 2) + 1) if sequences % n == 0]
-        best = sorted(divisors, key=lambda n: abs(n - per_epoch))[:2]
+        best = _nearest_divisors(sequences, per_epoch, most=max(1, sequences // 2))
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
             f"the {rows} of each learner evenly. Use minibatch_size="
             f"{' or '.join(str(config.batch_size // n) for n in sorted(best, reverse=True))}."
         )
+
+
+def _nearest_divisors(number: int, near: int, most: float = math.inf) -> list[int]:
+    """Return the two divisors of `number`, up to `most`, that are nearest to `near`; a prime may have only one."""
+    small = [n for n in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % n == 0]
+    divisors = sorted({*small, *(number // n for n in small)})
+    return sorted((n for n in divisors if n <= most), key=lambda n: abs(n - near))[:2]

@@ -11,7 +11,7 @@ WITH_LEARNERS = When(
 OWN_RAY = When(lambda config: config.address is None, "a running cluster has its own dashboard. Leave it out")
 ON_GPU = When(lambda config: config.device != "cpu", "device=cpu trains on the CPU. Use device=cuda")
 SMALLER_THAN_MINIBATCH = When(
-    lambda config: (config.micro_batch_size or 0) < config.rows_of_a_learner,
+    lambda config: (config.micro_batch_size or 0) * max(1, config.num_learners) < config.minibatch_rows,
     "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out",
 )
 FLOAT32_NETWORK = When(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dppo.config.checks import check
 from dppo.config.files import flattened, plain, preset
 from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
-from dppo.config.sizes import Settings
+from dppo.config.sizes import FlatSettings
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Config(Settings):
+class Config(FlatSettings):
     """Settings of one training run, checked before any process starts.
 
     Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. A whole part
@@ -55,7 +55,7 @@ class Config(Settings):
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
-def draft(settings: Mapping[str, Any]) -> Settings:
+def draft(settings: Mapping[str, Any]) -> FlatSettings:
     """Return settings whose values are valid one by one, but not checked against each other.
 
     Raises:
@@ -63,7 +63,7 @@ def draft(settings: Mapping[str, Any]) -> Settings:
     """
     from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
-    return Settings(**validated(flattened(settings)))
+    return FlatSettings(**validated(flattened(settings)))
 
 
 def resolved(config: Config) -> dict[str, Any]:

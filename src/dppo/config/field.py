@@ -16,7 +16,7 @@ class When:
     """A condition under which a setting has an effect."""
 
     holds: Callable[[Any], bool]
-    """Return whether the condition holds, given all settings as a `Settings`."""
+    """Return whether the condition holds, given all settings as a `FlatSettings`."""
     otherwise: str
     """The reason why the setting has no effect otherwise, and a remedy; `{config.name}` stands for a value."""
 

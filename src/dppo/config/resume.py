@@ -10,7 +10,7 @@ from typing import Any
 from dppo.config.checks import without_effect
 from dppo.config.config import Config, draft, resolved
 from dppo.config.files import flattened, plain
-from dppo.config.parts import about, default_of
+from dppo.config.parts import about, annealed, annealed_settings, default_of
 from dppo.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
     old, notes = flattened(before), []
     for name, value in resolved(config).items():
         was, policy = old.get(name, plain(default_of(name))), about(name).resume
-        if was == value or policy == "free" or (policy == "raised" and not config.ppo.annealed):
+        if was == value or policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
             continue
         if policy == "close":
             notes.append(
@@ -76,12 +76,12 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
 def _longer(config: Config, was: int, iteration: int) -> str:
     """Describe the effect of a longer run on settings that are annealed."""
     planned = replace(config, total_timesteps=was)
-    before = config.ppo.after(min(iteration, planned.iterations) / planned.iterations)
-    now = config.ppo.after(iteration / config.iterations)
+    before = annealed(config.ppo, min(iteration, planned.iterations) / planned.iterations)
+    now = annealed(config.ppo, iteration / config.iterations)
     names = {"learning_rate": "learning rate", "clip_coef": "clipping range", "ent_coef": "weight of the entropy"}
     changes = " and ".join(
         f"the {names[name]} rises from {getattr(before, name):.3g} to {getattr(now, name):.3g}"
-        for name in config.ppo.annealed
+        for name in annealed_settings(config.ppo)
     )
     return (
         f"total_timesteps={config.total_timesteps} instead of {was}: {changes}, and reaches zero at "

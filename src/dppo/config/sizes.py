@@ -1,38 +1,69 @@
-"""All settings in one flat record, with the sizes derived from them; `Config` adds the checks."""
+"""All settings in one flat record, and the sizes that follow from them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from dppo.config.parts import PPO, Actors, Env, Learners, Network, Run, Sampling
 
+USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a run that follow from its settings."""
+
+    batch_size: int
+    """B = N * E * T, the env steps of an iteration."""
+    iterations: int
+    """The last may exceed `total_timesteps` by less than one batch."""
+    sequence_length: int
+    """L, the steps of the sequences that minibatches consist of; 1 without memory."""
+    minibatches_per_epoch: int
+    """They leave no row out, and differ by at most one sequence."""
+    minibatch_rows: int
+    """Rows of the largest minibatch."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Settings(Env, Sampling, PPO, Network, Actors, Learners, Run):
-    """Every setting as an attribute; derived sizes are properties, never settings."""
+class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
+    """Every setting as an attribute, with the sizes derived from them; `Config` adds the checks."""
 
-    @property
-    def minibatches_per_epoch(self) -> int:
-        """Return the number of minibatches of an epoch."""
-        return self.minibatches_of(self.batch_size, self.sequence_steps(self.num_steps))
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes that follow from these settings."""
+        length = self._sequence_length()
+        sequences = max(1, self.batch_size // length)
+        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // length)
+        minibatches = math.ceil(sequences / most)
+        return Sizes(
+            batch_size=self.batch_size,
+            iterations=math.ceil(self.total_timesteps / self.batch_size),
+            sequence_length=length,
+            minibatches_per_epoch=minibatches,
+            minibatch_rows=math.ceil(sequences / minibatches) * length,
+        )
 
-    @property
-    def minibatch_rows(self) -> int:
-        """Return the rows of the largest minibatch."""
-        steps = self.sequence_steps(self.num_steps)
-        return math.ceil(self.batch_size // steps / self.minibatches_per_epoch) * steps
-
-    @property
-    def rows_of_a_learner(self) -> int:
-        """Return one learner's rows of the largest minibatch."""
-        return math.ceil(self.minibatch_rows / max(1, self.num_learners))
+    def _sequence_length(self) -> int:
+        if self.memory == "none" and self.model is None:
+            return 1
+        if self.sequence_length is None and self.model is None:
+            return max(steps for steps in range(1, USUAL_SEQUENCE + 1) if self.num_steps % steps == 0)
+        return self.sequence_length or 1
 
     @property
     def iterations(self) -> int:
         """Return the number of iterations of the run."""
-        return self.iterations_of(self.batch_size)
+        return self.sizes.iterations
 
-    def learning_rate_at(self, iteration: int) -> float:
-        """Return Adam's step size in an iteration, 0 <= iteration < iterations, where it does not adapt to the KL."""
-        return self.after(iteration / self.iterations).learning_rate
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Return the number of minibatches of an epoch."""
+        return self.sizes.minibatches_per_epoch
+
+    @property
+    def minibatch_rows(self) -> int:
+        """Return the rows of the largest minibatch."""
+        return self.sizes.minibatch_rows

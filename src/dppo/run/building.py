@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dppo.cluster.builders import network_spec
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import network_spec, sampler_plan, trainer_plan
+from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.batch_memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError

@@ -16,7 +16,7 @@ from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
 from dppo.ppo.exchange.normalizer import Statistics
-from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.exchange.value_scale import ValueScale
 from dppo.signals import StopSignals
 
@@ -32,7 +32,7 @@ class Iteration:
 
     number: int
     """1, 2, ..."""
-    losses: dict[str, float]
+    update: Update
     collected: Collected
     """The collected reports, without the segments."""
     incidents: tuple[Incident, ...]
@@ -143,15 +143,15 @@ class PPOLearner:
                 merged = merged.merged([report.statistics for report in collected.reports])
             scale = merged.reward_scale()  # of all returns seen so far
             try:
-                losses = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
+                update = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
                 break
             except SegmentsLost as error:
                 collected = self._collect_again(collected, error, stop)
         update_s = time.monotonic() - began
-        self._value_scale = ValueScale.of_figures(losses)
+        self._value_scale = update.value_scale
         self._commit(collected, merged)
         incidents, self._new_incidents = tuple(self._new_incidents), []
-        return Iteration(self.iteration, losses, replace(collected, segments=[]), incidents, update_s, time.monotonic())
+        return Iteration(self.iteration, update, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
         """Collect the same segments again, then repeat the request that was in flight."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dppo.cluster.plans import network_spec
+from dppo.cluster.builders import network_spec
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
@@ -208,9 +208,8 @@ class _Run:
             seconds,
             collected.reports,
             collected.timings,
-            iteration.losses,
+            iteration.update,
             steps_since_start=learner.global_step - self.steps_before,
-            learning_rate=iteration.losses.get("learning_rate", self.config.learning_rate_at(iteration.number - 1)),
             actors_alive=self.parts.collector.alive(),
             replayed_steps=collected.replayed_steps,
         )

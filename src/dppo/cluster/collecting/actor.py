@@ -11,9 +11,10 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from dppo.cluster import wire
+from dppo.cluster.builders import BuiltSampler, build_sampler
 from dppo.cluster.collecting.progress_file import make_progress_file, remove_progress_file
 from dppo.cluster.faults import Fault
-from dppo.cluster.plans import BuiltSampler, SamplerPlan, build_sampler
+from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.user_code import PackedModel, import_also_from, last_words, unpacked_model
 from dppo.cluster.wire import Answer, Parcel, Question
 from dppo.envs.progress import Phase, ProgressRecord, place_of

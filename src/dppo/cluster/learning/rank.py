@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dppo.cluster.builders import build_trainer
 from dppo.cluster.faults import Fault
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.update import train_on
-from dppo.cluster.plans import TrainerPlan, build_trainer
+from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.errors import DppoError
 from dppo.ppo.exchange.normalizer import ObsScale
-from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.records import Segment, Update
 from dppo.ppo.learning.parallel import Parallel
 from dppo.spaces.spaces import Spaces
 
@@ -129,14 +130,14 @@ class TrainerRank:
         lagged: bool,
         with_state: bool,
         *segments: Segment,
-    ) -> tuple[dict[str, float] | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
+    ) -> tuple[Update | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
         """Train on this rank's segments, together with the other ranks.
 
-        Returns: the losses over all ranks; with `with_state`, also the new weights [P] and optimiser state, which are
+        Returns: the update of all ranks; with `with_state`, also the new weights [P] and optimiser state, which are
             the same on all ranks.
         """
         try:
-            losses = train_on(
+            update = train_on(
                 self._trainer,
                 self._plan,
                 segments,
@@ -149,8 +150,8 @@ class TrainerRank:
         except DppoError as error:
             return Fault.of(error), None, None
         if not with_state:
-            return losses, None, None
-        return losses, *self._views()
+            return update, None, None
+        return update, *self._views()
 
     def _views(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         # Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.

@@ -14,13 +14,14 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from dppo.cluster.builders import network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
-from dppo.cluster.plans import TrainerPlan, network_spec
+from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.spaces.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
@@ -29,7 +30,7 @@ MAX_REBUILDS = 3  # in a row, without an update in between
 
 
 class RayTrainers:
-    """L ranks of one trainer. They receive segments by reference, and return losses and weights.
+    """L ranks of one trainer. They receive segments by reference, and return figures and weights.
 
     A rank that dies or stops answering takes the whole group with it, because the others wait for it in a sum. All
     ranks are then restarted with the state before the update, and repeat it on the same segments with the same result.
@@ -74,7 +75,7 @@ class RayTrainers:
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
 
         Waits for: all ranks, while each answers that it is running. Fails when: the update diverges, or the group has
@@ -145,7 +146,7 @@ class RayTrainers:
 
     def _attempt(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         share = len(segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process
         calls = [
@@ -160,7 +161,7 @@ class RayTrainers:
             for rank, handle in enumerate(self.ranks)
         ]
         try:
-            answers = wait_while_alive(self.ranks, [losses for losses, _, _ in calls], _is_alive, self._check)
+            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], _is_alive, self._check)
         except ObjectLostError as error:
             self._rebuild(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
@@ -171,8 +172,8 @@ class RayTrainers:
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
         self._budget.delivered(0)
-        losses: dict[str, float] = answers[0]
-        return losses
+        update: Update = answers[0]
+        return update
 
     def _rebuild(self, error: Exception) -> None:
         """Restart the group with the state before the update, repeatedly if necessary."""
@@ -266,7 +267,7 @@ def _is_alive(handle: Any) -> ObjectRef[Any]:
     return ref
 
 
-def _raise_faults(answers: list[dict[str, float] | Fault]) -> None:
+def _raise_faults(answers: list[Update | Fault]) -> None:
     """Raise the fault of an update, if any. A divergence concerns all ranks, and each describes its own rows."""
     faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
     if not faults:

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning.update import train_on
-from dppo.cluster.plans import TrainerPlan, build_trainer
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment
+from dppo.cluster.plans import TrainerPlan
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
@@ -22,8 +23,8 @@ class Trainers(Protocol):
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
-        """Do one PPO update on the segments of `iteration` (0, 1, ...); return losses and diagnostics by name.
+    ) -> Update:
+        """Do one PPO update on the segments of `iteration` (0, 1, ...).
 
         Args:
             segments: in sampler order; references to them if ranks fetch them from the actors.
@@ -62,7 +63,7 @@ def make_trainers(
     trainers = RayTrainers(plan, spaces, notify, check)
     if plan.learners.num_learners > 1:
         try:
-            notify(worth_in_words(plan, trainers.spec, *trainers.worth(plan.minibatch_rows)))
+            notify(worth_in_words(plan, trainers.spec, *trainers.worth(plan.sizes.minibatch_rows)))
         except BaseException:
             trainers.close()
             raise
@@ -73,8 +74,8 @@ def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared
     """Describe the measured times, and say whether several learners are faster than one."""
     facts = (
         f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
-        f"minibatch of {plan.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the sum; "
-        f"one learner takes {alone_ms:.1f} ms"
+        f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the "
+        f"sum; one learner takes {alone_ms:.1f} ms"
     )
     if shared_ms < 0.95 * alone_ms:
         return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
@@ -93,7 +94,7 @@ class LocalTrainer:
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> dict[str, float]:
+    ) -> Update:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self._trainer.weights(), self._trainer.state()
         try:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from dppo import streams
 from dppo.cluster.plans import TrainerPlan
+from dppo.config.parts import annealed
 from dppo.ppo.exchange.normalizer import ObsScale
-from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.records import Segment, Update
 from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.torch_state import exact_on
 from dppo.streams import Stream
@@ -27,8 +28,8 @@ def train_on(
     *,
     rank: int = 0,
     lagged: bool = False,
-) -> dict[str, float]:
-    """Make a batch of `segments` and train on it; return the losses and diagnostics.
+) -> Update:
+    """Make a batch of `segments` and train on it.
 
     Args:
         segments: the segments of this rank, in sampler order.
@@ -44,12 +45,12 @@ def train_on(
         reward_scale,
         gamma=plan.ppo.gamma,
         gae_lambda=plan.ppo.gae_lambda,
-        length=plan.sequence_steps,
+        length=plan.sizes.sequence_length,
         shape_rewards=reward_shaping(plan.ppo),
     )
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
-    order = streams.generator(plan.run.seed, Stream.MINIBATCHES, *index)
-    rate, share = plan.learning_rate_at(iteration), plan.share_before(iteration)
+    order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)
+    share = iteration / plan.sizes.iterations
     with exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
-        return trainer.update(batch, rate, order, share, lagged=lagged)
+        return trainer.update(batch, annealed(plan.ppo, share).learning_rate, order, share, lagged=lagged)

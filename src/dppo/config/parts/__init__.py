@@ -6,7 +6,7 @@ has one.
 
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.network import Network
-from dppo.config.parts.ppo import PPO
+from dppo.config.parts.ppo import PPO, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners
 from dppo.config.parts.registry import PARTS, about, default_of, settings_by_name, types_by_name
 from dppo.config.parts.run import Run
@@ -21,6 +21,8 @@ __all__ = [
     "Run",
     "Sampling",
     "about",
+    "annealed",
+    "annealed_settings",
     "default_of",
     "settings_by_name",
     "types_by_name",

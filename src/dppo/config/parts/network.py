@@ -9,8 +9,6 @@ from typing import Any, Literal
 from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
 from dppo.config.field import import_path, setting
 
-USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -90,14 +88,6 @@ class Network:
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False
     )
-
-    def sequence_steps(self, num_steps: int) -> int:
-        """Return L, the steps of the sequences that minibatches consist of; 1 without memory."""
-        if self.memory == "none" and self.model is None:
-            return 1
-        if self.sequence_length is not None or self.model is not None:
-            return self.sequence_length or 1
-        return max(steps for steps in range(1, USUAL_SEQUENCE + 1) if num_steps % steps == 0)
 
     @property
     def model_name(self) -> str | None:

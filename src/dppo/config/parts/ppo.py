@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dppo.config.conditions import (
     RATE_NOT_ANNEALED,
@@ -96,23 +94,15 @@ class PPO:
         1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
     )
 
-    def minibatches_of(self, rows: int, steps: int = 1) -> int:
-        """Return the number of minibatches of `rows`: no row is left out, and sizes differ by at most one sequence.
 
-        Args:
-            steps: of a sequence; minibatches consist of whole ones.
-        """
-        sequences = rows // steps
-        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // steps)
-        return math.ceil(sequences / most)
+ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}
 
-    @property
-    def annealed(self) -> tuple[str, ...]:
-        """The settings that fall linearly to zero over the run."""
-        schedules = {"learning_rate": self.anneal_lr, "clip_coef": self.anneal_clip, "ent_coef": self.anneal_ent}
-        return tuple(name for name, falls in schedules.items() if falls)
 
-    def after(self, share: float) -> PPO:
-        """Return these settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
-        now = {name: getattr(self, name) * (1 - share) for name in self.annealed}
-        return dataclasses.replace(self, **now) if now else self
+def annealed_settings(ppo: PPO) -> list[str]:
+    """Return the names of the settings that fall linearly to zero over the run."""
+    return [name for name, switch in ANNEALED.items() if getattr(ppo, switch)]
+
+
+def annealed(ppo: PPO, share: float) -> PPO:
+    """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
+    return replace(ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)})

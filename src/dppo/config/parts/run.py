@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,3 @@ class Run:
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"
     )
-
-    def iterations_of(self, batch_size: int) -> int:
-        """Return the number of iterations; the last may exceed `total_timesteps` by less than one batch."""
-        return math.ceil(self.total_timesteps / batch_size)

@@ -34,6 +34,18 @@ class PolicySnapshot(ReadOnly):
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """The result of an update, besides the new weights."""
+
+    figures: dict[str, float]
+    """Losses and diagnostics by name, for the metrics."""
+    learning_rate: float
+    """Of the last step of SGD."""
+    value_scale: ValueScale | None
+    """The unit of the new network's values; None: that of rewards."""
+
+
+@dataclass(frozen=True, slots=True)
 class Segment(ReadOnly):
     """T steps of the E environments of one sampler under one policy version.
 

@@ -12,7 +12,6 @@ from dppo.ppo.exchange.normalizer import Moments
 from dppo.ppo.networks.network import Outputs
 
 SMALLEST_STD = 1e-6  # of arXiv:2006.05990
-FIGURES = ("value_mean", "value_std")  # names in the figures of an update
 STATE = "value_targets"  # name of the moments in the trainer's state
 
 
@@ -37,17 +36,6 @@ class ValueScale:
     def standardize(self, values: Any) -> Any:
         """Return what the network should be for these values, as an array or a tensor of the same dtype."""
         return (values - self.mean) / self.std
-
-    # ------------------------------------------------------------------ between a trainer and the learner
-
-    def figures(self) -> dict[str, float]:
-        """Return the scale as figures of an update."""
-        return dict(zip(FIGURES, (self.mean, self.std), strict=True))
-
-    @staticmethod
-    def of_figures(figures: Mapping[str, float]) -> ValueScale | None:
-        """Return the scale after an update with these figures; None if values are not normalised."""
-        return ValueScale(*(figures[name] for name in FIGURES)) if FIGURES[0] in figures else None
 
     @staticmethod
     def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:

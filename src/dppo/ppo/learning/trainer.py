@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.config.parts import PPO
+from dppo.config.parts import PPO, annealed
+from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.decoupled import from_current_policy
 from dppo.ppo.learning.diverged import diverged
@@ -90,7 +91,7 @@ class PPOTrainer:
         share: float = 0.0,
         *,
         lagged: bool = False,
-    ) -> dict[str, float]:
+    ) -> Update:
         """Train K epochs on `batch`, in minibatches drawn by `order`.
 
         A minibatch without any transition on any rank is skipped.
@@ -101,7 +102,7 @@ class PPOTrainer:
             lagged: the policy that collected is older than this one.
 
         Waits for: all ranks, in each minibatch.
-        Returns: the losses and diagnostics of detail 12, as means over the transitions of all ranks.
+        Returns: figures that are means over the transitions of all ranks (detail 12).
 
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
@@ -113,15 +114,16 @@ class PPOTrainer:
         explained_variance = self._explained_variance(batch)
         if lagged:
             batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
-        ppo = self.ppo.after(share)
+        ppo = annealed(self.ppo, share)
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
         steps = self._epochs(ppo, batch, learning_rate, order)
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
-        if self._popart is not None:
-            figures |= self._popart.scale.figures()
-        return figures if self._adapted is None else figures | {ADAPTED: self._adapted}
+        scale = None if self._popart is None else self._popart.scale
+        if scale is not None:
+            figures |= {"value_mean": scale.mean, "value_std": scale.std}
+        return Update(figures, learning_rate if self._adapted is None else self._adapted, scale)
 
     def _epochs(self, ppo: PPO, batch: Batch, learning_rate: float, order: np.random.Generator) -> list[_Step]:
         """Train K epochs, or until the KL is too large."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from dppo.ppo.exchange.records import Episode, SegmentReport, Timings
+from dppo.ppo.exchange.records import Episode, SegmentReport, Timings, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,9 @@ def iteration_row(
     seconds: Seconds,
     reports: Sequence[SegmentReport],
     timings: Sequence[Timings],
-    losses: Mapping[str, float],
+    update: Update,
     *,
     steps_since_start: int,
-    learning_rate: float,
     actors_alive: int,
     replayed_steps: int,
 ) -> dict[str, float]:
@@ -69,7 +68,7 @@ def iteration_row(
         "charts/episodes": progress.episodes,
         "charts/SPS": steps_since_start / seconds.training_s,
         "charts/SPS_iteration": steps / seconds.iteration_s,
-        "charts/learning_rate": learning_rate,
+        "charts/learning_rate": update.learning_rate,
         "charts/policy_version": progress.iteration,
         "actors/alive": actors_alive,
     }
@@ -79,7 +78,7 @@ def iteration_row(
         successes = [episode.success for episode in progress.recent if episode.success is not None]
         if successes:
             row["charts/success_rate"] = fmean(successes)
-    row |= {f"losses/{name}": value for name, value in losses.items() if name != "learning_rate"}
+    row |= {f"losses/{name}": value for name, value in update.figures.items()}
     row |= _time_split(seconds, steps, timings)
     row |= {"replay/steps": replayed_steps, "replay/s": seconds.replay_s}
     row |= {f"incidents/{kind}": count for kind, count in progress.incidents.items()}
