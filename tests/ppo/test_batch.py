@@ -110,7 +110,7 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     valid[2, 0] = False
     segments[1] = dataclasses.replace(segments[1], valid=valid)
     rows = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
-    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, length=STEPS)
+    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
     assert (rows.length, rows.sequences, batch.length, batch.sequences, len(batch)) == (1, 12, 3, 4, 12)
     names = [100 * s + 10 * t + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
     names[names.index(120)] = 0
@@ -121,7 +121,7 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
 
 
 def test_sequences_are_taken_and_split_whole() -> None:
-    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8, length=STEPS)
+    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
     taken = batch.take(torch.tensor([2, 0, 3]))
     assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
     assert (taken.length, taken.sequences) == (3, 3)

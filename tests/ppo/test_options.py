@@ -258,7 +258,7 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
         segments = (segments[0], spoil(segments[1], led_to[1]))
     assert any((one.truncated & ~one.terminated)[:-1].any() for one in segments)
     assert any(one.terminated.any() for one in segments)
-    batch = make_batch(segments, obs_scale, None, gamma=GAMMA, gae_lambda=LAMBDA, length=length)
+    batch = make_batch(segments, obs_scale, None, gamma=GAMMA, gae_lambda=LAMBDA, sequence_length=length)
     both = make_trainer(spec, update_epochs=2, clip_vloss=True)
     order = np.random.default_rng(0)
     both.update(batch, 1e-2, order)
@@ -284,7 +284,7 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
         None,
         gamma=GAMMA,
         gae_lambda=LAMBDA,
-        length=length,
+        sequence_length=length,
     )
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), 1e-2, order)

@@ -244,7 +244,7 @@ def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], leng
         batch = weighing(batch, some_weights(len(batch), share))
     order: Any = Rows()
     expected = by_rows.update(batch, 3e-3, order).figures
-    sequences = dataclasses.replace(batch, length=length)
+    sequences = dataclasses.replace(batch, sequence_length=length)
     minibatches = minibatches_of(by_sequences, sequences, np.random.default_rng(0))
     assert {one.length for one in minibatches} == {length}
     assert {one.sequences for one in minibatches} == {16}

@@ -45,7 +45,7 @@ def train_on(
         reward_scale,
         gamma=plan.ppo.gamma,
         gae_lambda=plan.ppo.gae_lambda,
-        length=plan.sizes.sequence_length,
+        sequence_length=plan.sizes.sequence_length,
         shape_rewards=reward_shaping(plan.ppo),
     )
     # One learner draws the same numbers as training in the driver.

@@ -17,9 +17,9 @@ class RecurrentStates:
     """
 
     def __init__(
-        self, first: Float[np.ndarray, "samplers E S"], steps: int, length: int, *, keep_all: bool = False
+        self, first: Float[np.ndarray, "samplers E S"], steps: int, sequence_length: int, *, keep_all: bool = False
     ) -> None:
-        """Start a segment of `steps` steps, cut into sequences of `length`, from the states `first`.
+        """Start a segment of `steps` steps, cut into sequences of `sequence_length`, from the states `first`.
 
         Args:
             keep_all: keep the states after all steps, in `after_steps`.
@@ -29,15 +29,15 @@ class RecurrentStates:
         """[samplers, E, S]"""
         self.after = first
         """[samplers, E, S] after the step, also where the episode ended in it."""
-        self.of_sequences = np.empty((samplers, steps // length, envs, size), first.dtype)
+        self.of_sequences = np.empty((samplers, steps // sequence_length, envs, size), first.dtype)
         """States before the first step of each sequence."""
         self.after_steps = np.empty((samplers, steps if keep_all else 0, envs, size), first.dtype)
-        self._length, self._keep_all = length, keep_all
+        self._sequence_length, self._keep_all = sequence_length, keep_all
 
     def enter(self, t: int) -> Float[np.ndarray, "*samplers E S"]:
         """Return the states before step `t`, of a single sampler without leading axis."""
-        if t % self._length == 0:
-            self.of_sequences[:, t // self._length] = self.before
+        if t % self._sequence_length == 0:
+            self.of_sequences[:, t // self._sequence_length] = self.before
         return self.before[0] if len(self.before) == 1 else self.before
 
     def act(self, t: int, after: Float[np.ndarray, "*samplers E S"] | None) -> None:

@@ -62,7 +62,7 @@ class PPOSampler:
         self._keep_successors = keep_successors
         self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
         self._discounted_returns = np.zeros(envs.num_envs)
-        self._length = sequence_length
+        self._sequence_length = sequence_length
         self._memory = agent.start(envs.num_envs) if agent.state_size else None  # [E, S] where the next segment starts
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
@@ -181,7 +181,7 @@ class _Collection:
         self.states = None
         if first._memory is not None:
             memories = np.stack([sampler._memory for sampler in samplers if sampler._memory is not None])
-            self.states = RecurrentStates(memories, steps, first._length, keep_all=self._keep_successors)
+            self.states = RecurrentStates(memories, steps, first._sequence_length, keep_all=self._keep_successors)
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""

@@ -49,7 +49,7 @@ class Batch:
     are the same policy."""
     masks: Bool[Tensor, "B M"] | None = None
     """The choices that were allowed; None if all always are."""
-    length: int = 1
+    sequence_length: int = 1
     """L"""
     recall: Recall | None = None
     """Of the sequences, for a network with memory."""
@@ -62,7 +62,7 @@ class Batch:
     @property
     def sequences(self) -> int:
         """Return S, the number of sequences."""
-        return len(self) // self.length
+        return len(self) // self.sequence_length
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; on the CPU, the batch itself."""
@@ -77,14 +77,14 @@ class Batch:
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
         recall = None if self.recall is None else self.recall.of_each(lambda tensor: tensor.index_select(0, index))
-        if self.length > 1:
-            steps = torch.arange(self.length, device=index.device)
-            index = (index.unsqueeze(1) * self.length + steps).flatten()
+        if self.sequence_length > 1:
+            steps = torch.arange(self.sequence_length, device=index.device)
+            index = (index.unsqueeze(1) * self.sequence_length + steps).flatten()
         return replace(self._of_each(lambda tensor: tensor.index_select(0, index)), recall=recall)
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
-        rows = [size * self.length for size in sizes]
+        rows = [size * self.sequence_length for size in sizes]
         names = [name for name in COLUMNS if getattr(self, name) is not None]
         parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
         recalls = [None] * len(sizes) if self.recall is None else self.recall.split(sizes)
@@ -95,7 +95,7 @@ class Batch:
 
     def pieces(self, rows: int) -> list[Batch]:
         """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
-        most = max(1, rows // self.length)
+        most = max(1, rows // self.sequence_length)
         return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -106,7 +106,7 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("length", "rollout", "recall"))
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "rollout", "recall"))
 
 
 def num_bytes(column: Tensor | dict[str, Tensor]) -> int:
@@ -124,9 +124,9 @@ def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[
     return [dict(zip(column, part, strict=True)) for part in parts]
 
 
-def zero_batch(spec: NetworkSpec, sequences: int, length: int) -> Batch:
-    """Return `sequences` sequences of `length` rows of zeros, to time an update with."""
-    rows, distribution, dtype = sequences * length, spec.distribution, getattr(torch, spec.dtype)
+def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
+    """Return `sequences` sequences of `sequence_length` rows of zeros, to time an update with."""
+    rows, distribution, dtype = sequences * sequence_length, spec.distribution, getattr(torch, spec.dtype)
     actions = torch.zeros(
         (rows, *distribution.action_shape), dtype=getattr(torch, distribution.action_dtype(spec.dtype))
     )
@@ -134,8 +134,8 @@ def zero_batch(spec: NetworkSpec, sequences: int, length: int) -> Batch:
     recall = None
     if spec.state_size:
         states = torch.zeros((sequences, spec.state_size), dtype=dtype)
-        recall = Recall(states, torch.zeros((sequences, length), dtype=torch.bool))
-    return Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, length=length, recall=recall)
+        recall = Recall(states, torch.zeros((sequences, sequence_length), dtype=torch.bool))
+    return Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recall=recall)
 
 
 def make_batch(
@@ -145,7 +145,7 @@ def make_batch(
     *,
     gamma: float,
     gae_lambda: float,
-    length: int = 1,
+    sequence_length: int = 1,
     shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Batch:
     """Merge segments into one batch: normalise, estimate advantages and flatten.
@@ -156,7 +156,7 @@ def make_batch(
         segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
         obs_scale: the scale the segments were collected with; None if observations are not normalised.
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalised.
-        length: L, the steps of a sequence; must divide T.
+        sequence_length: L, the steps of a sequence; must divide T.
         shape_rewards: transforms raw rewards before they are normalised; None to leave them as they are.
     """
     merged = {
@@ -184,7 +184,7 @@ def make_batch(
     def rows(array: np.ndarray) -> Tensor:
         if valid is not None:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return torch.from_numpy(in_sequences(array, length))
+        return torch.from_numpy(in_sequences(array, sequence_length))
 
     return Batch(
         obs=_inputs(merged["obs"], dtype, obs_scale, rows),
@@ -195,9 +195,9 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if valid is None else rows(valid.astype(dtype)),
         masks=rows(merged["masks"]) if "masks" in merged else None,
-        length=length,
+        sequence_length=sequence_length,
         rollout=_rollout(segments, merged, rewards, obs_scale, gamma, gae_lambda) if keeps_successors else None,
-        recall=_recall(segments, merged["terminated"] | merged["truncated"], length) if has_memory else None,
+        recall=_recall(segments, merged["terminated"] | merged["truncated"], sequence_length) if has_memory else None,
     )
 
 
@@ -229,7 +229,7 @@ def _rollout(
     )
 
 
-def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], length: int) -> Recall:
+def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], sequence_length: int) -> Recall:
     """Return the recurrent states that the sequences of a batch start from.
 
     Args:
@@ -238,7 +238,8 @@ def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], lengt
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
     rows = in_sequences(np.concatenate([one.states for one in segments if one.states is not None], axis=1), 1)
-    return Recall(torch.from_numpy(rows), torch.from_numpy(in_sequences(starts, length).reshape(-1, length)))
+    starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
+    return Recall(torch.from_numpy(rows), torch.from_numpy(starts))
 
 
 def _inputs(

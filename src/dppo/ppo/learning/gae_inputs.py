@@ -38,10 +38,10 @@ class Rollout:
     """Of `successors`, each a sequence of one step, for a network with memory."""
 
     def estimate(
-        self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], length: int
+        self, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], sequence_length: int
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
         """Return advantages and returns by the values of all rows, in their order in the batch, and of `successors`."""
-        steps = in_steps(values, length, self.rewards.shape)
+        steps = in_steps(values, sequence_length, self.rewards.shape)
         next_values = np.empty_like(steps)
         next_values[:-1] = steps[1:]
         next_values[self.followed] = successors
@@ -58,7 +58,8 @@ class Rollout:
         returns = advantages + steps
         if self.valid is not None:
             returns = np.where(self.valid, returns, returns.dtype.type(0))
-        return torch.from_numpy(in_sequences(advantages, length)), torch.from_numpy(in_sequences(returns, length))
+        estimates = [torch.from_numpy(in_sequences(each, sequence_length)) for each in (advantages, returns)]
+        return estimates[0], estimates[1]
 
 
 def followed_by_successors(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
@@ -81,16 +82,20 @@ def recall_of_successors(segments: Sequence[Segment]) -> Recall | None:
     return Recall(joined, torch.zeros((len(joined), 1), dtype=torch.bool))
 
 
-def in_sequences(array: Shaped[np.ndarray, "T envs *rest"], length: int) -> Shaped[np.ndarray, " T*envs *rest"]:
-    """Cut `array` into sequences of `length` steps, laid one after the other."""
-    if length > 1:
-        array = array.reshape(-1, length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
-        array = array.reshape(-1, length, *array.shape[3:])
+def in_sequences(
+    array: Shaped[np.ndarray, "T envs *rest"], sequence_length: int
+) -> Shaped[np.ndarray, " T*envs *rest"]:
+    """Cut `array` into sequences of `sequence_length` steps, laid one after the other."""
+    if sequence_length > 1:
+        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
+        array = array.reshape(-1, sequence_length, *array.shape[3:])
     return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))
 
 
-def in_steps(rows: Shaped[np.ndarray, " rows"], length: int, shape: tuple[int, ...]) -> Shaped[np.ndarray, "T envs"]:
+def in_steps(
+    rows: Shaped[np.ndarray, " rows"], sequence_length: int, shape: tuple[int, ...]
+) -> Shaped[np.ndarray, "T envs"]:
     """Undo `in_sequences`: [T * envs] -> [T, envs], which is `shape`."""
-    if length > 1:
-        rows = rows.reshape(-1, shape[1], length).swapaxes(1, 2)
+    if sequence_length > 1:
+        rows = rows.reshape(-1, shape[1], sequence_length).swapaxes(1, 2)
     return rows.reshape(shape)

@@ -48,7 +48,7 @@ def draw_minibatches(
     count = min(minibatches, batch.sequences)
     small, larger = divmod(batch.sequences, count)
     if standardize:
-        edge = larger * (small + 1) * batch.length  # first come the minibatches with one sequence more
+        edge = larger * (small + 1) * batch.sequence_length  # first come the minibatches with one sequence more
         shuffled = replace(shuffled, advantages=_standardized(shuffled, parallel, edge, larger, count - larger))
     pieces = shuffled.split([small + 1] * larger + [small] * (count - larger))
     counted = ((piece, float(len(piece))) for piece in pieces) if batch.weights is None else _weighted(pieces, parallel)

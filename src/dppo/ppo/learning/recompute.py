@@ -29,7 +29,7 @@ def with_new_advantages(batch: Batch, rollout: Rollout, value_of: Callable[..., 
     device = batch.logprobs.device
     pieces = [value_of(piece.obs, piece.recall) for piece in batch.pieces(rows)]
     values, successors = _joined(pieces), _successors(rollout, value_of, rows, device)
-    advantages, returns = rollout.estimate(values, successors, batch.length)
+    advantages, returns = rollout.estimate(values, successors, batch.sequence_length)
     return replace(batch, advantages=advantages.to(device), returns=returns.to(device))
 
 

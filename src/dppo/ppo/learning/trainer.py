@@ -78,7 +78,7 @@ class PPOTrainer:
         self._parameters = model.parameters
         self.device = self._parameters.weights.device
         self._parallel = parallel or Alone()
-        self._length = sequence_length
+        self._sequence_length = sequence_length
         self._optimizer = FlatAdam(self._parameters)
         self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
         self._popart = PopArt(model) if ppo.norm_value else None
@@ -181,7 +181,7 @@ class PPOTrainer:
 
         With memory, the rows are whole sequences: fewer, or one.
         """
-        batch = zero_batch(self.model.spec, max(1, rows // self._length), self._length)
+        batch = zero_batch(self.model.spec, max(1, rows // self._sequence_length), self._sequence_length)
         self._gradient(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
