@@ -111,10 +111,7 @@ def test_each_library_stays_in_its_rooms(module: str) -> None:
         "torch": {
             "ppo",
             "cluster.builders",
-            "cluster.learning.rank",
-            "cluster.learning.sums",
-            "cluster.learning.shared_memory",
-            "cluster.learning.trainers",
+            "cluster.learning",
             "run.building",
         },
         "gymnasium": {"envs"},

@@ -246,7 +246,7 @@ def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], leng
     expected = by_rows.update(batch, 3e-3, order).figures
     sequences = dataclasses.replace(batch, sequence_length=length)
     minibatches = minibatches_of(by_sequences, sequences, np.random.default_rng(0))
-    assert {one.length for one in minibatches} == {length}
+    assert {one.sequence_length for one in minibatches} == {length}
     assert {one.sequences for one in minibatches} == {16}
     assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)).figures == pytest.approx(expected, rel=1e-10)
     np.testing.assert_allclose(by_sequences.weights(), by_rows.weights(), rtol=1e-9, atol=1e-12)

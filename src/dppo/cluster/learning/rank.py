@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from statistics import median
 
 import numpy as np
 import ray
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.faults import Fault
+from dppo.cluster.learning.interface import LOOPBACK, interface_of
 from dppo.cluster.learning.sums import Group
+from dppo.cluster.learning.timing import usual_seconds
 from dppo.cluster.learning.update import train_on
 from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.errors import DppoError
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update
-from dppo.ppo.learning.parallel import Parallel
 from dppo.spaces.spaces import Spaces
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
-LOOPBACK = "127.0.0.1"
-REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long
-SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
 class TrainerRank:
@@ -100,7 +93,7 @@ class TrainerRank:
             distributed.init_process_group(
                 backend, store=self._store, rank=self._rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )
-            self._group = _Timed(Group())
+            self._group = Group()
             import_also_from(self._import_paths)
             network = replace(self._plan.network, model=unpacked_model(self._model))
             self._trainer = build_trainer(replace(self._plan, network=network), self._spaces, self._group)
@@ -163,72 +156,17 @@ class TrainerRank:
         """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
         torch.set_num_threads(self._plan.learners.learner_threads)
         self._trainer.rehearse(min(rows, 64))  # warm-up
-        times: list[float] = []
-        while len(times) < REPEATS and sum(times) < LONG_S:
-            times.append(_seconds(lambda: self._trainer.rehearse(rows)))
-        return median(times)
+        return usual_seconds(lambda: self._trainer.rehearse(rows), most_s=LONG_S)
 
     def time_summing(self) -> float:
         """Return the seconds of one sum of the gradient; all ranks must call this at once."""
         self._trainer.sum_gradients()  # warm-up, and a common start
-        return median(_seconds(self._trainer.sum_gradients) for _ in range(REPEATS))
+        return usual_seconds(self._trainer.sum_gradients)
 
     def summing_s(self) -> float:
         """Return the seconds spent so far in sums over ranks, waiting included."""
         return self._group.seconds
 
 
-class _Timed:
-    """A group that measures the time of its sums."""
-
-    def __init__(self, group: Parallel) -> None:
-        self.rank, self.size, self.seconds = group.rank, group.size, 0.0
-        self._group = group
-
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        return self._group.zeros_like(tensor)
-
-    def sum_(self, tensor: Tensor) -> None:
-        began = time.perf_counter()
-        self._group.sum_(tensor)
-        if tensor.is_cuda:
-            torch.cuda.synchronize()  # costs nothing: the norm of the gradient, computed next, does it as well
-        self.seconds += time.perf_counter() - began
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        began = time.perf_counter()
-        gathered = self._group.gather(tensor)
-        self.seconds += time.perf_counter() - began
-        return gathered
-
-
 def _address() -> str:
     return str(ray.util.get_node_ip_address())
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def interface_of(address: str) -> str | None:
-    """Return the network interface with this IPv4 address; None if it cannot be found."""
-    names = [name for _, name in socket.if_nameindex()]
-    if address.startswith("127."):
-        return next((name for name in names if name in ("lo", "lo0")), None)
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in names:
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.cluster.builders import network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
-from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
+from dppo.cluster.learning.interface import LOOPBACK
+from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.user_code import import_paths, packed_model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, distributed
 
@@ -23,6 +25,8 @@ class Group:
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
+        self.seconds = 0.0
+        """Time spent in `sum_` and `gather` so far, waiting included."""
         self._vectors: list[Tensor] | None = None
 
     @property
@@ -38,17 +42,23 @@ class Group:
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
+        began = time.perf_counter()
         if self._vectors is not None and tensor is self._vectors[self.rank]:
             self._sum_in_memory(self._vectors)
         elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:
             self._sum_by_messages(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # costs nothing: the norm of the gradient, computed next, does it as well
+        self.seconds += time.perf_counter() - began
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks, stacked in the order of ranks."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        began = time.perf_counter()
         distributed.all_gather(parts, tensor)
+        self.seconds += time.perf_counter() - began
         return torch.stack(parts)
 
     def _sum_in_memory(self, vectors: list[Tensor]) -> None:

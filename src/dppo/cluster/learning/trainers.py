@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dppo.cluster.builders import build_trainer
+from dppo.cluster.learning.timing import worth_in_words
 from dppo.cluster.learning.update import train_on
 from dppo.cluster.plans import TrainerPlan
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
@@ -68,18 +69,6 @@ def make_trainers(
             trainers.close()
             raise
     return trainers
-
-
-def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
-    """Describe the measured times, and say whether several learners are faster than one."""
-    facts = (
-        f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
-        f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the "
-        f"sum; one learner takes {alone_ms:.1f} ms"
-    )
-    if shared_ms < 0.95 * alone_ms:
-        return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
-    return f"{facts}. Several learners do not pay off here; num_learners=0 is faster."
 
 
 class LocalTrainer:
