@@ -111,7 +111,13 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     segments[1] = dataclasses.replace(segments[1], valid=valid)
     rows = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
     batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
-    assert (rows.length, rows.sequences, batch.length, batch.sequences, len(batch)) == (1, 12, 3, 4, 12)
+    assert (rows.sequence_length, rows.sequences, batch.sequence_length, batch.sequences, len(batch)) == (
+        1,
+        12,
+        3,
+        4,
+        12,
+    )
     names = [100 * s + 10 * t + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
     names[names.index(120)] = 0
     assert batch.actions.tolist() == names
@@ -124,11 +130,11 @@ def test_sequences_are_taken_and_split_whole() -> None:
     batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
     taken = batch.take(torch.tensor([2, 0, 3]))
     assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
-    assert (taken.length, taken.sequences) == (3, 3)
+    assert (taken.sequence_length, taken.sequences) == (3, 3)
     first, second = taken.split([1, 2])
     assert first.actions.tolist() == [100, 110, 120]
     assert second.values.tolist() == [0.5, 10.5, 20.5, 101.5, 111.5, 121.5]
-    assert (second.length, second.sequences) == (3, 2)
+    assert (second.sequence_length, second.sequences) == (3, 2)
 
 
 def test_segments_are_not_modified() -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dppo.cluster.builders import network_spec
 from dppo.cluster.collecting.collector import Collector, make_collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
@@ -39,7 +38,8 @@ class Parts:
 
     collector: Collector
     learner: PPOLearner
-    spaces: Spaces
+    model: dict[str, Any]
+    """Spaces and network as JSON values, as checkpoints store them."""
 
 
 def build(
@@ -76,7 +76,8 @@ def build(
     _check_determinism(config, spaces, ledger, announcement)
     torch_import.join()
     trainers = _make_trainers(config, spaces, stop, stack, announcement)
-    parts = Parts(collector, _make_learner(config, spaces, collector, trainers, ledger, announcement.note), spaces)
+    learner = _make_learner(config, spaces, collector, trainers, ledger, announcement.note)
+    parts = Parts(collector, learner, model_state(spaces, trainers.spec))
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     announcement.show()
@@ -182,7 +183,7 @@ def _make_learner(
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
     """Load `start` into the learner; with `branch`, only the weights, the optimiser and the normalisers."""
-    model = model_state(parts.spaces, network_spec(config.network, parts.spaces))
+    model = parts.model
     found = start.state.get("model")
     before = found if isinstance(found, dict) else {}
     differing = [name for name in model if before.get(name) != model[name] and not (branch and name == "deterministic")]

@@ -11,11 +11,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dppo.cluster.builders import network_spec
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
-from dppo.policies.described import model_state
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.torch_module import check_model
 from dppo.records.files import checkpoint as checkpoints
@@ -227,7 +225,7 @@ class _Run:
             "config": resolved(self.config),
             "versions": run_folder.versions(),
             "branched_from": self.folder.branched_from,
-            "model": model_state(self.parts.spaces, network_spec(self.config.network, self.parts.spaces)),
+            "model": self.parts.model,
         }
         score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(

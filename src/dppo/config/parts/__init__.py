@@ -4,26 +4,51 @@ They are plain dataclasses because they travel to actors, which must not import 
 has one.
 """
 
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any, get_type_hints
+
+from dppo.config.field import KEY, About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.network import Network
 from dppo.config.parts.ppo import PPO, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners
-from dppo.config.parts.registry import PARTS, about, default_of, settings_by_name, types_by_name
 from dppo.config.parts.run import Run
 
-__all__ = [
-    "PARTS",
-    "PPO",
-    "Actors",
-    "Env",
-    "Learners",
-    "Network",
-    "Run",
-    "Sampling",
-    "about",
-    "annealed",
-    "annealed_settings",
-    "default_of",
-    "settings_by_name",
-    "types_by_name",
-]
+__all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "annealed", "annealed_settings"]
+
+PARTS: dict[str, type] = {
+    "env": Env,
+    "sampling": Sampling,
+    "ppo": PPO,
+    "network": Network,
+    "actors": Actors,
+    "learners": Learners,
+    "run": Run,
+}
+
+
+@cache
+def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
+    """Return the dataclass field of every setting, in the order of the parts."""
+    return {field.name: field for part in PARTS.values() for field in dataclasses.fields(part)}
+
+
+def about(name: str) -> About:
+    """Return the metadata of a setting."""
+    found: About = settings_by_name()[name].metadata[KEY]
+    return found
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a setting, or `dataclasses.MISSING` if it has none."""
+    field = settings_by_name()[name]
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+@cache
+def types_by_name() -> dict[str, Any]:
+    """Return the type of every setting."""
+    return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}
