@@ -95,6 +95,13 @@ def test_the_remedy_for_learners_that_cannot_share_works(n: int, t: int, learner
         assert n * t % c.minibatches_per_epoch == 0
 
 
+def test_remedies_are_found_at_once_for_large_primes() -> None:
+    text = refusal(memory="gru", sequence_length=7, num_steps=1_000_000_007, total_timesteps=1e12)
+    assert text.endswith("does not divide num_steps=1000000007. Use sequence_length=1 or 1000000007.")
+    shared = {"num_actors": 1, "num_learners": 2, "num_steps": 999_999_937, "minibatch_size": 1000}
+    assert refusal(**shared, total_timesteps=1e12).endswith("evenly. Use minibatch_size=1999999874 or 3999999748.")
+
+
 def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
     c = config(total_timesteps=10240, learning_rate=1.0)
     assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])

@@ -1,4 +1,4 @@
-"""TrainerRank: one of several learners that share the SGD of each minibatch."""
+"""TrainerRank: one of several processes that share the SGD of each minibatch."""
 
 from __future__ import annotations
 

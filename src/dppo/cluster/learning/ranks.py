@@ -1,4 +1,4 @@
-"""RayTrainers: updates shared by several learners on Ray, which are started and replaced as one group."""
+"""RayTrainers: updates shared by several ranks on Ray, which are started and replaced as one group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Up
 from dppo.spaces.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
-CLOSE_S = 2.0  # for Ray to release the resources of the learners
+CLOSE_S = 2.0  # for Ray to release the resources of the ranks
 MAX_REBUILDS = 3  # in a row, without an update in between
 
 
