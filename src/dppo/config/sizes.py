@@ -33,7 +33,7 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """The sizes that follow from these settings."""
+        """Return the sizes that follow from these settings."""
         length = self._sequence_length()
         sequences = max(1, self.batch_size // length)
         most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // length)

@@ -80,32 +80,21 @@ class LocalTrainer:
         torch.set_num_threads(plan.learners.learner_threads)
         self._trainer = build_trainer(plan, spaces)
         self.spec = self._trainer.model.spec
+        self.weights, self.state, self.load = self._trainer.weights, self._trainer.state, self._trainer.load
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
-        before = self._trainer.weights(), self._trainer.state()
+        before = self.weights(), self.state()
         try:
             lagged = policy.version < iteration
             return train_on(
                 self._trainer, self._plan, segments, policy.obs_scale, reward_scale, iteration, lagged=lagged
             )
         except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
-            self._trainer.load(*before)
+            self.load(*before)
             raise
-
-    def weights(self) -> np.ndarray:
-        """Return a copy of all weights [P]."""
-        return self._trainer.weights()
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the optimiser's state."""
-        return self._trainer.state()
-
-    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Continue with these weights and this optimiser state."""
-        self._trainer.load(weights, state)
 
     def take_incidents(self) -> list[Incident]:
         """Return an empty list: any failure of this trainer ends the run."""
