@@ -194,7 +194,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
     obs_dtype = "float64" if trained.has_float64 else "float32"
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
-    if not trained.same_observations(found) or found.actions.in_words() != trained.actions.in_words():
+    if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
             f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
             f"environment of the run."

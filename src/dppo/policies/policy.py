@@ -210,7 +210,7 @@ def spaces_in_words(spaces: Spaces) -> str:
     coded = f" of {sum(counts.values()):,} categories" if counts else ""
     masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
     masks = masked.get(spaces.mask, " with masks from info")
-    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions.in_words()}{masks}"
+    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
 
 
 def _dtype_in_words(dtype: np.dtype[Any]) -> str:

@@ -11,6 +11,7 @@ from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.memory.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_module import ModuleSpec, model_name
+from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 
 ENCODER_NETWORK = "dppo.ppo.networks.encoders.encoder_network:EncoderNetwork"
@@ -108,8 +109,8 @@ def _checked_own(spec: ModuleSpec, network: Network) -> Choice:
 
 def _own_std(network: Network, spaces: Spaces) -> bool:
     """Return whether the standard deviation of real-valued actions depends on the observation."""
-    if not list(spaces.actions.boxes()):
-        why = f"{spaces.actions.in_words()} actions are not real numbers"
+    if not list(boxes(spaces.actions)):
+        why = f"{spaces.actions} actions are not real numbers"
         _refuse_without_effect(network, ("state_dependent_std",), why)
     return network.state_dependent_std
 
