@@ -21,10 +21,11 @@ from dppo.ppo.exchange.inputs import measured, measured_shape, no_statistics, ra
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
-from dppo.ppo.networks.torch_module import ModuleSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
@@ -85,7 +86,7 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
     _, trainer = parts_of(config_of(kind), 1)
     spec = trainer.model.spec
     checks.drawn_from_the_seed(spec)
-    named = spec.unflatten(spec.learning(3).parameters.weights.detach().numpy())
+    named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
@@ -255,7 +256,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
     convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64
     outputs = 512 * 2 + 2 + 512 + 1 + 2  # mean of two actions, value, log_std
     assert nature.spec.num_parameters == convolutions + 7 * 7 * 64 * 512 + 512 + outputs
-    assert nature.in_words() == (
+    assert str(nature) == (
         f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
@@ -284,13 +285,13 @@ def test_every_choice_can_be_overridden() -> None:
     assert sizes["separate"] > 1.9 * sizes["default"]
 
 
-def test_the_spec_names_a_class_that_anybody_can_name() -> None:
+def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     """No privilege: a user who gives the same class and arguments gets the same network."""
     spaces = described(gym_spaces.Box(0, 255, (40, 40, 3), np.uint8))
     spec = choose_network(Network(), spaces).spec
-    assert isinstance(spec, ModuleSpec)
-    own = Network(model=spec.model, model_kwargs=spec.kwargs)
-    assert choose_network(own, spaces).spec == spec
-    weights = [one.learning(3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
+    assert isinstance(spec, EncoderSpec)
+    layers = {"image_encoder": "nature", "image_features": 512}
+    own = Network(model="dppo.ppo.networks.encoders.encoder_network:EncoderNetwork", model_kwargs=layers)
+    weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
     assert torch.equal(*weights)
     assert is_image(spaces.obs)

@@ -6,19 +6,18 @@ Plans are plain data, made of parts of the settings, so that an actor imports ne
 from __future__ import annotations
 
 import math
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dppo import streams
 from dppo.config.parts import PPO, Env, Learners, Network, Run, Sampling
-from dppo.envs.checks.faults import user_traceback
+from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.inputs import measured_shape
@@ -156,10 +155,7 @@ def _make_env(plan: SamplerPlan, owner: str) -> Any:
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        raise EnvironmentFault(
-            f"{owner}: the environment's constructor raised {summary}", user_traceback(error)
-        ) from None
+        raise constructor_fault(owner, error) from None
 
 
 def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:

@@ -80,6 +80,11 @@ class Spaces:
         """Return whether a leaf is stored as float64."""
         return holds_float64(self.obs)
 
+    @property
+    def is_vector(self) -> bool:
+        """Return whether an observation is a single array of numbers, neither an image nor categories."""
+        return self.obs.names is None and not is_image(self.obs) and not self.categories
+
     def leaves(self) -> dict[str, np.dtype[Any]]:
         """Return the dtype of each leaf of an observation, by name."""
         return leaf_dtypes(self.obs)

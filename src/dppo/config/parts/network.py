@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
-from dppo.config.field import import_path, setting
+from dppo.config.field import setting
+from dppo.user_code import import_path
 
 USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 

@@ -11,6 +11,7 @@ from dppo.ppo.exchange.inputs import amounts, raw_inputs, scale_for
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.value_scale import restoring
+from dppo.ppo.networks.building import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
 
@@ -45,7 +46,7 @@ class PPOAgent:
         self.mask = mask
         self.distribution = spec.distribution
         self.state_size = spec.state_size
-        self._network = spec.acting()
+        self._network = acting_network(spec)
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None

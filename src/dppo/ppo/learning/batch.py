@@ -15,6 +15,7 @@ from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.gae_inputs import Rollout, followed_by_successors, in_sequences, recall_of_successors
+from dppo.ppo.networks.building import zero_inputs
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
 from dppo.spaces.spaces import is_amount
@@ -135,7 +136,7 @@ def zero_batch(spec: NetworkSpec, sequences: int, length: int) -> Batch:
     if spec.state_size:
         states = torch.zeros((sequences, spec.state_size), dtype=dtype)
         recall = Recall(states, torch.zeros((sequences, length), dtype=torch.bool))
-    return Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, length=length, recall=recall)
+    return Batch(zero_inputs(spec, rows), actions, zeros, zeros, zeros, zeros, length=length, recall=recall)
 
 
 def make_batch(

@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.encoders.layers import PixelConv
+from dppo.ppo.networks.encoders.torch_layers import PixelConv
+from dppo.ppo.networks.layers import Layers
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
@@ -26,14 +27,14 @@ class Encoder(nn.Module):
     features: int
 
 
-def encoder_of(spaces: Spaces, name: str, image_encoder: str, image_features: int) -> Encoder:
+def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
     """Return the encoder for the leaf `name`."""
     leaf = spaces.leaves()[name]
     if name in spaces.categories:
         categories = spaces.categories[name]
         return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
-    if is_image(leaf) and image_encoder != "flatten":
-        return CNNS[image_encoder](leaf.shape, image_features)
+    if is_image(leaf) and layers.image_encoder in CNNS:
+        return CNNS[layers.image_encoder](leaf.shape, layers.image_features)
     return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)
 
 
@@ -72,7 +73,7 @@ class OneHot(Encoder):
 
 
 class Embedding(Encoder):
-    """A learnt vector for each category of each element."""
+    """A learned vector for each category of each element."""
 
     first: Tensor
     last: Tensor
@@ -98,7 +99,7 @@ class Embedding(Encoder):
 class CNN(Encoder):
     """Convolutions, and a layer of `features` units behind them."""
 
-    def __init__(self, image: Image, layers: nn.Sequential, outputs: int, features: int) -> None:
+    def __init__(self, image: Image | Bits, layers: nn.Sequential, outputs: int, features: int) -> None:
         """Draw the weights of the last layer, which reads the `outputs` numbers of `layers`."""
         super().__init__()
         self.image = image
@@ -168,8 +169,6 @@ class GridCNN(CNN):
     Source: Willems, rl-starter-files (github.com/lcswillems/rl-starter-files), model.py, for the convolutions.
     """
 
-    shift: Tensor
-
     def __init__(self, shape: tuple[int, ...], features: int) -> None:
         image = Image(shape)
         height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
@@ -184,16 +183,7 @@ class GridCNN(CNN):
             nn.ReLU(),
             nn.Flatten(),
         )
-        super().__init__(image, layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
-        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
-        cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
-        bits = ((cells >> self.shift) & 1).flatten(1, 2)
-        inputs = bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
-        code: Tensor = self.last(self.layers(inputs))
-        return code
+        super().__init__(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
 
 
 class Residual(nn.Module):
@@ -230,6 +220,23 @@ class Image(nn.Module):
         if self._axes is not None:
             pixels = pixels.permute(self._axes)
         return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
+
+
+class Bits(nn.Module):
+    """Images [rows, *shape] -> the bits of each byte, [rows, 8 * channels, height, width]."""
+
+    shift: Tensor
+
+    def __init__(self, image: Image) -> None:
+        super().__init__()
+        self.image = image
+        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return floats, 0 or 1."""
+        cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
+        bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
+        return bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
