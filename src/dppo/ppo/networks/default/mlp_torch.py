@@ -71,7 +71,8 @@ class HandwrittenMLP:
         self._policy = [_Layer.of(named, f"policy.{number}") for number in numbers]
         self._value = [_Layer.of(named, f"value.{number}") for number in numbers]
         free = named.get("log_std")
-        self._free, self._by_free = (None, None) if free is None else (free.detach(), free.grad)
+        self._free = None if free is None else free.detach()
+        self._by_free = None if free is None else free.grad
         self._outputs = spec.policy_outputs
         self._tanh = spec.activation == "tanh"
         self._workspaces: dict[int, _Workspace] = {}
