@@ -17,7 +17,7 @@ from torch import nn
 from dppo.config import Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import measured, measured_shape, no_statistics, raw_inputs
+from dppo.ppo.exchange.inputs import no_statistics, normalized_part, normalized_shape, unprocessed_inputs
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
@@ -195,12 +195,12 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 def test_only_floats_of_several_leaves_are_normalised() -> None:
     spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS)
-    assert measured_shape(spaces.obs) == (2 + 1 + 2,)
+    assert normalized_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
-    np.testing.assert_array_equal(measured(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+    np.testing.assert_array_equal(normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
@@ -208,11 +208,11 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
-    np.testing.assert_array_equal(measured(rows, spaces.normalized), [[70], [80]])
+    np.testing.assert_array_equal(normalized_part(rows, spaces.normalized), [[70], [80]])
     statistics = no_statistics(spaces, obs=True, returns=False)
-    seen = Statistics(Moments.of(measured(rows, spaces.normalized)))
+    seen = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = raw_inputs(rows, "float32", scale)
+    inputs = unprocessed_inputs(rows, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)

@@ -20,7 +20,7 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.inputs import measured_shape
+from dppo.ppo.exchange.inputs import normalized_shape
 from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -186,7 +186,7 @@ def _spaces(plan: SamplerPlan, env: Any) -> Spaces:
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
-    if plan.ppo.norm_obs and (alone or measured_shape(read.obs, spaces.normalized) == (0,)):
+    if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
             "or categories. Use norm_obs=False."

@@ -39,7 +39,7 @@ class Spaces:
     deterministic: bool = True
     """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
     categories: dict[str, Categories] = field(default_factory=dict)
-    """The leaves that hold categories, by name; the other leaves hold amounts."""
+    """The leaves that hold categories, by name; the other leaves hold continuous numbers."""
     one_of: tuple[str, ...] = ()
     """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
     dropped: tuple[str, ...] = ()
@@ -143,8 +143,8 @@ def holds_float64(obs: np.dtype[Any]) -> bool:
     return any(leaf.base == np.float64 for leaf in leaf_dtypes(obs).values())
 
 
-def is_amount(leaf: np.dtype[Any]) -> bool:
-    """Return whether a leaf of several holds real numbers, which can be normalised."""
+def is_continuous(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf of several holds floats, which can be normalized."""
     return leaf.base.kind == "f"
 
 

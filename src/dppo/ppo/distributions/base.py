@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
 
     Head = Float[np.ndarray, "*rows H"]
     Noise = Float[np.ndarray, "*rows N"]
+    Drawn = Float[np.ndarray, "{steps} {rows} _"]
     Numbers = Float[np.ndarray, "*rows"]
     TorchHead = Float[Tensor, "rows H"]
     Scores = tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]
@@ -71,9 +72,7 @@ class Distribution(ABC):
         return "int64" if self.integer else dtype
 
     @abstractmethod
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         """Draw the noise for `sample`: [steps, rows, `noise_size`]."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import Head, Noise, Numbers, Scores, TorchHead
+    from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
 
 
 class Categorical(Distribution):
@@ -23,9 +23,7 @@ class Categorical(Distribution):
         super().__init__(head_size=n, noise_size=n, action_shape=(), integer=True)
 
     @override
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override
@@ -82,9 +80,7 @@ class MultiCategorical(Distribution):
         self.counts = counts
 
     @override
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import Head, Noise, Numbers, Scores, TorchHead
+    from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 NODES = 32  # of the quadrature: its error is below 0.005 up to a standard deviation of 3
@@ -34,9 +34,7 @@ class _Gaussian(Distribution):
         self.size = size
 
     @override
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return generator.standard_normal((steps, rows, self.size)).astype(dtype)
 
     @override

@@ -13,10 +13,10 @@ from typing_extensions import override
 from dppo.ppo.distributions.base import Distribution, Evaluation, by_autograd
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
-    from jaxtyping import Float, Shaped
+    from jaxtyping import Shaped
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import Head, Noise, Numbers, Scores, TorchHead
+    from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
 
 
 class Joint(Distribution):
@@ -38,9 +38,7 @@ class Joint(Distribution):
         )
 
     @override
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return np.concatenate([part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1)
 
     @override

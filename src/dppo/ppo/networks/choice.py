@@ -32,10 +32,12 @@ class Choice:
     spec: NetworkSpec
     layers: str
     """Its layers in words, for the log."""
-    reason: str
+    reason: str | None
+    """None where the user named it."""
 
     def __str__(self) -> str:
-        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters, because {self.reason}."
+        because = "" if self.reason is None else f", because {self.reason}"
+        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{because}."
 
 
 def choose_network(network: Network, spaces: Spaces) -> Choice:
@@ -84,7 +86,7 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
-    return Choice(spec, f"your own {name}", "model names it")
+    return Choice(spec, f"{name} (set by `model`)", None)
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
@@ -148,7 +150,7 @@ def _hidden(network: Network) -> str:
 
 
 def _encoders(spaces: Spaces, encoder: str | None) -> str:
-    """Return what encodes the leaves."""
+    """Return the encoders of the leaves in words."""
     used = [ENCODERS[encoder]] if encoder else []
     if spaces.categories:
         used.append("one-hot codes")
