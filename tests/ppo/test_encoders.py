@@ -25,7 +25,7 @@ from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
-from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
+from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
@@ -139,7 +139,7 @@ def test_axes_of_images_are_recognised(shape: tuple[int, ...], expected: tuple[i
 @pytest.mark.parametrize("shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str)
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
-    cnn = NatureCNN(shape, 16)
+    cnn = nature_cnn(shape, 16)
     pixels = torch.randint(0, 256, (3, *shape)).float()
     x = cnn.image(pixels) / 255
     convolutions = [layer for layer in cnn.layers if isinstance(layer, nn.Conv2d)]
@@ -150,14 +150,14 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (8, 9, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6)], ids=str)
 def test_the_impala_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = ImpalaCNN(shape, 16)
+    cnn = impala_cnn(shape, 16)
     assert cnn(torch.randint(0, 256, (2, *shape)).float()).shape == (2, 16)
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == 15
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
 def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = GridCNN(shape, 16)
+    cnn = grid_cnn(shape, 16)
     image = torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
     assert torch.equal(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning gets bytes
@@ -165,7 +165,7 @@ def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
 
 def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     """The convolutions see eight inputs, each 0 or 1, from which every byte follows."""
-    cnn, seen = GridCNN((7, 8, 3), 16), []
+    cnn, seen = grid_cnn((7, 8, 3), 16), []
     cnn.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     image = torch.randint(0, 256, (5, 7, 8, 3))
     cnn(image.float())

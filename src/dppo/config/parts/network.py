@@ -32,7 +32,8 @@ class Network:
     )
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
-        "Units of the hidden layers, the same for policy and value. None follow the encoder of a single image.",
+        "Units of the hidden layers, the same for policy and value. Not used if the only observation is an image that "
+        "a CNN reads.",
         gt=0,
         branch=False,
         when=(DEFAULT_NETWORK,),

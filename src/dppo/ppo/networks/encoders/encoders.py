@@ -14,7 +14,7 @@ from dppo.ppo.networks.layers import Layers
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
-SMALLEST_GRID = 7  # cells of a side that the convolutions of `GridCNN` need
+SMALLEST_GRID = 7  # cells of a side that the convolutions of `grid_cnn` need
 EMBEDDED = 64  # numbers that each embedded category becomes
 SQRT2 = math.sqrt(2)
 
@@ -113,52 +113,48 @@ class CNN(Encoder):
         return code
 
 
-class NatureCNN(CNN):
-    """Three convolutions and a layer of `features` units. The image has at least 36 x 36 pixels.
+def nature_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three convolutions and a layer of `features` units. The image has at least 36 x 36 pixels.
 
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), methods.
     """
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        layers = nn.Sequential(
-            orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
-        super().__init__(image, layers, 64 * height * width, features)
+    image = Image(shape)
+    layers = nn.Sequential(
+        orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
+    return CNN(image, layers, 64 * height * width, features)
 
 
-class ImpalaCNN(CNN):
-    """Three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
+def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
 
     Convolutions keep torch's initial weights, as in CleanRL's ppo_procgen.py.
 
     Source: Espeholt et al., "IMPALA" (arXiv:1802.01561), figure 3, the larger network.
     """
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        height, width, blocks = image.height, image.width, []
-        for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
-            convolution = nn.Conv2d if number else PixelConv
-            blocks += [
-                convolution(inputs, outputs, 3, padding=1),
-                nn.MaxPool2d(3, stride=2, padding=1),
-                Residual(outputs),
-                Residual(outputs),
-            ]
-            height, width = (height + 1) // 2, (width + 1) // 2
-        super().__init__(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
+    image = Image(shape)
+    height, width, blocks = image.height, image.width, []
+    for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
+        convolution = nn.Conv2d if number else PixelConv
+        blocks += [
+            convolution(inputs, outputs, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            Residual(outputs),
+            Residual(outputs),
+        ]
+        height, width = (height + 1) // 2, (width + 1) // 2
+    return CNN(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
 
 
-class GridCNN(CNN):
-    """Three convolutions over the bits of each byte, and a layer of `features` units; for small images of any size.
+def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three convolutions over the bits of each byte, and a layer of `features` units; for small images.
 
     Bytes of a small image are usually codes of what is in a cell, such as those of MiniGrid from 0 to 10, which would
     all be close to 0 when divided by 255. Each byte becomes eight inputs, 0 or 1, so that codes are easy to tell apart
@@ -168,22 +164,20 @@ class GridCNN(CNN):
 
     Source: Willems, rl-starter-files (github.com/lcswillems/rl-starter-files), model.py, for the convolutions.
     """
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
-        layers = nn.Sequential(
-            nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
-            orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        super().__init__(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
+    image = Image(shape)
+    height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
+    layers = nn.Sequential(
+        nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
+        orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return CNN(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
 
 
 class Residual(nn.Module):
@@ -247,4 +241,4 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     return layer
 
 
-CNNS: dict[str, type[NatureCNN | ImpalaCNN | GridCNN]] = {"nature": NatureCNN, "impala": ImpalaCNN, "grid": GridCNN}
+CNNS = {"nature": nature_cnn, "impala": impala_cnn, "grid": grid_cnn}
