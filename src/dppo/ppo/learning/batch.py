@@ -251,6 +251,8 @@ def _inputs(
     """Return the network's input: one tensor, or a copy of each leaf by name."""
     scale = scale_for(scale, obs.dtype, dtype)
     if stays_unprocessed(np.dtype((obs.dtype, obs.shape[2:]))):
-        inputs = unprocessed_inputs(obs, dtype, scale)
-        return each_leaf(inputs, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+        stored = unprocessed_inputs(obs, dtype, scale)
+        inputs: Tensor | dict[str, Tensor]
+        inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+        return inputs
     return rows(normalized(obs, dtype, scale))
