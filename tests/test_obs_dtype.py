@@ -16,7 +16,7 @@ from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config, make_config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import measured_shape
+from dppo.ppo.exchange.inputs import normalized_shape
 from dppo.ppo.exchange.normalizer import Moments, ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
@@ -101,7 +101,7 @@ def test_acting_and_learning_normalise_in_float64_before_rounding(nest: bool, dt
 
 def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
     """Return a policy; without a scale, one that normalises with no samples."""
-    return PolicySnapshot(0, weights, scale or ObsScale.of(Moments.empty(measured_shape(obs))))
+    return PolicySnapshot(0, weights, scale or ObsScale.of(Moments.empty(normalized_shape(obs))))
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -28,7 +28,8 @@ from dppo.__main__ import main
 from dppo.config import make_config
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.ppo.networks.building import learning_network
+from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4
@@ -434,7 +435,7 @@ def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
 
 def initial_weights(amounts: Iterator[int]) -> np.ndarray:
     spec = ModuleSpec.of(dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32")
-    weights: np.ndarray = spec.learning(0).parameters.weights.detach().numpy()
+    weights: np.ndarray = learning_network(spec, 0).parameters.weights.detach().numpy()
     return weights
 
 
@@ -442,7 +443,7 @@ def initial_weights(amounts: Iterator[int]) -> np.ndarray:
 def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(
     amounts: tuple[int, ...],
 ) -> None:
-    np.testing.assert_array_equal(initial_weights(iter(amounts)), initial_weights(repeat(0)))
+    np.testing.assert_array_equal(initial_weights(chain(amounts, repeat(0))), initial_weights(repeat(0)))
 
 
 def test_initial_weights_that_are_never_the_same_are_refused() -> None:

@@ -119,7 +119,7 @@ def test_spaces_become_plain_data() -> None:
     low, high = np.array([[-1.0], [-np.inf]], np.float64), np.array([[1.0], [np.inf]])
     actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
     assert isinstance(actions, BoxActions)
-    assert (actions.shape, actions.size, actions.low.dtype.type) == ((2, 1), 2, np.float64)
+    assert (actions.shape, actions.width, actions.low.dtype.type) == ((2, 1), 2, np.float64)
     np.testing.assert_array_equal(actions.low, low)
     np.testing.assert_array_equal(actions.high, high)
 

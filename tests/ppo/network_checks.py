@@ -11,6 +11,7 @@ import torch
 from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
 from dppo.ppo.networks.recall import Recall
 
@@ -77,7 +78,7 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
 
 def names_and_shapes(spec: NetworkSpec) -> None:
     """Check that the flat weights of a network and its named parameters are the same numbers."""
-    weights = spec.learning(3).parameters.weights.detach().numpy()
+    weights = learning_network(spec, 3).parameters.weights.detach().numpy()
     assert weights.shape == (spec.num_parameters,)
     named = spec.unflatten(weights)
     assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
@@ -87,12 +88,12 @@ def names_and_shapes(spec: NetworkSpec) -> None:
 def drawn_from_the_seed(spec: NetworkSpec) -> None:
     """Check that initial weights follow from their seed, not from torch's global state or default dtype."""
     before = torch.get_rng_state()
-    one = spec.learning(3).parameters.weights.detach()
+    one = learning_network(spec, 3).parameters.weights.detach()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(10)
     torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
     try:
-        two, other = (spec.learning(seed).parameters.weights.detach() for seed in (3, 4))
+        two, other = (learning_network(spec, seed).parameters.weights.detach() for seed in (3, 4))
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(one, two)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, spec_of
+from mlp_twin import MLP, initial_mlp
 
 from dppo.ppo.learning.optimizer import FlatAdam
-from dppo.ppo.networks.default.mlp_torch import MLP, initial_mlp
 from dppo.ppo.networks.flat import FlatParameters
 
 

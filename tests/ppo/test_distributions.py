@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint
+from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Evaluation, Joint, by_autograd
 
 
 def side_by_side(mean: np.ndarray, log_std: np.ndarray) -> np.ndarray:
@@ -271,7 +271,7 @@ def test_gradients_by_hand_are_those_of_the_default(kind: str) -> None:
     head = torch.from_numpy(heads(20, distribution.head_size))
     actions = torch.from_numpy(drawn(distribution, head.numpy()))
     by_hand = distribution.evaluate(head, actions)
-    default = Distribution.evaluate(distribution, head, actions)
+    default = by_autograd(distribution, head, actions)
     for name in ("logprobs", "entropies"):
         np.testing.assert_allclose(getattr(by_hand, name), getattr(default, name), rtol=1e-12, atol=1e-14)
     for by_entropies in (0.3, torch.linspace(-1, 1, 20, dtype=torch.float64)):
@@ -284,11 +284,8 @@ def test_a_new_distribution_needs_only_its_formulas() -> None:
     """The gradient follows from them; here, for an exponential distribution with its rate as the head."""
 
     class Exponential(Distribution):
-        head_size = noise_size = 1
-        action_shape = ()
-
-        def action_dtype(self, dtype: str) -> str:
-            return dtype
+        def __init__(self) -> None:
+            super().__init__(head_size=1, noise_size=1, action_shape=(), integer=False)
 
         def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> np.ndarray:
             return generator.exponential(size=(steps, rows, 1)).astype(dtype)
@@ -306,6 +303,9 @@ def test_a_new_distribution_needs_only_its_formulas() -> None:
 
         def scores(self, head: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return head[:, 0] - head[:, 0].exp() * actions, 1 - head[:, 0]
+
+        def evaluate(self, head: torch.Tensor, actions: torch.Tensor) -> Evaluation:
+            return by_autograd(self, head, actions)
 
     distribution = Exponential()
     head = heads(9, 1)

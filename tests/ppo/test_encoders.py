@@ -17,14 +17,15 @@ from torch import nn
 from dppo.config import Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import measured, measured_shape, no_statistics, raw_inputs
+from dppo.ppo.exchange.inputs import no_statistics, normalized_part, normalized_shape, unprocessed_inputs
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, GridCNN, Image, ImpalaCNN, NatureCNN, OneHot
-from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
@@ -85,7 +86,7 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
     _, trainer = parts_of(config_of(kind), 1)
     spec = trainer.model.spec
     checks.drawn_from_the_seed(spec)
-    named = spec.unflatten(spec.learning(3).parameters.weights.detach().numpy())
+    named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
@@ -138,7 +139,7 @@ def test_axes_of_images_are_recognised(shape: tuple[int, ...], expected: tuple[i
 @pytest.mark.parametrize("shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str)
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
-    cnn = NatureCNN(shape, 16)
+    cnn = nature_cnn(shape, 16)
     pixels = torch.randint(0, 256, (3, *shape)).float()
     x = cnn.image(pixels) / 255
     convolutions = [layer for layer in cnn.layers if isinstance(layer, nn.Conv2d)]
@@ -149,14 +150,14 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (8, 9, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6)], ids=str)
 def test_the_impala_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = ImpalaCNN(shape, 16)
+    cnn = impala_cnn(shape, 16)
     assert cnn(torch.randint(0, 256, (2, *shape)).float()).shape == (2, 16)
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == 15
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
 def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = GridCNN(shape, 16)
+    cnn = grid_cnn(shape, 16)
     image = torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
     assert torch.equal(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning gets bytes
@@ -164,7 +165,7 @@ def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
 
 def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     """The convolutions see eight inputs, each 0 or 1, from which every byte follows."""
-    cnn, seen = GridCNN((7, 8, 3), 16), []
+    cnn, seen = grid_cnn((7, 8, 3), 16), []
     cnn.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     image = torch.randint(0, 256, (5, 7, 8, 3))
     cnn(image.float())
@@ -194,12 +195,12 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 def test_only_floats_of_several_leaves_are_normalised() -> None:
     spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS)
-    assert measured_shape(spaces.obs) == (2 + 1 + 2,)
+    assert normalized_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
-    np.testing.assert_array_equal(measured(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+    np.testing.assert_array_equal(normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
@@ -207,11 +208,11 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
-    np.testing.assert_array_equal(measured(rows, spaces.normalized), [[70], [80]])
+    np.testing.assert_array_equal(normalized_part(rows, spaces.normalized), [[70], [80]])
     statistics = no_statistics(spaces, obs=True, returns=False)
-    seen = Statistics(Moments.of(measured(rows, spaces.normalized)))
+    seen = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = raw_inputs(rows, "float32", scale)
+    inputs = unprocessed_inputs(rows, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
@@ -255,7 +256,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
     convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64
     outputs = 512 * 2 + 2 + 512 + 1 + 2  # mean of two actions, value, log_std
     assert nature.spec.num_parameters == convolutions + 7 * 7 * 64 * 512 + 512 + outputs
-    assert nature.in_words() == (
+    assert str(nature) == (
         f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
@@ -284,13 +285,13 @@ def test_every_choice_can_be_overridden() -> None:
     assert sizes["separate"] > 1.9 * sizes["default"]
 
 
-def test_the_spec_names_a_class_that_anybody_can_name() -> None:
+def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     """No privilege: a user who gives the same class and arguments gets the same network."""
     spaces = described(gym_spaces.Box(0, 255, (40, 40, 3), np.uint8))
     spec = choose_network(Network(), spaces).spec
-    assert isinstance(spec, ModuleSpec)
-    own = Network(model=spec.model, model_kwargs=spec.kwargs)
-    assert choose_network(own, spaces).spec == spec
-    weights = [one.learning(3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
+    assert isinstance(spec, EncoderSpec)
+    layers = {"image_encoder": "nature", "image_features": 512}
+    own = Network(model="dppo.ppo.networks.encoders.encoder_network:EncoderNetwork", model_kwargs=layers)
+    weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
     assert torch.equal(*weights)
     assert is_image(spaces.obs)

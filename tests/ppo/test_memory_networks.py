@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from dppo.config import make_config
 from dppo.errors import ConfigError
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
-from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
 
@@ -122,7 +123,7 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
 @networks
 def test_gradients_are_finite_differences(network: str) -> None:
     spec = NETWORKS[network](DISCRETE, "float64")
-    learning = spec.learning(3)
+    learning = learning_network(spec, 3)
     checks.load_random(learning, spec)
     obs = as_rows(observations(obs_of(network), 5, 2), "float64")
     states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, random_weights, spec_of
+from mlp_twin import MLP, initial_mlp
 from torch import nn
 
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_torch import MLP, initial_mlp
 from dppo.ppo.networks.flat import FlatParameters
 from dppo.spaces.actions import BoxActions, DiscreteActions
 

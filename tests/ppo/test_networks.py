@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, agent_of, random_weights
+from mlp_twin import initial_mlp
 from own_models import Plain, Residual
 from torch import nn
 
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.autograd import Autograd
+from dppo.ppo.networks.building import acting_network, learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP, initial_mlp
+from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.quick import quick
-from dppo.ppo.networks.torch_module import Autograd, ModuleSpec
+from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
 OBS = (2, 2)
@@ -98,7 +101,7 @@ def test_gradients_by_hand_are_those_of_autograd(
     spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
     plain = initial_mlp(spec, seed=1)
-    by_hand, twin = HandwrittenMLP(initial_mlp(spec, seed=1)), Autograd(plain, plain.ordered_parameters())
+    by_hand, twin = HandwrittenMLP(spec, seed=1), Autograd(plain, plain.ordered_parameters())
     for network in (by_hand, twin):
         checks.load_random(network, spec)
     for found, expected in zip(by_hand.forward(obs)[:2], twin.forward(obs)[:2], strict=True):
@@ -112,7 +115,7 @@ def test_gradients_by_hand_are_those_of_autograd(
 @distributions
 def test_gradients_are_finite_differences(network: str, distribution: str) -> None:
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float64")
-    learning = spec.learning(3)
+    learning = learning_network(spec, 3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
     frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes().items()}
     held, gradient = spec.flatten(frozen).astype(bool), checks.gradient_of(learning, obs)
@@ -140,7 +143,7 @@ def test_stacked_products_have_the_bits_of_single_ones(
     """A row of a larger product would differ in the last bits."""
     for distribution in (Categorical(2), DiagonalGaussian(6)):
         spec = MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype)
-        network = spec.acting()
+        network = acting_network(spec)
         network.load(random_weights(spec, scale=0.1))
         for rows in (1, 3, 8, 33):
             obs = np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype)

@@ -18,6 +18,7 @@ from builders import BOX, DISCRETE, random_weights, sampler_of, spec_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from meetings import Meeting, OwnOrders
+from mlp_twin import MLP
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -31,7 +32,6 @@ from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.rewards import reward_shaping, shaped_rewards
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_torch import MLP
 from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])

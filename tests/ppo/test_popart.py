@@ -22,7 +22,7 @@ from dppo.ppo.exchange.value_scale import STATE, ValueScale
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.popart import last_layer
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.torch_module import ModuleSpec
+from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
 FIGURES = ("value_mean", "value_std")

@@ -20,7 +20,7 @@ from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import precision
 from dppo.ppo.networks.encoders.blocks import convolve_blocks, fits_blocks
-from dppo.ppo.networks.encoders.layers import Output
+from dppo.ppo.networks.encoders.torch_layers import Output
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])

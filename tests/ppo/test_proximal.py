@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, random_weights, spec_of
+from mlp_twin import MLP
 from torch.distributions import Categorical, Independent, Normal
 
 import dppo
@@ -18,7 +19,6 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_torch import MLP
 from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ROWS = 48

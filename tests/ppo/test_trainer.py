@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
+from mlp_twin import MLP
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -21,7 +22,6 @@ from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Alone
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.mlp_torch import MLP
 from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
@@ -45,7 +45,7 @@ def random_batch(trainer: PPOTrainer, rows: int = 50, seed: int = 0) -> Batch:
     """Return rows with ratios on both sides of the clip."""
     rng, spec = np.random.default_rng(seed), trainer.model.spec
     if isinstance(spec.distribution, ppo.Categorical):
-        actions = torch.from_numpy(rng.integers(0, spec.distribution.n, rows))
+        actions = torch.from_numpy(rng.integers(0, spec.distribution.head_size, rows))
     else:
         actions = torch.from_numpy(rng.normal(size=(rows, *spec.distribution.action_shape)))
     obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)))

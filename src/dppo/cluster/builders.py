@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,11 @@ from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.cluster.spaces import spaces_of
 from dppo.config.parts import Network
-from dppo.envs.checks.faults import user_traceback
+from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.progress import Phase, ProgressRecord, place_of
-from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.learning.rewards import reward_shaping
@@ -95,10 +94,7 @@ def _make_env(plan: SamplerPlan, owner: str) -> Any:
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        raise EnvironmentFault(
-            f"{owner}: the environment's constructor raised {summary}", user_traceback(error)
-        ) from None
+        raise constructor_fault(owner, error) from None
 
 
 def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:

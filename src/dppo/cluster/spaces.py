@@ -7,7 +7,7 @@ from typing import Any
 from dppo.cluster.plans import SamplerPlan
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import measured_shape
+from dppo.ppo.exchange.inputs import normalized_shape
 from dppo.spaces.spaces import MOST_WHOLE, Spaces
 
 
@@ -34,7 +34,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
-    if plan.ppo.norm_obs and (alone or measured_shape(read.obs, spaces.normalized) == (0,)):
+    if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
             "or categories. Use norm_obs=False."

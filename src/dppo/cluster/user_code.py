@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from dppo.cluster import wire
 from dppo.errors import ConfigError
+from dppo.user_code import in_a_line
 
 Model = str | Callable[..., Any] | None
 PackedModel = str | bytes | None
@@ -53,12 +53,7 @@ def unpacked_model(packed: PackedModel) -> Model:
         model: Model = wire.unpack(packed)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(
-            f"model: the network cannot be loaded in another process: {last_words(error)}. Its module must be "
+            f"model: the network cannot be loaded in another process: {in_a_line(error)}. Its module must be "
             f"importable on every node."
         ) from None
     return model
-
-
-def last_words(error: BaseException) -> str:
-    """Return the last line of a traceback."""
-    return traceback.format_exception_only(error)[-1].strip()

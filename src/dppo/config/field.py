@@ -49,10 +49,3 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata(help, **more))
     return field(default=default, metadata=metadata(help, **more))
-
-
-def import_path(named: Any) -> str:
-    """Return `module:name` of a class or function, and a string unchanged."""
-    if isinstance(named, str):
-        return named
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +26,7 @@ from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
+from dppo.user_code import in_a_line
 
 
 class CheckedEnv:
@@ -202,7 +202,7 @@ class CheckedEnv:
         return BadStep(f"{self._here(phase)} returned {what}.")
 
     def _fault(self, phase: str, error: BaseException) -> EnvironmentFault:
-        summary = "".join(traceback.format_exception_only(error)).strip()
+        summary = in_a_line(error)
         if phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error):
             summary += OLD_API
         if phase == "step":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
 import importlib.util
 import inspect
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
+from dppo.user_code import import_path, imported_module, in_a_line
 
 EnvId = str | Callable[..., Any]
 
@@ -45,7 +45,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if problem:
         if hasattr(env, "close"):
             close_all([env])
-        raise ConfigError(f"env_id={_name(env_id)}: made {problem}")
+        raise ConfigError(f"env_id={import_path(env_id)}: made {problem}")
     made: gym.Env[Any, Any] = env
     return made
 
@@ -67,10 +67,9 @@ def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             copied[name] = copy.deepcopy(value, memo)
         except Exception as error:  # a class of the user's may raise anything
-            summary = traceback.format_exception_only(error)[-1].strip()
             raise ConfigError(
-                f"env_kwargs: {name}={value!r} cannot be copied, but each environment needs its own copy ({summary}). "
-                f"Pass plain data, and create such objects inside the environment."
+                f"env_kwargs: {name}={value!r} cannot be copied, but each environment needs its own copy "
+                f"({in_a_line(error)}). Pass plain data, and create such objects inside the environment."
             ) from None
     return copied
 
@@ -114,10 +113,6 @@ def _other_kind(env: Any) -> str | None:
     return None
 
 
-def _name(env_id: EnvId) -> str:
-    return env_id if isinstance(env_id, str) else f"{env_id.__module__}:{getattr(env_id, '__qualname__', env_id)}"
-
-
 def _class(env: Any) -> str:
     return f"{type(env).__module__}.{type(env).__qualname__}"
 
@@ -125,16 +120,11 @@ def _class(env: Any) -> str:
 def _factory(env_id: str) -> Callable[..., Any]:
     """Return the function that creates the environment of this name."""
     module_name, _, name = env_id.rpartition(":")
-    module = None
-    if module_name:
-        try:
-            module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-            last = traceback.format_exception_only(error)[-1].strip()
-            raise ConfigError(
-                f"env_id={env_id}: importing {module_name} failed: {last}. Check the name, and that the module is "
-                f"installed here and on every node."
-            ) from None
+    advice = "Check the name, and that the module is installed here and on every node."
+    try:
+        module = imported_module(module_name, advice) if module_name else None
+    except ImportError as error:
+        raise ConfigError(f"env_id={env_id}: {error}") from None
     if name.startswith("dppo/"):
         from dppo.envs.simulated import register
 

@@ -29,7 +29,7 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
     choices = actions.choices
     if setting == "info" and choices is None:
         raise ConfigError(
-            f"action_mask=info: has no effect on {actions.in_words()} actions. Masks are for Discrete, MultiDiscrete "
+            f"action_mask=info: has no effect on {actions} actions. Masks are for Discrete, MultiDiscrete "
             f"and MultiBinary. Leave action_mask out."
         )
     if choices is None or setting == "off":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Any
 
 from dppo.envs.make import EnvId, close_all, make_env
 from dppo.errors import ConfigError
+from dppo.user_code import in_a_line
 
 
 def check_display() -> None:
@@ -36,8 +36,7 @@ def make_in_window(env_id: EnvId, env_name: str, env_kwargs: dict[str, Any]) -> 
         env = make_env(env_id, {"render_mode": "human"} | env_kwargs)
     except Exception as error:
         if asked and "render_mode" in str(error):
-            summary = traceback.format_exception_only(error)[-1].strip()
-            raise _no_window(env_name, f"does not take it ({summary})") from None
+            raise _no_window(env_name, f"does not take it ({in_a_line(error)})") from None
         raise
     if asked and getattr(env, "render_mode", None) is None:
         close_all([env])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dppo.ppo.networks.choice import BUILT_IN
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.memory.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
+from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.torch_module import ModelClass, ModuleSpec
+from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
@@ -59,8 +59,8 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     read = spaces.of_network()
     if "model" in model:
         return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
-    if "memory_mlp" in model:
-        return spaces, MemoryMLPSpec.of(read, model["dtype"], model["memory_mlp"])
+    if "layers" in model:
+        return spaces, EncoderSpec.of(read, Layers.of_json(model["layers"]), model["dtype"])
     return spaces, MLPSpec.of(
         read,
         tuple(model["hidden_sizes"]),
@@ -72,12 +72,16 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
 
 def network_in_words(spec: NetworkSpec) -> str:
     """Return `MLP 64x64 tanh, lstm 64`."""
-    if isinstance(spec, MLPSpec | MemoryMLPSpec):
-        mlp = f"MLP {'x'.join(map(str, spec.hidden_sizes)) or 'without hidden layers'} {spec.activation}"
-        return mlp if isinstance(spec, MLPSpec) else f"{mlp}, {spec.memory} {spec.memory_size}"
-    described = spec.as_json()
-    model, kwargs = described["model"], described["model_kwargs"]
-    if model not in BUILT_IN:
-        return f"network {model}"
-    memory = f", {kwargs['memory']} {kwargs['memory_size']}" if model == MEMORY_NETWORK else ""
-    return f"network of encoders {kwargs.get('image_encoder', '')}".rstrip() + memory
+    if isinstance(spec, EncoderSpec):
+        of = spec.layers
+        memory = "" if of.memory == "none" else f", {of.memory} {of.memory_size}"
+        if not spec.acts_in_numpy:
+            return f"network of encoders {of.image_encoder or ''}".rstrip() + memory
+        return f"{_mlp_in_words(of.hidden_sizes, of.activation)}{memory}"
+    if isinstance(spec, MLPSpec):
+        return _mlp_in_words(spec.hidden_sizes, spec.activation)
+    return f"network {spec.as_json()['model']}"
+
+
+def _mlp_in_words(hidden_sizes: tuple[int, ...], activation: str) -> str:
+    return f"MLP {'x'.join(map(str, hidden_sizes)) or 'without hidden layers'} {activation}"

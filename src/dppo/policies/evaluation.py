@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
-from dppo.envs.checks.faults import user_traceback
+from dppo.envs.checks.faults import constructor_fault, user_traceback
 from dppo.envs.checks.results import BadResult
 from dppo.envs.make import EnvId, check_env_id, close_all, make_env
 from dppo.envs.masks import MaskReader, MaskSetting
@@ -23,10 +22,11 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.window import check_display, make_in_window
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.policies.policy import Policy, evaluation_generator, read, spaces_in_words
-from dppo.ppo.networks.torch_module import ModelClass
+from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.run_folder import config_of, settings_to_resume
 from dppo.records.result import Evaluation, Result
 from dppo.streams import Stream
+from dppo.user_code import import_path, in_a_line
 
 REPORT_EVERY_S = 5.0
 
@@ -99,8 +99,7 @@ class _Player:
             return self.env
         spec = getattr(self.env, "spec", None)
         named = type(self.env) if self.is_made else self.env
-        path = f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
-        return str(getattr(spec, "id", None) or path)
+        return str(getattr(spec, "id", None) or import_path(named))
 
     def make(self, *, render: bool) -> Any:
         """Return the environment; with `render`, one that shows itself in a window.
@@ -124,17 +123,11 @@ class _Player:
         except DppoError:
             raise
         except Exception as error:
-            raise EnvironmentFault(
-                f"{self.env_name}: the environment's constructor raised {_summary(error)}", user_traceback(error)
-            ) from None
+            raise constructor_fault(self.env_name, error) from None
 
 
 def _is_made(env: Any) -> bool:
     return not isinstance(env, str | type) and hasattr(env, "reset") and hasattr(env, "step")
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _find(
@@ -194,7 +187,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
     obs_dtype = "float64" if trained.has_float64 else "float32"
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
-    if not trained.same_observations(found) or found.actions.in_words() != trained.actions.in_words():
+    if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
             f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
             f"environment of the run."
@@ -263,7 +256,7 @@ class _Playing:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            raise EnvironmentFault(f"{where} raised {_summary(error)}", user_traceback(error)) from None
+            raise EnvironmentFault(f"{where} raised {in_a_line(error)}", user_traceback(error)) from None
 
     def _report(self, episodes: int, length: int, episode_return: float) -> None:
         if time.monotonic() - self._reported < REPORT_EVERY_S:

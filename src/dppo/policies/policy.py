@@ -18,8 +18,7 @@ from dppo.policies.described import model_from, network_in_words
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.choice import BUILT_IN
-from dppo.ppo.networks.torch_module import ModelClass
+from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.spaces.spaces import MASK, Spaces, masks_of
@@ -154,7 +153,7 @@ class Read:
         """Return the import path of the network that the checkpoint names; None for the default network."""
         model = self.checkpoint.state.get("model")
         name = model.get("model") if isinstance(model, dict) else None
-        return None if name is None or name in BUILT_IN else str(name)
+        return None if name is None else str(name)
 
     def policy(self, model: ModelClass | None = None) -> Policy:
         """Return the policy; import the module that `model_name` names, or use `model` in its place.
@@ -210,7 +209,7 @@ def spaces_in_words(spaces: Spaces) -> str:
     coded = f" of {sum(counts.values()):,} categories" if counts else ""
     masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
     masks = masked.get(spaces.mask, " with masks from info")
-    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions.in_words()}{masks}"
+    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
 
 
 def _dtype_in_words(dtype: np.dtype[Any]) -> str:

@@ -147,7 +147,7 @@ def _make_trainers(
 ) -> Trainers:
     from dppo.cluster.learning.trainers import make_trainers
 
-    announcement.note(choose_network(config.network, spaces).in_words(), logging.INFO)
+    announcement.note(str(choose_network(config.network, spaces)), logging.INFO)
     memory = batch_memory_in_words(config, spaces)
     if memory is not None:
         announcement.note(memory, logging.INFO)

@@ -15,7 +15,7 @@ from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
-from dppo.ppo.networks.torch_module import check_model
+from dppo.ppo.networks.user.module_spec import check_model
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 Bounds = Literal["clip", "squash", "rescale"]
 
@@ -25,31 +26,26 @@ class Actions(ABC):
     def width(self) -> int:
         """Return the number of elements of a policy's action."""
 
+    @property
+    @abstractmethod
+    def choices(self) -> tuple[int, ...] | None:
+        """Return the number of choices of each element, which an action mask lists; None where masks do not apply."""
+
     @abstractmethod
     def to_env(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A]: an array [n, ...], or a dict or tuple of such arrays. Its arrays are new."""
 
     @abstractmethod
-    def in_words(self) -> str:
+    def each(self, actions: np.ndarray) -> Any:
+        """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
+
+    @abstractmethod
+    def __str__(self) -> str:
         """Return a short description: `Discrete(2)`."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
         """Return JSON values, under one key that names the kind of space."""
-
-    def each(self, actions: np.ndarray) -> Any:
-        """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
-        converted = self.to_env(actions)
-        return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # of shape (): still arrays
-
-    def boxes(self) -> Iterator[BoxActions]:
-        """Yield the parts that are real-valued."""
-        return iter(())
-
-    @property
-    def choices(self) -> tuple[int, ...] | None:
-        """Return the number of choices of each element, which an action mask lists; None where masks do not apply."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +55,29 @@ class DiscreteActions(Actions):
     n: int
     start: int = 0
 
-    @property
-    def width(self) -> int:
-        """Return 1."""
-        return 1
+    width = 1
 
     @property
+    @override
     def choices(self) -> tuple[int, ...]:
-        """Return (n,)."""
         return (self.n,)
 
+    @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Add `start` to actions [n]."""
         return actions + self.start
 
+    @override
     def each(self, actions: np.ndarray) -> list[int]:
         """Return integers of Python."""
         numbers: list[int] = (actions + self.start).tolist() if self.start else actions.tolist()
         return numbers
 
-    def in_words(self) -> str:
-        """Return `Discrete(2)`, with `start` unless it is 0."""
+    @override
+    def __str__(self) -> str:
         return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
 
+    @override
     def as_json(self) -> dict[str, Any]:
-        """Return `n` and `start`."""
         return {"discrete": {"n": self.n, "start": self.start}}
 
 
@@ -99,27 +93,21 @@ class BoxActions(Actions):
     """Map of a policy's actions into [low, high]: clip; rescale: clip to [-1, 1], then linear; squash: tanh, then
     linear."""
 
+    choices = None
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of an environment's action."""
         return self.low.shape
 
     @property
-    def size(self) -> int:
-        """Return the number of elements of an action."""
+    @override
+    def width(self) -> int:
         return int(self.low.size)
 
-    @property
-    def width(self) -> int:
-        """Return the number of elements of an action."""
-        return self.size
-
-    def boxes(self) -> Iterator[BoxActions]:
-        """Yield this box."""
-        yield self
-
+    @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Reshape actions [n, size] to the box, and bring them within its bounds (detail 27)."""
+        """Reshape actions [n, width] to the box, and bring them within its bounds (detail 27)."""
         shaped = actions.reshape(len(actions), *self.shape)
         if self.bounds != "clip":
             unit = np.tanh(shaped) if self.bounds == "squash" else np.clip(shaped, -1, 1)
@@ -128,12 +116,17 @@ class BoxActions(Actions):
         limited: np.ndarray = np.clip(shaped, self.low, self.high).astype(self.low.dtype)
         return limited
 
-    def in_words(self) -> str:
-        """Return `Box[3]`; the bounds are not part of it, since actions are kept within those of the policy."""
+    @override
+    def each(self, actions: np.ndarray) -> Sequence[np.ndarray]:
+        return _arrays(self.to_env(actions))
+
+    @override
+    def __str__(self) -> str:
+        """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
         return f"Box{list(self.shape)}"
 
+    @override
     def as_json(self) -> dict[str, Any]:
-        """Return the bounds, their dtype, and how actions are brought within them unless they are clipped."""
         described = {"low": self.low.tolist(), "high": self.high.tolist(), "dtype": str(self.low.dtype)}
         return {"box": described if self.bounds == "clip" else described | {"bounds": self.bounds}}
 
@@ -152,21 +145,26 @@ class MultiDiscreteActions(Actions):
     """Dtype of an environment's action."""
 
     @property
+    @override
     def width(self) -> int:
-        """Return the number of elements."""
         return len(self.counts)
 
     @property
+    @override
     def choices(self) -> tuple[int, ...]:
-        """Return the number of choices of each element."""
         return self.counts
 
+    @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Add the starts to actions [n, elements], and reshape them."""
         counted: np.ndarray = (actions + np.array(self.starts)).astype(self.dtype)
         return counted.reshape(len(actions), *self.shape)
 
-    def in_words(self) -> str:
+    @override
+    def each(self, actions: np.ndarray) -> Sequence[np.ndarray]:
+        return _arrays(self.to_env(actions))
+
+    @override
+    def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
         if set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8":
             return f"MultiBinary{list(self.shape)}"
@@ -176,8 +174,8 @@ class MultiDiscreteActions(Actions):
         least, most = min(self.counts), max(self.counts)
         return f"MultiDiscrete of {self.width} elements with {least}{f' to {most}' if most > least else ''} choices"
 
+    @override
     def as_json(self) -> dict[str, Any]:
-        """Return counts, starts, shape and dtype."""
         described = {"counts": list(self.counts), "starts": list(self.starts), "shape": list(self.shape)}
         return {"multi_discrete": described | {"dtype": self.dtype}}
 
@@ -190,24 +188,34 @@ class NestedActions(Actions):
     keys: tuple[str, ...] | None
     """Keys of a Dict, in the order of the parts; None for a Tuple."""
 
+    choices = None
+
     @property
+    @override
     def width(self) -> int:
-        """Return the sum over the parts."""
         return sum(part.width for part in self.parts)
 
-    def boxes(self) -> Iterator[BoxActions]:
-        """Yield the real-valued parts of all parts."""
-        for part in self.parts:
-            yield from part.boxes()
-
+    @override
     def to_env(self, actions: np.ndarray) -> Any:
-        """Return a dict or tuple of the parts' actions, each with a leading axis n."""
         return self._nested([part.to_env(own) for part, own in self._split(actions)])
 
+    @override
     def each(self, actions: np.ndarray) -> list[Any]:
-        """Return n dicts or tuples."""
         columns = [part.each(own) for part, own in self._split(actions)]
         return [self._nested([column[row] for column in columns]) for row in range(len(actions))]
+
+    @override
+    def __str__(self) -> str:
+        """Return `Dict(arm: Box[3], gear: Discrete(4))`, or a Tuple without keys."""
+        parts = [str(part) for part in self.parts]
+        if self.keys is None:
+            return f"Tuple({', '.join(parts)})"
+        return f"Dict({', '.join(f'{key}: {part}' for key, part in zip(self.keys, parts, strict=True))})"
+
+    @override
+    def as_json(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"parts": [part.as_json() for part in self.parts]}
+        return {"nested": described if self.keys is None else described | {"keys": list(self.keys)}}
 
     def _nested(self, parts: list[Any]) -> Any:
         return tuple(parts) if self.keys is None else dict(zip(self.keys, parts, strict=True))
@@ -222,17 +230,19 @@ class NestedActions(Actions):
                 own = own.astype(np.int64)  # stored as real numbers beside real-valued parts
             yield part, own[:, 0] if isinstance(part, DiscreteActions) else own
 
-    def in_words(self) -> str:
-        """Return `Dict(arm: Box[3], gear: Discrete(4))`, or a Tuple without keys."""
-        parts = [part.in_words() for part in self.parts]
-        if self.keys is None:
-            return f"Tuple({', '.join(parts)})"
-        return f"Dict({', '.join(f'{key}: {part}' for key, part in zip(self.keys, parts, strict=True))})"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the parts, and the keys of a Dict."""
-        described: dict[str, Any] = {"parts": [part.as_json() for part in self.parts]}
-        return {"nested": described if self.keys is None else described | {"keys": list(self.keys)}}
+def boxes(actions: Actions) -> Iterator[BoxActions]:
+    """Yield the parts of `actions` that are real-valued."""
+    if isinstance(actions, BoxActions):
+        yield actions
+    elif isinstance(actions, NestedActions):
+        for part in actions.parts:
+            yield from boxes(part)
+
+
+def _arrays(converted: np.ndarray) -> Sequence[np.ndarray]:
+    """Return n arrays, also of shape ()."""
+    return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # type: ignore[return-value]
 
 
 def actions_from_json(described: dict[str, Any]) -> Actions:

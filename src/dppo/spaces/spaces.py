@@ -39,7 +39,7 @@ class Spaces:
     deterministic: bool = True
     """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
     categories: dict[str, Categories] = field(default_factory=dict)
-    """The leaves that hold categories, by name; the other leaves hold amounts."""
+    """The leaves that hold categories, by name; the other leaves hold continuous numbers."""
     one_of: tuple[str, ...] = ()
     """Names of the OneOf spaces: structured dtypes of the fields `branch`, "0", "1", ..."""
     dropped: tuple[str, ...] = ()
@@ -79,6 +79,11 @@ class Spaces:
     def has_float64(self) -> bool:
         """Return whether a leaf is stored as float64."""
         return holds_float64(self.obs)
+
+    @property
+    def is_vector(self) -> bool:
+        """Return whether an observation is a single array of numbers, neither an image nor categories."""
+        return self.obs.names is None and not is_image(self.obs) and not self.categories
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
         """Return the dtype of each leaf of an observation, by name."""
@@ -138,8 +143,8 @@ def holds_float64(obs: np.dtype[Any]) -> bool:
     return any(leaf.base == np.float64 for leaf in leaf_dtypes(obs).values())
 
 
-def is_amount(leaf: np.dtype[Any]) -> bool:
-    """Return whether a leaf of several holds real numbers, which can be normalised."""
+def is_continuous(leaf: np.dtype[Any]) -> bool:
+    """Return whether a leaf of several holds floats, which can be normalized."""
     return leaf.base.kind == "f"
 
 

@@ -15,13 +15,14 @@ from dppo.cluster.builders import BuiltSampler, build_sampler
 from dppo.cluster.collecting.progress_file import make_progress_file, remove_progress_file
 from dppo.cluster.faults import Fault
 from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.user_code import PackedModel, import_also_from, last_words, unpacked_model
+from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.cluster.wire import Answer, Parcel, Question
 from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
+from dppo.user_code import in_a_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class PPOActor:
                 plan = wire.unpack(self._plan)
             except Exception as error:  # importing a user's module may raise anything
                 raise ConfigError(
-                    f"env_id: the environment cannot be loaded in an actor: {last_words(error)}. It must be importable "
+                    f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
                     f"on every node; pass module:factory rather than a function of a script."
                 ) from None
             assert isinstance(plan, SamplerPlan)

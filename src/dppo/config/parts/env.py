@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dppo.config.conditions import READ_EXACTLY
-from dppo.config.field import import_path, metadata, setting
+from dppo.config.field import metadata, setting
+from dppo.user_code import import_path
 
 
 @dataclass(frozen=True, kw_only=True)

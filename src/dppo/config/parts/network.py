@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
-from dppo.config.field import import_path, setting
+from dppo.config.field import setting
+from dppo.user_code import import_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class Network:
     )
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
-        "Units of the hidden layers, the same for policy and value. None follow the encoder of a single image.",
+        "Units of the hidden layers, the same for policy and value. Not used if the only observation is an image that "
+        "a CNN reads.",
         gt=0,
         branch=False,
         when=(DEFAULT_NETWORK,),

@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.envs.spaces.advice import MOST_CHOICES, chosen, kind_of, short
 from dppo.errors import ConfigError
-from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
+from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
 
 
 def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
@@ -22,13 +22,13 @@ def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
         ConfigError: the space is not supported, or has no bounds that `bounds` needs. The text says what helps.
     """
     actions = _converted(space, bounds, "action_space")
-    boxes = list(actions.boxes())
-    if bounds != "clip" and not boxes:
+    real = list(boxes(actions))
+    if bounds != "clip" and not real:
         raise ConfigError(
-            f"action_bounds={bounds}: has no effect on {actions.in_words()} actions, which are not real numbers. Leave "
+            f"action_bounds={bounds}: has no effect on {actions} actions, which are not real numbers. Leave "
             f"action_bounds out."
         )
-    for box in boxes:
+    for box in real:
         infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
         if bounds != "clip" and len(infinite):
             at = int(infinite[0])

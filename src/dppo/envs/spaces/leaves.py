@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.errors import ConfigError
-from dppo.spaces.spaces import Categories, is_amount, leaf_dtypes
+from dppo.spaces.spaces import Categories, is_continuous, leaf_dtypes
 
 Part = tuple[str, str, gym.Space[Any]]
 
@@ -92,7 +92,7 @@ def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tu
             raise ConfigError(
                 f"norm_obs_keys={name}: is not a leaf of the observation. {_choices(list(known), 'norm_obs_keys')}"
             )
-        floats = [leaf for leaf in inside if is_amount(known[leaf])]
+        floats = [leaf for leaf in inside if is_continuous(known[leaf])]
         if not floats:
             raise ConfigError(
                 f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dppo.ppo.distributions import allowed
-from dppo.ppo.exchange.inputs import amounts, raw_inputs, scale_for
+from dppo.ppo.exchange.inputs import normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.value_scale import restoring
+from dppo.ppo.networks.building import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
 
@@ -45,7 +46,7 @@ class PPOAgent:
         self.mask = mask
         self.distribution = spec.distribution
         self.state_size = spec.state_size
-        self._network = spec.acting()
+        self._network = acting_network(spec)
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
@@ -101,9 +102,9 @@ class PPOAgent:
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs = self.readable(obs)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._step(raw_inputs(obs, self._dtype, self._scale(obs.dtype)), state)
+            return self._step(unprocessed_inputs(obs, self._dtype, self._scale(obs.dtype)), state)
         scale = self._scale(obs.dtype)
-        return self._step(obs.astype(self._dtype) if scale is None else amounts(obs, self._dtype, scale), state)
+        return self._step(obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale), state)
 
     def _scale(self, obs: np.dtype[Any]) -> ObsScale | None:
         if self._obs_scale is not None and obs not in self._scales:

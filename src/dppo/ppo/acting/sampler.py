@@ -11,7 +11,7 @@ import numpy as np
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.recurrent_state import RecurrentStates
-from dppo.ppo.exchange.inputs import measured
+from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -128,7 +128,7 @@ class PPOSampler:
         not transitions are not counted, and reset R to zero.
         """
         running, valid = self._discounted_returns, segment.valid
-        obs = None if scale is None else Moments.of(measured(segment.obs[valid], scale.names))
+        obs = None if scale is None else Moments.of(normalized_part(segment.obs[valid], scale.names))
         if not self._track_returns:
             return Statistics(obs), running
         returns = np.empty(segment.rewards.shape)

@@ -4,12 +4,10 @@ Noise is passed in, so that an action is a pure function of the head and the noi
 `torch.distributions` costs as much as a small network; tested against it.
 """
 
-from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed
-from dppo.ppo.distributions.categorical import Categorical
-from dppo.ppo.distributions.gaussian import DiagonalGaussian
+from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed, by_autograd
+from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from dppo.ppo.distributions.joint import Joint
-from dppo.ppo.distributions.multi_categorical import MultiCategorical
-from dppo.ppo.distributions.squashed import SquashedGaussian
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 __all__ = [
@@ -22,6 +20,7 @@ __all__ = [
     "MultiCategorical",
     "SquashedGaussian",
     "allowed",
+    "by_autograd",
     "distribution_of",
 ]
 
@@ -38,6 +37,6 @@ def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> D
         return MultiCategorical(actions.counts)
     if isinstance(actions, BoxActions):
         kind = SquashedGaussian if actions.bounds == "squash" else DiagonalGaussian
-        return kind(actions.size, state_dependent_std)
+        return kind(actions.width, state_dependent_std)
     assert isinstance(actions, NestedActions)
     return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))

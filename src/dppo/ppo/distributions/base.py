@@ -1,9 +1,10 @@
-"""The protocol of action distributions, with a gradient by autograd for those that do not write their own."""
+"""The seam of action distributions, and a gradient by autograd for those that do not write their own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,9 +12,14 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Shaped
     from torch import Tensor
 
-IMPOSSIBLE = (
-    -1e9
-)  # the logit of a choice that must not be taken: its probability is exactly zero, and nothing is infinite
+    Head = Float[np.ndarray, "*rows H"]
+    Noise = Float[np.ndarray, "*rows N"]
+    Drawn = Float[np.ndarray, "{steps} {rows} _"]
+    Numbers = Float[np.ndarray, "*rows"]
+    TorchHead = Float[Tensor, "rows H"]
+    Scores = tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]
+
+IMPOSSIBLE = -1e9  # logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
 
 
 def allowed(head: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -31,71 +37,79 @@ class Evaluation(NamedTuple):
     `logprobs` [rows] and to `entropies` ([rows], or one number for all rows)."""
 
 
-class Distribution(Protocol):
+class Distribution(ABC):
     """A family of action distributions, whose parameters the head [..., H] holds.
 
-    A new distribution subclasses this and writes its formulas; `evaluate` then differentiates `scores` with autograd.
+    A new distribution subclasses this and writes its formulas; its `evaluate` may return `by_autograd`.
     """
 
-    @property
-    def head_size(self) -> int:
-        """Return H, the number of parameters."""
+    def __init__(
+        self, *, head_size: int, noise_size: int, action_shape: tuple[int, ...], integer: bool, free_size: int = 0
+    ) -> None:
+        """Set the sizes.
 
-    @property
-    def free_size(self) -> int:
-        """Return the number of parameters, last in the head, that need not depend on the observation."""
-        return 0
+        Args:
+            head_size: H, the number of parameters.
+            noise_size: the number of random numbers needed to sample one action.
+            action_shape: of one action: () or (size,).
+            integer: actions are integers.
+            free_size: the number of parameters, last in the head, that need not depend on the observation.
+        """
+        self.head_size = head_size
+        self.noise_size = noise_size
+        self.action_shape = action_shape
+        self.integer = integer
+        self.free_size = free_size
 
-    @property
-    def noise_size(self) -> int:
-        """Return the number of random numbers needed to sample one action."""
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
 
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """Return the shape of one action: () or (size,)."""
+    def __hash__(self) -> int:
+        return hash((type(self), self.head_size, self.action_shape))
 
     def action_dtype(self, dtype: str) -> str:
         """Return the dtype in which actions are stored, for a network of `dtype`."""
+        return "int64" if self.integer else dtype
 
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
+    @abstractmethod
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         """Draw the noise for `sample`: [steps, rows, `noise_size`]."""
 
-    def sample(
-        self, head: Float[np.ndarray, "*rows H"], noise: Float[np.ndarray, "*rows N"]
-    ) -> Shaped[np.ndarray, " ..."]:
+    @abstractmethod
+    def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, " ..."]:
         """Return actions [*rows, *A] computed from heads and noise."""
 
-    def mode(self, head: Float[np.ndarray, "*rows H"]) -> Shaped[np.ndarray, " ..."]:
+    @abstractmethod
+    def mode(self, head: Head) -> Shaped[np.ndarray, " ..."]:
         """Return the most likely actions [*rows, *A]."""
 
-    def log_prob(
-        self, head: Float[np.ndarray, "*rows H"], actions: Shaped[np.ndarray, " ..."]
-    ) -> Float[np.ndarray, "*rows"]:
+    @abstractmethod
+    def log_prob(self, head: Head, actions: Shaped[np.ndarray, " ..."]) -> Numbers:
         """Return the log-probability of each of `actions` [*rows, *A] under its head."""
 
-    def scores(
-        self, head: Float[Tensor, "rows H"], actions: Shaped[Tensor, " rows *A"]
-    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+    @abstractmethod
+    def scores(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Scores:
         """Return log-probabilities and entropies, differentiable with respect to `head`."""
 
-    def evaluate(self, head: Float[Tensor, "rows H"], actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
-        """Score `actions` under `head`, with a gradient by autograd; override it to write the gradient by hand."""
-        import torch
+    @abstractmethod
+    def evaluate(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
+        """Return the `scores` of `actions` with their gradient, written by hand or `by_autograd`."""
 
-        with torch.enable_grad():
-            leaf = head.detach().requires_grad_()
-            scores = self.scores(leaf, actions)
 
-        def gradients(
-            by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float
-        ) -> Float[Tensor, "rows H"]:
-            if not isinstance(by_entropies, torch.Tensor):
-                by_entropies = torch.full_like(scores[1], by_entropies)
-            return torch.autograd.grad(scores, leaf, (by_logprobs, by_entropies), retain_graph=True)[0]
+def by_autograd(distribution: Distribution, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
+    """Evaluate `actions` with autograd's gradient of `distribution.scores`."""
+    import torch
 
-        return Evaluation(scores[0].detach(), scores[1].detach(), gradients)
+    with torch.enable_grad():
+        leaf = head.detach().requires_grad_()
+        scores = distribution.scores(leaf, actions)
+
+    def gradients(by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float) -> TorchHead:
+        if not isinstance(by_entropies, torch.Tensor):
+            by_entropies = torch.full_like(scores[1], by_entropies)
+        return torch.autograd.grad(scores, leaf, (by_logprobs, by_entropies), retain_graph=True)[0]
+
+    return Evaluation(scores[0].detach(), scores[1].detach(), gradients)
 
 
 def as_column(by_entropies: Float[Tensor, " rows"] | float) -> Float[Tensor, "rows 1"] | float:

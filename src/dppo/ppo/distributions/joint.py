@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
-from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.base import Distribution, Evaluation, by_autograd
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
-    from jaxtyping import Float, Shaped
+    from jaxtyping import Shaped
     from torch import Tensor
 
+    from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
 
-@dataclass(frozen=True, slots=True)
+
 class Joint(Distribution):
     """Independent parts: heads, noise and actions are concatenated, log-probabilities and entropies added.
 
@@ -25,72 +26,49 @@ class Joint(Distribution):
     integer actions are stored as floats if another part is real-valued.
     """
 
-    parts: tuple[Distribution, ...]
+    def __init__(self, parts: tuple[Distribution, ...]) -> None:
+        self.parts = parts
+        self._widths = [math.prod(part.action_shape) for part in parts]  # columns of each part's action
+        super().__init__(
+            head_size=sum(part.head_size for part in parts),
+            noise_size=sum(part.noise_size for part in parts),
+            action_shape=(sum(self._widths),),
+            integer=all(part.integer for part in parts),
+            free_size=sum(part.free_size for part in parts),
+        )
 
-    @property
-    def head_size(self) -> int:
-        """Return the sum over the parts."""
-        return sum(part.head_size for part in self.parts)
-
-    @property
-    def free_size(self) -> int:
-        """Return the sum over the parts."""
-        return sum(part.free_size for part in self.parts)
-
-    @property
-    def noise_size(self) -> int:
-        """Return the sum over the parts."""
-        return sum(part.noise_size for part in self.parts)
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """Return the length of the concatenated actions."""
-        return (sum(self._widths()),)
-
-    def action_dtype(self, dtype: str) -> str:
-        """Return int64 if all parts do, otherwise `dtype`."""
-        return "int64" if all(part.action_dtype(dtype) == "int64" for part in self.parts) else dtype
-
-    def noise(
-        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
-    ) -> Float[np.ndarray, "{steps} {rows} _"]:
-        """Draw the noise of each part in turn."""
+    @override
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return np.concatenate([part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1)
 
-    def sample(
-        self, head: Float[np.ndarray, "*rows H"], noise: Float[np.ndarray, "*rows N"]
-    ) -> Shaped[np.ndarray, "*rows A"]:
-        """Sample each part from its head and noise."""
+    @override
+    def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, "*rows A"]:
         noises = _columns(noise, [part.noise_size for part in self.parts])
         drawn = zip(self.parts, self._heads(head, np.concatenate), noises, strict=True)
         return self._side_by_side([part.sample(one, own) for part, one, own in drawn], str(head.dtype))
 
-    def mode(self, head: Float[np.ndarray, "*rows H"]) -> Shaped[np.ndarray, "*rows A"]:
-        """Return the most likely action of each part."""
+    @override
+    def mode(self, head: Head) -> Shaped[np.ndarray, "*rows A"]:
         heads = self._heads(head, np.concatenate)
         return self._side_by_side(
             [part.mode(one) for part, one in zip(self.parts, heads, strict=True)], str(head.dtype)
         )
 
-    def log_prob(
-        self, head: Float[np.ndarray, "*rows H"], actions: Shaped[np.ndarray, "*rows A"]
-    ) -> Float[np.ndarray, "*rows"]:
-        """Return the sum of the parts' log-probabilities."""
+    @override
+    def log_prob(self, head: Head, actions: Shaped[np.ndarray, "*rows A"]) -> Numbers:
         total = np.zeros(head.shape[:-1], head.dtype)
-        columns = _columns(actions, self._widths())
+        columns = _columns(actions, self._widths)
         for part, one, own in zip(self.parts, self._heads(head, np.concatenate), columns, strict=True):
             shaped = own.reshape(*own.shape[:-1], *part.action_shape)
             total += part.log_prob(one, shaped.astype(part.action_dtype(str(head.dtype)), copy=False))
         return total
 
-    def scores(
-        self, head: Float[Tensor, "rows H"], actions: Shaped[Tensor, "rows A"]
-    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-        """Return the sums of the parts' log-probabilities and entropies."""
+    @override
+    def scores(self, head: TorchHead, actions: Shaped[Tensor, "rows A"]) -> Scores:
         import torch
 
         logprobs, entropies = [], []
-        columns = _columns(actions, self._widths())
+        columns = _columns(actions, self._widths)
         for part, one, own in zip(self.parts, self._heads(head, torch.cat), columns, strict=True):
             dtype = getattr(torch, part.action_dtype(str(head.dtype).removeprefix("torch.")))
             logprob, entropy = part.scores(one, own.reshape(len(own), *part.action_shape).to(dtype))
@@ -98,9 +76,9 @@ class Joint(Distribution):
             entropies.append(entropy)
         return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
 
-    def _widths(self) -> list[int]:
-        """Return the number of columns of each part's action."""
-        return [math.prod(part.action_shape) for part in self.parts]
+    @override
+    def evaluate(self, head: TorchHead, actions: Shaped[Tensor, "rows A"]) -> Evaluation:
+        return by_autograd(self, head, actions)
 
     def _heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
         """Split `head`, an array or a tensor, into the heads of the parts."""

@@ -1,4 +1,4 @@
-"""Inputs of a network: amounts as normalised floats; images and categories as they are stored."""
+"""Inputs of a network: continuous numbers as normalized floats; images and categories as they are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
-from dppo.spaces.spaces import Spaces, holds_float64, is_amount, is_image, leaf_dtypes, leaves
+from dppo.spaces.spaces import Spaces, holds_float64, is_continuous, is_image, leaf_dtypes, leaves
 
 Inputs = np.ndarray | dict[str, np.ndarray]
 
@@ -18,16 +18,16 @@ def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
     return {name: change(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else change(obs)
 
 
-def stays_raw(obs: np.dtype[Any]) -> bool:
-    """Return whether observations of this dtype, of one leaf or several, are left to the network as they are stored."""
+def stays_unprocessed(obs: np.dtype[Any]) -> bool:
+    """Return whether observations of this dtype, of one leaf or several, reach the network as they are stored."""
     return obs.names is not None or is_image(obs)
 
 
-def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> Inputs:
-    """Return what a network reads of observations that stay raw: pixels, or views of the leaves by name.
+def unprocessed_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> Inputs:
+    """Return the inputs that are not processed as a whole: pixels, or views of the leaves by name.
 
     Args:
-        scale: of the leaves that `measured` returns, from `scale_for`; those become arrays of `dtype`. None: nothing
+        scale: of the continuous leaves, from `scale_for`; these become normalized arrays of `dtype`. None: no leaf
             changes.
     """
     if obs.dtype.names is None:
@@ -42,27 +42,28 @@ def raw_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | No
 
 
 def scale_for(scale: ObsScale | None, obs: np.dtype[Any], dtype: str | np.dtype[Any]) -> ObsScale | None:
-    """Return the scale in the dtype in which observations are normalised: float64 if any are, else the network's."""
+    """Return the scale in the dtype in which observations are normalized: float64 if they hold any, else `dtype`."""
     return None if scale is None else scale.astype(np.dtype(np.float64) if holds_float64(obs) else dtype)
 
 
-def amounts(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> np.ndarray:
-    """Return normalised observations of a single leaf [..., *O] in `dtype`; `scale` as from `scale_for`."""
+def normalized(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> np.ndarray:
+    """Return normalized observations of a single leaf [..., *O] in `dtype`; `scale` as from `scale_for`."""
     if scale is None:
         return obs.astype(dtype, copy=False)
     return scale.normalize(obs.astype(scale.mean.dtype)).astype(dtype, copy=False)
 
 
-# ------------------------------------------------------------------ what is normalised
+# ------------------------------------------------------------------ the normalized part
 
 
-def measured_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -> tuple[int, ...]:
-    """Return the shape of what is normalised of one observation: all of a single leaf, the floats of several.
+def normalized_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -> tuple[int, ...]:
+    """Return the shape of the normalized part of an observation.
 
-    It is (0,) where there is nothing to normalise.
+    It is the whole leaf if there is only one, otherwise all continuous leaves, flat and concatenated. It is (0,) if
+    there is nothing to normalize.
 
     Args:
-        names: of several leaves, those to normalise; None: all that hold floats.
+        names: of several leaves, those to normalize; None: all that are continuous.
     """
     if obs.names is None:
         return (0,) if is_image(obs) else obs.shape
@@ -73,18 +74,18 @@ def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
     """Return the statistics of a new run.
 
     Args:
-        obs, returns: the normaliser is on.
+        obs, returns: whether they are normalized.
     """
     of_network = spaces.of_network().obs
     return Statistics(
-        obs=Moments.empty(measured_shape(of_network, spaces.normalized)) if obs else None,
+        obs=Moments.empty(normalized_shape(of_network, spaces.normalized)) if obs else None,
         returns=Moments.empty(()) if returns else None,
         obs_names=spaces.normalized,
     )
 
 
-def measured(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarray:
-    """Return what is normalised of `obs` [n]: of several leaves, those of `measured_shape` side by side."""
+def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarray:
+    """Return the normalized part of observations `obs` [n], as they are stored: [n, *`normalized_shape`]."""
     if obs.dtype.names is None:
         return obs
     named = leaves(obs)
@@ -92,10 +93,10 @@ def measured(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarra
 
 
 def _columns(obs: np.dtype[Any], names: Collection[str] | None) -> Iterator[tuple[str, slice]]:
-    """Yield the name of each leaf that is normalised, and its columns in `measured`."""
+    """Yield the name of each normalized leaf, and its columns in the normalized part."""
     start = 0
     for name, leaf in leaf_dtypes(obs).items():
-        if is_amount(leaf) and (names is None or name in names):
+        if is_continuous(leaf) and (names is None or name in names):
             end = start + int(np.prod(leaf.shape, dtype=int))
             yield name, slice(start, end)
             start = end

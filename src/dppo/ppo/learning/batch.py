@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import amounts, each_leaf, raw_inputs, scale_for, stays_raw
+from dppo.ppo.exchange.inputs import each_leaf, normalized, scale_for, stays_unprocessed, unprocessed_inputs
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.gae_inputs import Rollout, followed_by_successors, in_sequences, recall_of_successors
+from dppo.ppo.networks.building import zero_inputs
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
-from dppo.spaces.spaces import is_amount
+from dppo.spaces.spaces import is_continuous
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -135,7 +136,8 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     if spec.state_size:
         states = torch.zeros((sequences, spec.state_size), dtype=dtype)
         recall = Recall(states, torch.zeros((sequences, sequence_length), dtype=torch.bool))
-    return Batch(spec.zeros(rows), actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recall=recall)
+    obs = zero_inputs(spec, rows)
+    return Batch(obs, actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recall=recall)
 
 
 def make_batch(
@@ -250,9 +252,9 @@ def _inputs(
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
     scale = scale_for(scale, obs.dtype, dtype)
-    if stays_raw(np.dtype((obs.dtype, obs.shape[2:]))):
-        inputs = raw_inputs(obs, dtype, scale)
-        if isinstance(inputs, dict):
-            return {name: rows(leaf.astype(dtype) if is_amount(leaf.dtype) else leaf) for name, leaf in inputs.items()}
-        return rows(inputs)
-    return rows(amounts(obs, dtype, scale))
+    if stays_unprocessed(np.dtype((obs.dtype, obs.shape[2:]))):
+        stored = unprocessed_inputs(obs, dtype, scale)
+        inputs: Tensor | dict[str, Tensor]
+        inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+        return inputs
+    return rows(normalized(obs, dtype, scale))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
 
@@ -39,7 +40,7 @@ class PPOModel:
     ) -> None:
         """Draw the initial weights from `seed` alone; torch's global generator is left unchanged."""
         self.spec = spec
-        self.network = spec.learning(seed, device=device, zeros_like=zeros_like)
+        self.network = learning_network(spec, seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
     def forward(

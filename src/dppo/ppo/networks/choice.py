@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.memory.memory_mlp import MEMORY_NETWORK, MemoryMLPSpec
+from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.torch_module import ModuleSpec, model_name
+from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
+from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
+from dppo.user_code import import_path
 
-ENCODER_NETWORK = "dppo.ppo.networks.encoders.encoder_network:EncoderNetwork"
-BUILT_IN = (ENCODER_NETWORK, MEMORY_NETWORK)
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
 ENCODERS = {
@@ -32,67 +32,50 @@ class Choice:
     spec: NetworkSpec
     layers: str
     """Its layers in words, for the log."""
-    reason: str
+    reason: str | None
+    """None where the user named it."""
 
-    def in_words(self) -> str:
-        """Return network, size and reason in one sentence."""
-        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters, because {self.reason}."
+    def __str__(self) -> str:
+        because = "" if self.reason is None else f", because {self.reason}"
+        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{because}."
 
 
 def choose_network(network: Network, spaces: Spaces) -> Choice:
     """Return the network for these spaces.
 
     Raises:
-        ConfigError: a setting has no effect on the network for these spaces.
+        ConfigError: a setting has no effect on the network for these spaces, or the user's own breaks its contract.
     """
     spaces = spaces.of_network()
     if network.model is not None:
-        own = ModuleSpec.of(spaces, network.model, network.model_kwargs, network.dtype)
-        return _checked_own(own, network)
-    images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
-    vector = spaces.obs.names is None and not images and not spaces.categories
-    separate = not images if network.trunk == "auto" else network.trunk == "separate"
-    if not images:
-        _refuse_without_effect(network, ("image_encoder", "image_features"), "the observation has no image")
-    own_std = _own_std(network, spaces)
-    if vector and separate and network.memory == "none" and not network.layer_norm:
+        return _own(network, network.model, spaces)
+    encoder = _image_encoder(network, spaces)
+    _check_effects(network, spaces, encoder)
+    separate = encoder is None if network.trunk == "auto" else network.trunk == "separate"
+    if spaces.is_vector and separate and network.memory == "none" and not network.layer_norm:
+        own_std = network.state_dependent_std
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
         return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
-    encoder = _image_encoder(network, spaces, images)
-    lone_image = spaces.obs.names is None and images and encoder != "flatten"
-    if lone_image:
-        why = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
-        _refuse_without_effect(network, ("hidden_sizes", "activation", "layer_norm"), why)
-    if images and encoder == "flatten":
-        _refuse_without_effect(network, ("image_features",), "image_encoder=flatten has no layers of its own")
-    kwargs: dict[str, Any] = {
-        "hidden_sizes": list(network.hidden_sizes),
-        "activation": network.activation,
-        "shared": not separate,
-        "layer_norm": network.layer_norm,
-    } | ({"state_dependent_std": True} if own_std else {})
-    if images:
-        kwargs |= {"image_encoder": encoder, "image_features": network.image_features or FEATURES[encoder]}
-    if lone_image:
-        del kwargs["hidden_sizes"], kwargs["activation"], kwargs["layer_norm"]
-    layers = _layers(spaces, encoder if images else None) + ("" if lone_image else _hidden(network)) + _memory(network)
-    whole = f"{layers}, {'one each for policy and value' if separate else 'shared by policy and value'}"
-    return Choice(_built(network, spaces, kwargs, vector=vector), whole, _observed(spaces))
+    layers = Layers(
+        image_encoder=encoder,
+        image_features=network.image_features or FEATURES[encoder or "flatten"],
+        hidden_sizes=network.hidden_sizes,
+        activation=network.activation,
+        layer_norm=network.layer_norm,
+        memory=network.memory,
+        memory_size=network.memory_size,
+        shared=not separate,
+        state_dependent_std=network.state_dependent_std,
+    )
+    hidden = "" if _is_cnn_alone(spaces, encoder) else _hidden(network)
+    trunks = "one each for policy and value" if separate else "shared by policy and value"
+    words = f"{_encoders(spaces, encoder)}{hidden}{_memory(network)}, {trunks}"
+    return Choice(EncoderSpec.of(spaces, layers, network.dtype), words, _observed(spaces))
 
 
-def _built(network: Network, spaces: Spaces, kwargs: dict[str, Any], *, vector: bool) -> NetworkSpec:
-    """Return a network of encoders, in NumPy for acting where that is possible."""
-    if network.memory == "none":
-        return ModuleSpec.of(spaces, ENCODER_NETWORK, kwargs, network.dtype)
-    kwargs = kwargs | {"memory": network.memory, "memory_size": network.memory_size}
-    if vector and not network.layer_norm:
-        return MemoryMLPSpec.of(spaces, network.dtype, kwargs)
-    return ModuleSpec.of(spaces, MEMORY_NETWORK, kwargs, network.dtype)
-
-
-def _checked_own(spec: ModuleSpec, network: Network) -> Choice:
+def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
-    name = model_name(spec.model)
+    spec, name = ModuleSpec.of(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
             f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
@@ -103,23 +86,18 @@ def _checked_own(spec: ModuleSpec, network: Network) -> Choice:
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
-    return Choice(spec, f"your own {name}", "model names it")
+    return Choice(spec, f"{name} (set by `model`)", None)
 
 
-def _own_std(network: Network, spaces: Spaces) -> bool:
-    """Return whether the standard deviation of real-valued actions depends on the observation."""
-    if not list(spaces.actions.boxes()):
-        why = f"{spaces.actions.in_words()} actions are not real numbers"
-        _refuse_without_effect(network, ("state_dependent_std",), why)
-    return network.state_dependent_std
-
-
-def _image_encoder(network: Network, spaces: Spaces, images: list[str]) -> str:
-    """Return the encoder for all images of an observation.
+def _image_encoder(network: Network, spaces: Spaces) -> str | None:
+    """Return the encoder for all images of an observation; None if there are none.
 
     Raises:
         ConfigError: an image is too small for the one that was asked for.
     """
+    images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
+    if not images:
+        return None
     small = [name for name in images if not _fits_nature(spaces.leaves()[name].shape)]
     if network.image_encoder == "auto":
         return "grid" if small else "nature"
@@ -136,10 +114,26 @@ def _fits_nature(shape: tuple[int, ...]) -> bool:
     return min(image[1:] if image[0] < image[2] else image[:2]) >= SMALLEST_FOR_NATURE
 
 
-def _refuse_without_effect(network: Network, names: tuple[str, ...], reason: str) -> None:
-    for name in names:
-        if getattr(network, name) != default_of(name):
-            raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave {name} out.")
+def _is_cnn_alone(spaces: Spaces, encoder: str | None) -> bool:
+    return spaces.obs.names is None and encoder not in (None, "flatten")
+
+
+def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> None:
+    """Refuse settings other than the default that have no effect on the network for these spaces."""
+    without: dict[str, tuple[str, ...]] = {}
+    if encoder is None:
+        without["the observation has no image"] = ("image_encoder", "image_features")
+    if not list(boxes(spaces.actions)):
+        without[f"{spaces.actions} actions are not real numbers"] = ("state_dependent_std",)
+    if _is_cnn_alone(spaces, encoder):
+        why = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
+        without[why] = ("hidden_sizes", "activation", "layer_norm")
+    if encoder == "flatten":
+        without["image_encoder=flatten has no layers of its own"] = ("image_features",)
+    for reason, names in without.items():
+        for name in names:
+            if getattr(network, name) != default_of(name):
+                raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave {name} out.")
 
 
 # ------------------------------------------------------------------ in words
@@ -155,8 +149,8 @@ def _hidden(network: Network) -> str:
     return f" with {sizes} {network.activation} units" if sizes else " without hidden layers"
 
 
-def _layers(spaces: Spaces, encoder: str | None) -> str:
-    """Return what encodes the leaves."""
+def _encoders(spaces: Spaces, encoder: str | None) -> str:
+    """Return the encoders of the leaves in words."""
     used = [ENCODERS[encoder]] if encoder else []
     if spaces.categories:
         used.append("one-hot codes")

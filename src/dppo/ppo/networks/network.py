@@ -1,4 +1,4 @@
-"""The seam between PPO and networks: PPO works with any implementation of these protocols.
+"""The seam between PPO and networks: PPO works with any implementation of these classes.
 
 The loss and the distribution compute gradients with respect to the network's outputs. The network backpropagates these
 to its parameters, with autograd or by hand.
@@ -7,8 +7,9 @@ to its parameters, with autograd or by hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 
@@ -72,8 +73,11 @@ class LearningNetwork(Protocol):
         """
 
 
-class NetworkSpec(Protocol):
-    """A network as plain data, picklable and comparable, from which each process builds the half it needs."""
+class NetworkSpec(ABC):
+    """A network as plain data, picklable and comparable, from which each process builds the half it needs.
+
+    `acting_network` and `learning_network` build it.
+    """
 
     obs_shape: tuple[int, ...]
     """Shape of one observation."""
@@ -83,41 +87,25 @@ class NetworkSpec(Protocol):
     """Dtype of parameters and outputs: "float32" or "float64"."""
 
     @property
+    @abstractmethod
     def state_size(self) -> int:
         """Return S, the size of the memory's state for one environment; 0 without memory."""
-        return 0
 
+    @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return names and shapes of all parameters, in the order of the flat vector."""
 
-    def acting(self) -> ActingNetwork:
-        """Build the network for an actor."""
-
-    def learning(
-        self, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
-    ) -> LearningNetwork:
-        """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
-
-        Args:
-            zeros_like: allocates the vector of gradients, which several learners keep in shared memory.
-        """
-
+    @abstractmethod
     def as_json(self) -> dict[str, Any]:
         """Return, as JSON values, everything about the network that the environment's spaces do not determine."""
 
-    def zeros(self, rows: int) -> Tensor | dict[str, Tensor]:
-        """Return observations of zeros, as a batch holds them; imports torch."""
-        import torch
-
-        return torch.zeros((rows, *self.obs_shape), dtype=getattr(torch, self.dtype))
-
-    # ------------------------------------------------------------------ the same for every network
-
+    @final
     @property
     def num_parameters(self) -> int:
         """Return P, the length of the flat vector."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
+    @final
     def unflatten(self, weights: Float[np.ndarray, " P"]) -> dict[str, np.ndarray]:
         """Split the flat vector `weights` into views by name.
 
@@ -133,6 +121,7 @@ class NetworkSpec(Protocol):
             start = end
         return named
 
+    @final
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
         """Join parameters given by name into the flat vector.
 

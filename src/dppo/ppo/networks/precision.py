@@ -7,8 +7,8 @@ import platform
 import torch
 
 from dppo.errors import ConfigError
+from dppo.ppo.networks.autograd import Autograd
 from dppo.ppo.networks.network import LearningNetwork
-from dppo.ppo.networks.torch_module import Autograd
 
 
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:

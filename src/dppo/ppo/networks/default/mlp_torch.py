@@ -1,4 +1,4 @@
-"""The default network in torch: a module, and a gradient written by hand."""
+"""The default network in torch, with a gradient written by hand."""
 
 from __future__ import annotations
 
@@ -12,67 +12,19 @@ from torch import Tensor, nn
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.flat import FlatParameters
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
-
-class MLP(nn.Module):
-    """Map observations to head and value in two separate trunks (details 13 and 26)."""
-
-    def __init__(self, spec: MLPSpec) -> None:
-        """Allocate the parameters without initialising them."""
-        super().__init__()
-        self.spec = spec
-        self.policy = self._trunk(spec.policy_outputs)
-        self.value = self._trunk(1)
-        self.log_std = None
-        if spec.distribution.free_size:
-            self.log_std = nn.Parameter(torch.empty(spec.distribution.free_size, dtype=torch.float32))
-
-    def _trunk(self, outputs: int) -> nn.Sequential:
-        layers: list[nn.Module] = []
-        inputs = self.spec.obs_size
-        for units in self.spec.hidden_sizes:
-            layers += [
-                nn.Linear(inputs, units, device="meta", dtype=torch.float32),
-                ACTIVATIONS[self.spec.activation](),
-            ]
-            inputs = units
-        layers.append(nn.Linear(inputs, outputs, device="meta", dtype=torch.float32))
-        # nn.Linear on "meta" does not draw initial weights from the global generator.
-        return nn.Sequential(*layers).to_empty(device="cpu")
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return head [rows, H] and values [rows] of observations [rows, *O]."""
-        flat = obs.reshape(len(obs), -1)
-        head = self.policy(flat)
-        if self.log_std is not None:
-            head = torch.cat([head, self.log_std.expand(len(head), -1)], dim=1)
-        return head, self.value(flat).squeeze(1)
-
-    def ordered_parameters(self) -> list[nn.Parameter]:
-        """Return all parameters in the order of `MLPSpec.shapes`, which differs from that of `named_parameters`."""
-        named = dict(self.named_parameters())
-        expected = self.spec.shapes()
-        assert {name: tuple(p.shape) for name, p in named.items()} == expected, "module and spec differ"
-        return [named[name] for name in expected]
-
-
-def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
-    """Return a network with orthogonal weights drawn from `seed` alone, and zero biases (detail 2).
+def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
+    """Return orthogonal weights drawn from `seed` alone, and zeros for biases and `log_std` (details 2 and 24).
 
     The weights are drawn in float32 for every dtype. torch's global generator is neither used nor changed.
     """
-    mlp = MLP(spec)
-    generator = torch.Generator().manual_seed(seed)
-    for trunk, head_gain in ((mlp.policy, 0.01), (mlp.value, 1.0)):
-        linears = _linears(trunk)
-        for layer in linears:
-            gain = head_gain if layer is linears[-1] else math.sqrt(2)
-            nn.init.orthogonal_(layer.weight, gain, generator=generator)
-            nn.init.zeros_(layer.bias)
-    if mlp.log_std is not None:
-        nn.init.zeros_(mlp.log_std)  # detail 24
-    return mlp.to(getattr(torch, spec.dtype))
+    generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.hidden_sizes)
+    gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}
+    named = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in spec.shapes().items()}
+    for name, parameter in named.items():
+        if name.endswith("weight"):
+            nn.init.orthogonal_(parameter, gains.get(name, math.sqrt(2)), generator=generator)
+    return {name: parameter.to(getattr(torch, spec.dtype)) for name, parameter in named.items()}
 
 
 class Residuals(NamedTuple):
@@ -92,17 +44,37 @@ class _Layer(NamedTuple):
     by_weight: Tensor
     by_bias: Tensor
 
+    @staticmethod
+    def of(named: dict[str, nn.Parameter], layer: str) -> _Layer:
+        """Return the layer of this name, from parameters by name that have gradients."""
+        weight, bias = named[f"{layer}.weight"], named[f"{layer}.bias"]
+        assert weight.grad is not None
+        assert bias.grad is not None
+        return _Layer(weight.detach(), weight.detach().t(), bias.detach(), weight.grad, bias.grad)
+
 
 class HandwrittenMLP:
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
-    def __init__(self, mlp: MLP, zeros_like: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.parameters = FlatParameters(mlp.ordered_parameters(), zeros_like)
-        self._policy, self._value = _layers(mlp.policy), _layers(mlp.value)
-        self._free = None if mlp.log_std is None else mlp.log_std.detach()
-        self._by_free = None if mlp.log_std is None else mlp.log_std.grad
-        self._outputs = mlp.spec.policy_outputs
-        self._tanh = mlp.spec.activation == "tanh"
+    def __init__(
+        self,
+        spec: MLPSpec,
+        seed: int,
+        *,
+        device: str = "cpu",
+        zeros_like: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Draw the initial weights from `seed`; arguments as those of `learning_network`."""
+        named = {name: nn.Parameter(weights.to(device)) for name, weights in initial_weights(spec, seed).items()}
+        self.parameters = FlatParameters(named.values(), zeros_like)
+        numbers = range(0, 2 * len(spec.hidden_sizes) + 1, 2)
+        self._policy = [_Layer.of(named, f"policy.{number}") for number in numbers]
+        self._value = [_Layer.of(named, f"value.{number}") for number in numbers]
+        free = named.get("log_std")
+        self._free = None if free is None else free.detach()
+        self._by_free = None if free is None else free.grad
+        self._outputs = spec.policy_outputs
+        self._tanh = spec.activation == "tanh"
         self._workspaces: dict[int, _Workspace] = {}
 
     def forward(self, obs: Tensor, recall: None = None) -> tuple[Tensor, Tensor, Residuals]:
@@ -163,26 +135,12 @@ class HandwrittenMLP:
         return space
 
 
-def _layers(trunk: nn.Sequential) -> list[_Layer]:
-    layers = []
-    for linear in _linears(trunk):
-        assert linear.weight.grad is not None
-        assert linear.bias.grad is not None
-        weight = linear.weight.detach()
-        layers.append(_Layer(weight, weight.t(), linear.bias.detach(), linear.weight.grad, linear.bias.grad))
-    return layers
-
-
 def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
     """Store the sum over rows [rows, n] as the gradient [n], or add it to the stored one."""
     if accumulate:
         gradient += by_rows.sum(dim=0)
     else:
         torch.sum(by_rows, dim=0, out=gradient)
-
-
-def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
-    return [layer for layer in trunk if isinstance(layer, nn.Linear)]
 
 
 class _Workspace:

@@ -1,8 +1,7 @@
-"""Networks for images, categories and nested observations: plain torch modules, with the contract of a user's own."""
+"""The network of encoders: a plain torch module, with the contract of a user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -10,91 +9,89 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.distributions import distribution_of
-from dppo.ppo.networks.encoders.encoders import CNN, SQRT2, Encoder, encoder_of, orthogonal
-from dppo.ppo.networks.encoders.layers import Output
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.networks.encoders.encoders import CNN, SQRT2, encoder_of, orthogonal
+from dppo.ppo.networks.encoders.torch_layers import Output
+from dppo.ppo.networks.layers import Layers
+from dppo.ppo.networks.memory.recurrence import over_time
 from dppo.spaces.spaces import Spaces
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
+Cell = nn.GRUCell | nn.LSTMCell
 
 
 class EncoderNetwork(nn.Module):
-    """Encode each leaf, join the codes, and read policy and value from the hidden layers behind them.
+    """Encode each leaf, join the codes, and read policy and value from the layers behind them.
 
     An image goes through a CNN, categories become one-hot codes, all other numbers stay as they are. Hidden layers
-    follow, unless the only leaf is an image, whose encoder ends in one. Initial weights are orthogonal (detail 2).
+    follow, unless the only leaf is an image, whose encoder ends in one. With memory, policy and value read a recurrent
+    cell behind them: what it keeps has been encoded, as in CleanRL's ppo_atari_lstm.py. Initial weights are orthogonal
+    (detail 2), those of the cell with gain 1, and biases are zero.
     """
 
     reads_bytes = True  # images reach it as bytes in training, and as floats from `TorchActing`
 
-    def __init__(
-        self,
-        spaces: Spaces,
-        head_size: int,
-        *,
-        image_encoder: str = "nature",
-        image_features: int = 512,
-        hidden_sizes: Iterable[int] = (64, 64),
-        activation: str = "tanh",
-        shared: bool = True,
-        layer_norm: bool = False,
-        state_dependent_std: bool = False,
-    ) -> None:
-        """Draw the initial weights from torch's global generator.
+    def __init__(self, spaces: Spaces, head_size: int, **layers: Any) -> None:
+        """Draw the initial weights from torch's global generator; `layers` are the fields of `Layers`."""
+        super().__init__()
+        of = Layers(**layers)
+        free = distribution_of(spaces.actions, state_dependent_std=of.state_dependent_std).free_size
+        self.body = Body(spaces, of)
+        self.value_body = None if of.shared else Body(spaces, of)
+        self.memory = _cell(of, self.body.features)
+        self.value_memory = None if of.shared else _cell(of, self.body.features)
+        features = self.body.features if self.memory is None else of.memory_size
+        self.policy = orthogonal(Output(features, head_size - free), 0.01)
+        self.value = orthogonal(Output(features, 1), 1.0)
+        self.log_std = nn.Parameter(torch.zeros(free)) if free else None
+        self.state_size = of.state_size
+
+    def forward(self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return head [rows, H] and values [rows]; with memory, head [L, rows, H], values [L, rows], state [rows, S].
 
         Args:
-            image_encoder: nature, impala, grid or flatten.
-            image_features: units of the last layer of an image's encoder.
-            shared: whether policy and value have all layers in common but the last.
+            obs: a tensor [rows, *O], with memory [L, rows, *O], or a dict of them by the leaf's name.
+            state: [rows, S] before the first step.
+            starts: [L, rows]; True where the state becomes zero before the step.
         """
-        super().__init__()
-        free = distribution_of(spaces.actions, state_dependent_std=state_dependent_std).free_size
-
-        def body() -> Body:
-            encoders = [encoder_of(spaces, name, image_encoder, image_features) for name in spaces.leaves()]
-            return Body(encoders, list(spaces.leaves()), tuple(hidden_sizes), activation, layer_norm=layer_norm)
-
-        self.body = body()
-        self.value_body = None if shared else body()
-        self.policy = orthogonal(Output(self.body.features, head_size - free), 0.01)
-        self.value = orthogonal(Output(self.body.features, 1), 1.0)
-        self.log_std = nn.Parameter(torch.zeros(free)) if free else None
-
-    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Return head [rows, H] and values [rows] of a tensor [rows, *O], or of a dict of them by the leaf's name."""
-        hidden = self.body(obs)
-        head = self.policy(hidden)
-        if self.log_std is not None:
-            head = torch.cat([head, self.log_std.expand(len(head), -1)], dim=1)
+        if state is None or starts is None:
+            hidden = self.body(obs)
+            head = self._head(hidden)
+            if self.value_body is not None:
+                hidden = self.value_body(obs)
+            return head, self.value(hidden).squeeze(-1)
+        rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as a batch holds them
+        states = state.chunk(1 if self.value_body is None else 2, dim=1)
+        hidden, state = _remembered(self.body, self.memory, rows, states[0], starts)
+        head = self._head(hidden)
         if self.value_body is not None:
-            hidden = self.value_body(obs)
-        return head, self.value(hidden).squeeze(1)
+            hidden, of_value = _remembered(self.value_body, self.value_memory, rows, states[1], starts)
+            state = torch.cat([state, of_value], dim=1)
+        return head, self.value(hidden).squeeze(-1), state
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        head: Tensor = self.policy(hidden)
+        return head if self.log_std is None else torch.cat([head, self.log_std.expand(*head.shape[:-1], -1)], dim=-1)
 
 
 class Body(nn.Module):
     """The encoder of each leaf, and the hidden layers that read all codes side by side."""
 
-    def __init__(
-        self,
-        encoders: list[Encoder],
-        names: list[str],
-        hidden_sizes: tuple[int, ...],
-        activation: str,
-        *,
-        layer_norm: bool,
-    ) -> None:
+    def __init__(self, spaces: Spaces, layers: Layers) -> None:
         super().__init__()
-        self._names = names
+        self._names = list(spaces.leaves())
+        encoders = [encoder_of(spaces, name, layers) for name in self._names]
         self.encoders = nn.ModuleList(encoders)
         width = sum(encoder.features for encoder in encoders)
-        if len(encoders) == 1 and isinstance(encoders[0], CNN):
-            hidden_sizes = ()
-        layers: list[nn.Module] = []
+        hidden_sizes = () if len(encoders) == 1 and isinstance(encoders[0], CNN) else layers.hidden_sizes
+        hidden: list[nn.Module] = []
         for inputs, units in pairwise((width, *hidden_sizes)):
-            layers.append(orthogonal(nn.Linear(inputs, units), SQRT2))
-            if layer_norm:
-                layers.append(nn.LayerNorm(units))
-            layers.append(ACTIVATIONS[activation]())
-        self.hidden = nn.Sequential(*layers)
+            hidden.append(orthogonal(nn.Linear(inputs, units), SQRT2))
+            if layers.layer_norm:
+                hidden.append(nn.LayerNorm(units))
+            hidden.append(ACTIVATIONS[layers.activation]())
+        self.hidden = nn.Sequential(*hidden)
         self.features = hidden_sizes[-1] if hidden_sizes else width
 
     def forward(self, obs: Any) -> Tensor:
@@ -106,3 +103,23 @@ class Body(nn.Module):
             codes = torch.cat([encoder(obs[name]) for name, encoder in named], dim=1)
         features: Tensor = self.hidden(codes)
         return features
+
+
+def _cell(layers: Layers, features: int) -> Cell | None:
+    """Return the cell with orthogonal weights and zero biases; None without memory."""
+    if layers.memory == "none":
+        return None
+    cell = CELLS[layers.memory](features, layers.memory_size)
+    for weight in (cell.weight_ih, cell.weight_hh):
+        nn.init.orthogonal_(weight)
+    for bias in (cell.bias_ih, cell.bias_hh):
+        nn.init.zeros_(bias)
+    return cell
+
+
+def _remembered(body: Body, cell: Cell | None, rows: Any, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Encode all rows at once, and run the cell over them: outputs [L, rows, H], and the state after them."""
+    assert cell is not None, "a network without memory got a state"
+    length, count = starts.shape
+    features = body(rows).view(count, length, body.features).transpose(0, 1)
+    return over_time(cell, features, state, starts)

@@ -9,11 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.encoders.layers import PixelConv
+from dppo.ppo.networks.encoders.torch_layers import PixelConv
+from dppo.ppo.networks.layers import Layers
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
-SMALLEST_GRID = 7  # cells of a side that the convolutions of `GridCNN` need
+SMALLEST_GRID = 7  # cells of a side that the convolutions of `grid_cnn` need
 EMBEDDED = 64  # numbers that each embedded category becomes
 SQRT2 = math.sqrt(2)
 
@@ -26,14 +27,14 @@ class Encoder(nn.Module):
     features: int
 
 
-def encoder_of(spaces: Spaces, name: str, image_encoder: str, image_features: int) -> Encoder:
+def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
     """Return the encoder for the leaf `name`."""
     leaf = spaces.leaves()[name]
     if name in spaces.categories:
         categories = spaces.categories[name]
         return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
-    if is_image(leaf) and image_encoder != "flatten":
-        return CNNS[image_encoder](leaf.shape, image_features)
+    if is_image(leaf) and layers.image_encoder in CNNS:
+        return CNNS[layers.image_encoder](leaf.shape, layers.image_features)
     return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)
 
 
@@ -72,7 +73,7 @@ class OneHot(Encoder):
 
 
 class Embedding(Encoder):
-    """A learnt vector for each category of each element."""
+    """A learned vector for each category of each element."""
 
     first: Tensor
     last: Tensor
@@ -98,7 +99,7 @@ class Embedding(Encoder):
 class CNN(Encoder):
     """Convolutions, and a layer of `features` units behind them."""
 
-    def __init__(self, image: Image, layers: nn.Sequential, outputs: int, features: int) -> None:
+    def __init__(self, image: Image | Bits, layers: nn.Sequential, outputs: int, features: int) -> None:
         """Draw the weights of the last layer, which reads the `outputs` numbers of `layers`."""
         super().__init__()
         self.image = image
@@ -112,52 +113,48 @@ class CNN(Encoder):
         return code
 
 
-class NatureCNN(CNN):
-    """Three convolutions and a layer of `features` units. The image has at least 36 x 36 pixels.
+def nature_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three convolutions and a layer of `features` units. The image has at least 36 x 36 pixels.
 
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), methods.
     """
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        layers = nn.Sequential(
-            orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
-        super().__init__(image, layers, 64 * height * width, features)
+    image = Image(shape)
+    layers = nn.Sequential(
+        orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
+    return CNN(image, layers, 64 * height * width, features)
 
 
-class ImpalaCNN(CNN):
-    """Three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
+def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
 
     Convolutions keep torch's initial weights, as in CleanRL's ppo_procgen.py.
 
     Source: Espeholt et al., "IMPALA" (arXiv:1802.01561), figure 3, the larger network.
     """
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        height, width, blocks = image.height, image.width, []
-        for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
-            convolution = nn.Conv2d if number else PixelConv
-            blocks += [
-                convolution(inputs, outputs, 3, padding=1),
-                nn.MaxPool2d(3, stride=2, padding=1),
-                Residual(outputs),
-                Residual(outputs),
-            ]
-            height, width = (height + 1) // 2, (width + 1) // 2
-        super().__init__(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
+    image = Image(shape)
+    height, width, blocks = image.height, image.width, []
+    for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
+        convolution = nn.Conv2d if number else PixelConv
+        blocks += [
+            convolution(inputs, outputs, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            Residual(outputs),
+            Residual(outputs),
+        ]
+        height, width = (height + 1) // 2, (width + 1) // 2
+    return CNN(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
 
 
-class GridCNN(CNN):
-    """Three convolutions over the bits of each byte, and a layer of `features` units; for small images of any size.
+def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
+    """Return three convolutions over the bits of each byte, and a layer of `features` units; for small images.
 
     Bytes of a small image are usually codes of what is in a cell, such as those of MiniGrid from 0 to 10, which would
     all be close to 0 when divided by 255. Each byte becomes eight inputs, 0 or 1, so that codes are easy to tell apart
@@ -167,33 +164,20 @@ class GridCNN(CNN):
 
     Source: Willems, rl-starter-files (github.com/lcswillems/rl-starter-files), model.py, for the convolutions.
     """
-
-    shift: Tensor
-
-    def __init__(self, shape: tuple[int, ...], features: int) -> None:
-        image = Image(shape)
-        height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
-        layers = nn.Sequential(
-            nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
-            orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        super().__init__(image, layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
-        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
-        cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
-        bits = ((cells >> self.shift) & 1).flatten(1, 2)
-        inputs = bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
-        code: Tensor = self.last(self.layers(inputs))
-        return code
+    image = Image(shape)
+    height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
+    layers = nn.Sequential(
+        nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
+        orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return CNN(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
 
 
 class Residual(nn.Module):
@@ -232,6 +216,23 @@ class Image(nn.Module):
         return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
 
 
+class Bits(nn.Module):
+    """Images [rows, *shape] -> the bits of each byte, [rows, 8 * channels, height, width]."""
+
+    shift: Tensor
+
+    def __init__(self, image: Image) -> None:
+        super().__init__()
+        self.image = image
+        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return floats, 0 or 1."""
+        cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
+        bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
+        return bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
+
+
 def orthogonal(layer: Layer, gain: float) -> Layer:
     """Return `layer` with orthogonal weights and zero biases, drawn from torch's global generator."""
     nn.init.orthogonal_(layer.weight, gain)
@@ -240,4 +241,4 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     return layer
 
 
-CNNS: dict[str, type[NatureCNN | ImpalaCNN | GridCNN]] = {"nature": NatureCNN, "impala": ImpalaCNN, "grid": GridCNN}
+CNNS = {"nature": nature_cnn, "impala": impala_cnn, "grid": grid_cnn}

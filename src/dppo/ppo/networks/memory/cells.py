@@ -10,9 +10,6 @@ import numpy as np
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
 
-STATES = {"gru": 1, "lstm": 2}
-"""Vectors of H numbers in the state of a cell: h, or h and c."""
-
 
 class NumpyCells(Protocol):
     """One step of K cells side by side, each with its own inputs and weights.

@@ -1,0 +1,94 @@
+"""The default network in NumPy, for actors, and the parts that it shares with the network with memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.network import Outputs
+
+
+class NumpyMLP:
+    """The network in NumPy.
+
+    For the few rows of one sampler this takes a quarter of torch's time. An actor that never imports torch also starts
+    in a fifth of the time and needs a third of the memory.
+    """
+
+    def __init__(self, spec: MLPSpec) -> None:
+        self._spec = spec
+        self._dims = len(spec.obs_shape)
+
+    def load(self, weights: np.ndarray) -> None:
+        """Copy `weights` [P]."""
+        named = self._spec.unflatten(weights)
+        layers = len(self._spec.hidden_sizes)
+        self._hidden = StackedLayers(named, ("policy.", "value."), layers, self._spec.activation == "relu")
+        self._outputs = LastLayers(named, f"policy.{2 * layers}", f"value.{2 * layers}")
+
+    def step(self, obs: np.ndarray, state: None = None) -> Outputs:
+        """Return head and values of `obs` [..., E, *O].
+
+        Each group of E rows has a matrix product of its own, so that leading axes do not change a single bit; larger
+        products would.
+        """
+        rows = obs.shape[: obs.ndim - self._dims]
+        return Outputs(*self._outputs.of(self._hidden.outputs(obs, rows)))
+
+
+class StackedLayers:
+    """Hidden layers of K trunks of equal sizes, stacked [K, inputs, units]: one product computes K layers."""
+
+    def __init__(self, named: dict[str, np.ndarray], prefixes: Sequence[str], count: int, relu: bool) -> None:
+        """Copy the weights of `count` layers from parameters by name.
+
+        Args:
+            prefixes: what the names of each trunk's parameters begin with.
+            relu: the activation is relu, otherwise tanh.
+        """
+        self._relu = relu
+        self._layers = [
+            (
+                np.stack([named[f"{prefix}{2 * layer}.weight"].T for prefix in prefixes]),
+                np.stack([named[f"{prefix}{2 * layer}.bias"][None] for prefix in prefixes]),
+            )
+            for layer in range(count)
+        ]
+
+    def outputs(self, obs: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
+        """Return the outputs [..., K, E, units] of observations with the leading axes `rows` = [..., E]."""
+        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the trunks
+        for weight, bias in self._layers:
+            h = h @ weight
+            h += bias
+            if self._relu:
+                np.maximum(h, 0, out=h)
+            else:
+                np.tanh(h, out=h)
+        return h
+
+
+class LastLayers:
+    """The last layers of policy and value, and the free part of the head."""
+
+    def __init__(self, named: dict[str, np.ndarray], policy: str, value: str) -> None:
+        """Copy the layers called `policy` and `value` from parameters by name."""
+        self._policy = named[f"{policy}.weight"].T.copy(), named[f"{policy}.bias"].copy()
+        self._value = named[f"{value}.weight"][0].copy(), named[f"{value}.bias"].copy()
+        self._log_std = named["log_std"].copy() if "log_std" in named else None
+
+    def of(self, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return head [..., E, H] and values [..., E] of the trunks' outputs [..., K, E, units]."""
+        policy, value = (h[0], h[-1]) if h.ndim == 3 else (h[..., 0, :, :], h[..., -1, :, :])
+        head = policy @ self._policy[0]
+        head += self._policy[1]
+        values = value @ self._value[0]
+        values += self._value[1]
+        if self._log_std is not None:
+            whole = np.empty((*values.shape, head.shape[-1] + len(self._log_std)), head.dtype)
+            whole[..., : head.shape[-1]] = head
+            whole[..., head.shape[-1] :] = self._log_std
+            head = whole
+        return head, values

@@ -1,0 +1,54 @@
+"""Draw the initial weights of a module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from dppo.errors import ConfigError
+from dppo.ppo.networks.torch_state import default_dtype
+
+MOST_DRAWS = 20  # of a module, to find two with equal weights
+
+
+def drawn(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Module:
+    """Return what `make` builds on the CPU, with weights drawn from `seed`; torch's global generator stays unchanged.
+
+    Weights are drawn in float32 for every dtype, as those of the default network.
+    """
+    with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
+        torch.default_generator.manual_seed(seed)
+        module = make()
+    return module.to(getattr(torch, dtype))
+
+
+def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
+    """Draw until the same weights have come out twice: a thread of an environment may draw from the generator, too.
+
+    Args:
+        name: of the module, for errors.
+
+    Raises:
+        ConfigError: the weights differ each time.
+    """
+    seen: set[bytes] = set()
+    for _ in range(MOST_DRAWS):
+        module = draw()
+        weights = [parameter.detach().numpy().tobytes() for parameter in module.parameters()]
+        digest = hashlib.sha256(b"".join(weights)).digest()
+        if digest in seen:
+            return module
+        seen.add(digest)
+    raise ConfigError(
+        f"model={name}: its initial weights differ each time, in {MOST_DRAWS} builds from one seed. Draw them from "
+        f"torch's generator, not from NumPy or uninitialised memory; and let threads of an environment draw from a "
+        f"torch.Generator of their own."
+    )
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the parameters of `module`, in its order."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

@@ -1,0 +1,57 @@
+"""The user's own code: find it by its import path, import it, and put its errors in a line."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from operator import attrgetter
+from typing import Any
+
+
+def import_path(named: Any) -> str:
+    """Return `module:name` of a class or function, and a string unchanged."""
+    if isinstance(named, str):
+        return named
+    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
+
+
+def imported_module(name: str, advice: str) -> Any:
+    """Import the module `name`.
+
+    Raises:
+        ImportError: whatever it raised, in a line, followed by `advice`.
+    """
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        raise ImportError(f"importing {name} failed: {in_a_line(error)}. {advice}") from None
+
+
+def imported(path: str, kind: str) -> Any:
+    """Return the object at an import path, `module:name`, of which `kind` is an example of a name.
+
+    Raises:
+        ImportError: it is not an import path, or there is no such object; the text says which.
+    """
+    module_name, _, name = path.rpartition(":")
+    if not module_name:
+        raise ImportError(
+            f"is not of the form module:{kind}. Add the name of the module that defines the {kind.lower()}"
+        )
+    advice = "It must be importable on every machine that runs actors or learners"
+    try:
+        return attrgetter(name)(imported_module(module_name, advice))
+    except AttributeError:
+        raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return type and message of an exception, as the last line of its traceback has them."""
+    lines = traceback.format_exception_only(error)
+    return " ".join(" ".join(line for line in lines if line[:2] != "  ").split()).rstrip(".")
+
+
+def place_of(error: BaseException) -> str:
+    """Return ` (file, line n)` of the code that raised; empty if it is not that of a file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
