@@ -282,6 +282,24 @@ def test_a_model_that_cannot_be_imported_is_refused(model: Any, words: str, tmp_
     assert words in str(caught.value)
 
 
+def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
+    """It is built for the trial, for each of four samplers, and twice to draw its initial weights."""
+    built, tried = [], []
+
+    class Counted(own_models.Plain):
+        def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+            super().__init__(spaces, head_size)
+            built.append(self)
+
+        def forward(self, obs: Tensor) -> Any:
+            tried.extend([self] if len(obs) == 3 and self is built[0] else [])
+            return super().forward(obs)
+
+    result = dppo.train(cartpole(tmp_path / "run", model=Counted, checkpoint_interval_s=0))
+    assert result.iterations == ITERATIONS
+    assert (len(built), len(tried)) == (7, 2)
+
+
 def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"constructor raised TypeError: .*'width'.*called with \(spaces, head_size"):
         dppo.train(settings(tmp_path / "run", model_kwargs={"width": 3}))
