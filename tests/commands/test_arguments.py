@@ -12,7 +12,7 @@ import yaml
 
 from dppo.commands import arguments
 from dppo.commands.arguments import Arguments
-from dppo.commands.compare_plan import parse as parse_comparison
+from dppo.commands.compare.plan import parse as parse_comparison
 from dppo.commands.eval import make_parser as make_eval_parser
 from dppo.commands.parser import ALIASES
 from dppo.commands.settings_flags import EXTRA, FIRST, flag, in_flags

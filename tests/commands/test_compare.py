@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import finished
 
 from dppo.__main__ import main
 from dppo.commands.compare import make_table
-from dppo.commands.compare_plan import caption, make_plan, parse
+from dppo.commands.compare.measured import Group, Run
+from dppo.commands.compare.plan import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.records.comparison import Group, Run
 
 TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
 
@@ -27,7 +28,7 @@ def planned(*words: str, **settings: object) -> list[Config]:
 
 def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
-    assert (options.actors, options.target, options.seeds, options.equal) == ((1, 8), 475.0, 3, "batch")
+    assert (options.actors, options.target, options.seeds, options.equal) == ([1, 8], 475.0, 3, "batch")
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
@@ -139,7 +140,7 @@ def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Gr
         "perf/act_s": 0.1,
     }
     config = Config(env_id="E-v0", num_actors=num_actors)
-    return Group((Run(config, Path("r"), training_s + 1, training_s, 1024, "sha", [row], {}),))
+    return Group((Run(config, finished(wall_s=training_s + 1, training_s=training_s, global_step=1024), [row]),))
 
 
 @pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])

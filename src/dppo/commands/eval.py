@@ -10,7 +10,7 @@ from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
 from dppo.commands.settings_flags import TRUST, parsed_json
 from dppo.policies.evaluation import evaluate
 from dppo.records.result import Evaluation
-from dppo.records.terminal.progress import ShowLog
+from dppo.records.terminal.output import ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = (

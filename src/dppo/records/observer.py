@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
+
+PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
 
 logger = logging.getLogger("dppo")
 
@@ -72,7 +75,7 @@ class Display(Observer):
     """Shows a run to the user; this one shows nothing."""
 
     def prepare(self, text: str) -> None:
-        """Show `text` until `on_start` or `on_end`, if it can be erased then."""
+        """Show `text` until `on_start` or `on_end`, if it can be erased then; hold back notes until then."""
 
 
 class Observers:
@@ -91,19 +94,31 @@ class Observers:
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
+        self._run: RunInfo | None = None
+        """The run, until it has started."""
+        self._due = 0.0
         self.raised: BaseException | None = None
         """An exception out of `progress`, which comes back to the runner through code that collects segments."""
 
-    def prepare(self, text: str) -> None:
+    def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
+        self._run, self._due = run, time.monotonic() + PATIENCE_S
         self._started.append(self._display)
         self._display.prepare(text)
 
-    def start(self, run: RunInfo) -> None:
-        """Start all, the display first, because it shows what the others log."""
+    def start(self) -> None:
+        """Start all, the display first, because it shows what the others log; a second call does nothing."""
+        run, self._run = self._run, None
+        if run is None:
+            return
         for observer in (self._display, *self._users):
             self._started.append(observer)
             observer.on_start(run)
+
+    def start_if_due(self) -> None:
+        """Start all if the run has been preparing for 10 s, so that a slow start is not silent."""
+        if self._run is not None and time.monotonic() >= self._due:
+            self.start()
 
     def add_file(self, observer: Observer) -> None:
         """Add an observer that can only be made when the run knows where it starts."""

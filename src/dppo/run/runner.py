@@ -8,12 +8,11 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import check_model
 from dppo.records.files import checkpoint as checkpoints
@@ -27,9 +26,8 @@ from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
-from dppo.records.terminal.announcement import Announcement
 from dppo.records.terminal.display import make_display
-from dppo.records.terminal.opening import branch_in_words, hosting_in_words, preparing_in_words, sizes_in_words
+from dppo.records.terminal.opening import branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
@@ -79,13 +77,10 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.prepare(preparing_in_words(config))
-                announcement = Announcement(partial(watching.start, _described(config, folder)))
-                try:
-                    parts = build(config, folder, stop, stack, watching.progress, announcement)
-                except ClusterError:
-                    announcement.show_notes()
-                    raise
+                watching.prepare(_described(config, folder), waiting_line(config))
+                stop.add_check(watching.start_if_due)
+                parts = build(config, folder, stop, stack, watching.progress)
+                watching.start()
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -97,11 +92,11 @@ def train(
 
 
 def _described(config: Config, folder: RunFolder) -> RunInfo:
-    lines, start = [sizes_in_words(config), hosting_in_words(config), f"Run folder: {folder.path}"], folder.start
+    lines, start = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
         lines.append(f"Resuming from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(branch_in_words(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
+        lines.append(branch_line(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
     return RunInfo(
         config=config,
         run_dir=folder.path,

@@ -1,14 +1,14 @@
-"""Compare runs with different numbers of actors: times, speed-ups, and the bounds of both."""
+"""The runs of a comparison: their times and speed-ups, and the bounds of both."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 from dppo.config import Config
+from dppo.records.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,8 @@ class Cycle:
 
     @property
     def efficiency(self) -> float:
-        """Bound as a share of the iteration."""
+        """Bound as a share of the iteration; above 1 it is noise."""
         return self.bound_s / self.iteration_s
-
-    @property
-    def noise(self) -> bool:
-        """True if the efficiency is noise: no iteration can be shorter than its bound."""
-        return self.efficiency > 1
 
     @property
     def overhead(self) -> float:
@@ -62,20 +57,12 @@ class Cycle:
 
     def as_json(self) -> dict[str, float | bool]:
         """Return the cycle as it is written to compare.json."""
-        return {
-            "steps": self.steps,
-            "env_step_ms": self.env_step_ms,
-            "exchange_s": self.exchange_s,
-            "collect_s": self.collect_s,
-            "work_s": self.work_s,
-            "update_s": self.update_s,
-            "bound_s": self.bound_s,
-            "iteration_s": self.iteration_s,
-            "bound_steps_per_s": self.bound_steps_per_s,
-            "efficiency": self.efficiency,
-            "efficiency_is_noise": self.noise,
-            "overhead": self.overhead,
-        }
+        computed = ("bound_s", "bound_steps_per_s", "efficiency", "overhead")
+        return (
+            asdict(self)
+            | {name: getattr(self, name) for name in computed}
+            | {"efficiency_is_noise": self.efficiency > 1}
+        )
 
 
 def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
@@ -88,18 +75,21 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     """
     settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
-    def not_hidden(row: dict[str, Any]) -> float:
+    def mean(*names: str) -> float:
+        return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
+
+    def exchange_s(row: dict[str, Any]) -> float:
         beside = max(0.0, float(row["perf/collect_s"] - row["perf/slowest_actor_s"]))
         return min(float(row["perf/transfer_s"]), beside)
 
     return Cycle(
         steps=steps,
-        env_step_ms=fmean(row["perf/env_step_ms"] for row in settled),
-        exchange_s=fmean(map(not_hidden, settled)),
-        collect_s=fmean(row["perf/slowest_actor_s"] for row in settled),
-        work_s=hosts * fmean(row["perf/env_s"] + row["perf/act_s"] for row in settled),
-        update_s=fmean(row["perf/update_s"] for row in settled),
-        iteration_s=fmean(row["perf/iteration_s"] for row in settled),
+        env_step_ms=mean("env_step_ms"),
+        exchange_s=fmean(map(exchange_s, settled)),
+        collect_s=mean("slowest_actor_s"),
+        work_s=hosts * mean("env_s", "act_s"),
+        update_s=mean("update_s"),
+        iteration_s=mean("iteration_s"),
     )
 
 
@@ -108,30 +98,24 @@ class Run:
     """One finished training."""
 
     config: Config
-    run_dir: Path
-    wall_s: float
-    """Seconds from the call of `train` to its end."""
-    training_s: float
-    """Seconds from the first request for segments to the end of the last update."""
-    global_step: int
-    weights_sha256: str
+    result: Result
     rows: list[dict[str, Any]]
     """The rows of metrics.jsonl."""
-    incidents: dict[str, int]
 
     @property
     def startup_s(self) -> float:
         """Seconds before and after training: Ray, environments, files."""
-        return self.wall_s - self.training_s
+        return self.result.wall_s - self.result.training_s
 
     def curve(self) -> dict[str, list[float]]:
         """Return the mean return of the last 100 episodes over training time and over env steps."""
-        known = [row for row in self.rows if row.get("charts/episodic_return") is not None]
-        return {
-            "wall_s": [row["time/training_s"] for row in known],
-            "global_step": [row["global_step"] for row in known],
-            "episodic_return": [row["charts/episodic_return"] for row in known],
+        columns = {
+            "wall_s": "time/training_s",
+            "global_step": "global_step",
+            "episodic_return": "charts/episodic_return",
         }
+        known = [row for row in self.rows if row.get("charts/episodic_return") is not None]
+        return {name: [row[column] for row in known] for name, column in columns.items()}
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the mean return reached `target`; None if it never did."""
@@ -141,17 +125,14 @@ class Run:
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
+        names = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
         return {
             "num_actors": self.config.num_actors,
             "seed": self.config.seed,
-            "run_dir": str(self.run_dir),
-            "wall_s": self.wall_s,
+            "run_dir": str(self.result.run_dir),
+            **{name: getattr(self.result, name) for name in names},
             "startup_s": self.startup_s,
-            "training_s": self.training_s,
             "time_to_target_s": self.time_to(target),
-            "global_step": self.global_step,
-            "weights_sha256": self.weights_sha256,
-            "incidents": self.incidents,
             "cycle": Group((self,)).cycle.as_json(),
             "curve": self.curve(),
         }
@@ -175,20 +156,20 @@ class Group:
         return "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors"
 
     @property
+    def hosts(self) -> int:
+        """Number of processes that collect."""
+        return max(1, self.config.num_actors)
+
+    @property
     def cycle(self) -> Cycle:
         """The mean iteration over all runs."""
         rows = [row for run in self.runs for row in run.rows]
         return measure_cycle(rows, self.config.batch_size, self.hosts)
 
     @property
-    def hosts(self) -> int:
-        """Number of processes that collect."""
-        return max(1, self.config.num_actors)
-
-    @property
     def training_s(self) -> float:
         """Mean seconds of training."""
-        return fmean(run.training_s for run in self.runs)
+        return fmean(run.result.training_s for run in self.runs)
 
     @property
     def startup_s(self) -> float:
@@ -198,7 +179,7 @@ class Group:
     @property
     def steps_per_s(self) -> float:
         """Env steps per second of training, over all runs."""
-        return sum(run.global_step for run in self.runs) / sum(run.training_s for run in self.runs)
+        return sum(run.result.global_step for run in self.runs) / sum(run.result.training_s for run in self.runs)
 
     def times_to(self, target: float | None) -> list[float]:
         """Return the seconds to `target` of the seeds that reached it."""
@@ -224,19 +205,14 @@ class Group:
         Args:
             first: the group that speed-ups refer to.
         """
-        times = self.times_to(target)
+        times, settings = self.times_to(target), ("num_actors", "num_samplers", "batch_size", "iterations")
         return {
-            "num_actors": self.config.num_actors,
             "label": self.label,
-            "num_samplers": self.config.num_samplers,
-            "batch_size": self.config.batch_size,
-            "iterations": self.config.iterations,
+            **{name: getattr(self.config, name) for name in settings},
             "seeds": [run.config.seed for run in self.runs],
-            "startup_s": self.startup_s,
-            "training_s": self.training_s,
+            **{name: getattr(self, name) for name in ("startup_s", "training_s", "steps_per_s")},
             "time_to_target_s": fmean(times) if times else None,
             "seeds_that_reached_target": len(times),
-            "steps_per_s": self.steps_per_s,
             "speed_up": self.speed_up(first),
             "speed_up_limit": self.speed_up_limit(first),
             "speed_up_is_noise": self.speed_up_is_noise(first),
@@ -254,5 +230,5 @@ def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
     """Return the seeds whose weights differ between numbers of actors, with the hashes by number of actors."""
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
-        hashes.setdefault(run.config.seed, {})[run.config.num_actors] = run.weights_sha256
+        hashes.setdefault(run.config.seed, {})[run.config.num_actors] = run.result.weights_sha256
     return {seed: by_actors for seed, by_actors in hashes.items() if len(set(by_actors.values())) > 1}

@@ -15,21 +15,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.compare_plan import Options, caption, folder_for, make_plan, parse
+from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors
+from dppo.commands.compare.plan import Options, caption, folder_for, make_plan, parse
 from dppo.config import Config, resolved
-from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
 from dppo.records.files.run_folder import versions
 from dppo.records.plots import Curve, CurveGroup, compare_figure
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
-    "An efficiency above 100 % is measurement noise: no run can be faster than its bound, which is measured in the "
-    "same run. Use more iterations, or slower environments."
-)
-
-EXPLAIN_SPEED_UP = (
-    "A speed-up above that of perfect parallelism is measurement noise: the load of the machine differed between the "
-    "runs. Repeat the comparison on a quiet machine, with more iterations or seeds."
+    "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
+    "differed while the figures were measured. Repeat the comparison on a quiet machine, with more iterations, more "
+    "seeds, or slower environments."
 )
 
 
@@ -60,10 +56,8 @@ def main(argv: list[str]) -> int:
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
-    if any(group.cycle.noise for group in groups):
+    if any(group.cycle.efficiency > 1 or group.speed_up_is_noise(groups[0]) for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
-    if any(group.speed_up_is_noise(groups[0]) for group in groups):
-        console.print(EXPLAIN_SPEED_UP, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
@@ -78,22 +72,13 @@ def _train_all(
         result = train(config)
         if result.stopped_by is not None:
             return runs, result.stopped_by
-        run = Run(
-            config=config,
-            run_dir=result.run_dir,
-            wall_s=result.wall_s,
-            training_s=result.training_s,
-            global_step=result.global_step,
-            weights_sha256=result.weights_sha256,
-            rows=result.metrics,
-            incidents=result.incidents,
-        )
+        run = Run(config, result, result.metrics)
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
         console.print(
             f"{len(runs)} of {len(plan)}: {Group((run,)).label}, seed {config.seed}: return "
-            f"{result.episodic_return:.1f} after {run.global_step:,} steps in {run.training_s:.1f} s "
-            f"(start-up {run.startup_s:.1f} s), weights {run.weights_sha256[:12]}{_time_left(plan, runs)}",
+            f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
+            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}",
             soft_wrap=True,
         )
     return runs, None
@@ -104,7 +89,7 @@ def _curve(run: Run) -> Curve:
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
-    walls = {run.config.num_actors: run.wall_s for run in runs}
+    walls = {run.config.num_actors: run.result.wall_s for run in runs}
     left = plan[len(runs) :]
     if not left:
         return ""
@@ -152,7 +137,7 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.steps_per_s:,.0f}",
             NOISE if group.speed_up_is_noise(groups[0]) else f"{group.speed_up(groups[0]):.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
-            NOISE if group.cycle.noise else f"{100 * group.cycle.efficiency:.1f} %",
+            NOISE if group.cycle.efficiency > 1 else f"{100 * group.cycle.efficiency:.1f} %",
         )
     return table
 
