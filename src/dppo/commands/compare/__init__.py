@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors
+from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors, group_of
 from dppo.commands.compare.plan import Options, caption, folder_for, make_plan, parse
 from dppo.config import Config, resolved
 from dppo.records.files.run_folder import versions
@@ -49,14 +49,13 @@ def main(argv: list[str]) -> int:
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
     curves = [
-        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise(groups[0]))
-        for group in groups
+        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise) for group in groups
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
-    if any(group.cycle.efficiency > 1 or group.speed_up_is_noise(groups[0]) for group in groups):
+    if any(group.cycle.efficiency_is_noise or group.speed_up_is_noise for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
@@ -76,7 +75,7 @@ def _train_all(
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
         console.print(
-            f"{len(runs)} of {len(plan)}: {Group((run,)).label}, seed {config.seed}: return "
+            f"{len(runs)} of {len(plan)}: {group_of([run], None).label}, seed {config.seed}: return "
             f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
             f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}",
             soft_wrap=True,
@@ -112,7 +111,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "target": options.target,
         "runs_planned": len(plan),
         "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
-        "groups": [group.as_json(groups[0], options.target) for group in groups],
+        "groups": [group.as_json(options.target) for group in groups],
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
@@ -135,9 +134,9 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.training_s:.1f} s",
             *([] if target is None else [_time_to(group, target)]),
             f"{group.steps_per_s:,.0f}",
-            NOISE if group.speed_up_is_noise(groups[0]) else f"{group.speed_up(groups[0]):.2f} x",
+            NOISE if group.speed_up_is_noise else f"{group.speed_up:.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
-            NOISE if group.cycle.efficiency > 1 else f"{100 * group.cycle.efficiency:.1f} %",
+            NOISE if group.cycle.efficiency_is_noise else f"{100 * group.cycle.efficiency:.1f} %",
         )
     return table
 

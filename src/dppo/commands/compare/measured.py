@@ -34,35 +34,16 @@ class Cycle:
     """u: the update."""
     iteration_s: float
     """Duration of the whole iteration."""
-
-    @property
-    def bound_s(self) -> float:
-        """The shortest possible iteration."""
-        return self.exchange_s + self.collect_s + self.update_s
-
-    @property
-    def bound_steps_per_s(self) -> float:
-        """The highest possible number of env steps per second."""
-        return self.steps / self.bound_s
-
-    @property
-    def efficiency(self) -> float:
-        """Bound as a share of the iteration; above 1 it is noise."""
-        return self.bound_s / self.iteration_s
-
-    @property
-    def overhead(self) -> float:
-        """Share of the iteration that is neither the work of the slowest actor nor the update; includes w + x."""
-        return 1 - (self.collect_s + self.update_s) / self.iteration_s
-
-    def as_json(self) -> dict[str, float | bool]:
-        """Return the cycle as it is written to compare.json."""
-        computed = ("bound_s", "bound_steps_per_s", "efficiency", "overhead")
-        return (
-            asdict(self)
-            | {name: getattr(self, name) for name in computed}
-            | {"efficiency_is_noise": self.efficiency > 1}
-        )
+    bound_s: float
+    """The shortest possible iteration."""
+    bound_steps_per_s: float
+    """The highest possible number of env steps per second."""
+    efficiency: float
+    """Bound as a share of the iteration."""
+    efficiency_is_noise: bool
+    """True if it is above 1: no iteration can be shorter than its bound."""
+    overhead: float
+    """Share of the iteration that is neither the work of the slowest actor nor the update; includes w + x."""
 
 
 def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
@@ -82,14 +63,21 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
         beside = max(0.0, float(row["perf/collect_s"] - row["perf/slowest_actor_s"]))
         return min(float(row["perf/transfer_s"]), beside)
 
+    exchange, collect_s, update_s = fmean(map(exchange_s, settled)), mean("slowest_actor_s"), mean("update_s")
+    iteration_s, bound_s = mean("iteration_s"), exchange + collect_s + update_s
     return Cycle(
         steps=steps,
         env_step_ms=mean("env_step_ms"),
-        exchange_s=fmean(map(exchange_s, settled)),
-        collect_s=mean("slowest_actor_s"),
+        exchange_s=exchange,
+        collect_s=collect_s,
         work_s=hosts * mean("env_s", "act_s"),
-        update_s=mean("update_s"),
-        iteration_s=mean("iteration_s"),
+        update_s=update_s,
+        iteration_s=iteration_s,
+        bound_s=bound_s,
+        bound_steps_per_s=steps / bound_s,
+        efficiency=bound_s / iteration_s,
+        efficiency_is_noise=bound_s > iteration_s,
+        overhead=1 - (collect_s + update_s) / iteration_s,
     )
 
 
@@ -125,6 +113,7 @@ class Run:
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
+        cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.num_actors))
         names = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
         return {
             "num_actors": self.config.num_actors,
@@ -133,97 +122,84 @@ class Run:
             **{name: getattr(self.result, name) for name in names},
             "startup_s": self.startup_s,
             "time_to_target_s": self.time_to(target),
-            "cycle": Group((self,)).cycle.as_json(),
+            "cycle": asdict(cycle),
             "curve": self.curve(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The runs with the same number of actors, one for each seed."""
+    """The runs with the same number of actors, one for each seed; times are means over them."""
 
     runs: tuple[Run, ...]
+    label: str
+    """The name of the group in tables and pictures."""
+    startup_s: float
+    training_s: float
+    steps_per_s: float
+    """Env steps per second of training."""
+    cycle: Cycle
+    speed_up: float
+    """How many times as many env steps per second as the first group."""
+    speed_up_limit: float
+    """The largest possible one: the work of the first group divided by the actors, without overhead."""
 
     @property
-    def config(self) -> Config:
-        """The settings of the first run; the others differ in their seeds."""
-        return self.runs[0].config
-
-    @property
-    def label(self) -> str:
-        """The name of the group in tables and pictures."""
-        actors = self.config.num_actors
-        return "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors"
-
-    @property
-    def hosts(self) -> int:
-        """Number of processes that collect."""
-        return max(1, self.config.num_actors)
-
-    @property
-    def cycle(self) -> Cycle:
-        """The mean iteration over all runs."""
-        rows = [row for run in self.runs for row in run.rows]
-        return measure_cycle(rows, self.config.batch_size, self.hosts)
-
-    @property
-    def training_s(self) -> float:
-        """Mean seconds of training."""
-        return fmean(run.result.training_s for run in self.runs)
-
-    @property
-    def startup_s(self) -> float:
-        """Mean seconds before and after training."""
-        return fmean(run.startup_s for run in self.runs)
-
-    @property
-    def steps_per_s(self) -> float:
-        """Env steps per second of training, over all runs."""
-        return sum(run.result.global_step for run in self.runs) / sum(run.result.training_s for run in self.runs)
+    def speed_up_is_noise(self) -> bool:
+        """True if the speed-up exceeds its limit: then the load of the machine differed between the runs."""
+        return self.speed_up != 1 and self.speed_up > self.speed_up_limit
 
     def times_to(self, target: float | None) -> list[float]:
         """Return the seconds to `target` of the seeds that reached it."""
         return [when for run in self.runs if (when := run.time_to(target)) is not None]
 
-    def speed_up(self, first: Group) -> float:
-        """Return how many times as many env steps per second the group makes as `first`."""
-        return self.steps_per_s / first.steps_per_s
-
-    def speed_up_limit(self, first: Group) -> float:
-        """Return the largest possible speed-up over `first`: its work divided by the actors, without overhead."""
-        cycle, steps = first.cycle, self.config.batch_size
-        shortest_s = (cycle.work_s / self.hosts + cycle.update_s) * steps / cycle.steps
-        return steps / shortest_s / first.steps_per_s
-
-    def speed_up_is_noise(self, first: Group) -> bool:
-        """Return whether the speed-up exceeds its limit: then the load of the machine differed between the runs."""
-        return self is not first and self.speed_up(first) > self.speed_up_limit(first)
-
-    def as_json(self, first: Group, target: float | None) -> dict[str, Any]:
-        """Return the group as it is written to compare.json.
-
-        Args:
-            first: the group that speed-ups refer to.
-        """
-        times, settings = self.times_to(target), ("num_actors", "num_samplers", "batch_size", "iterations")
+    def as_json(self, target: float | None) -> dict[str, Any]:
+        """Return the group as it is written to compare.json."""
+        times, config = self.times_to(target), self.runs[0].config
+        settings = ("num_actors", "num_samplers", "batch_size", "iterations")
+        measured = ("startup_s", "training_s", "steps_per_s", "speed_up", "speed_up_limit", "speed_up_is_noise")
         return {
             "label": self.label,
-            **{name: getattr(self.config, name) for name in settings},
+            **{name: getattr(config, name) for name in settings},
             "seeds": [run.config.seed for run in self.runs],
-            **{name: getattr(self, name) for name in ("startup_s", "training_s", "steps_per_s")},
+            **{name: getattr(self, name) for name in measured},
             "time_to_target_s": fmean(times) if times else None,
             "seeds_that_reached_target": len(times),
-            "speed_up": self.speed_up(first),
-            "speed_up_limit": self.speed_up_limit(first),
-            "speed_up_is_noise": self.speed_up_is_noise(first),
-            "cycle": self.cycle.as_json(),
+            "cycle": asdict(self.cycle),
         }
+
+
+def group_of(runs: Sequence[Run], first: Group | None) -> Group:
+    """Return the group of runs that differ in their seeds.
+
+    Args:
+        first: the group that speed-ups refer to; None: this one.
+    """
+    config, results = runs[0].config, [run.result for run in runs]
+    actors, hosts = config.num_actors, max(1, config.num_actors)
+    steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
+    cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
+    origin, unit = (cycle, steps_per_s) if first is None else (first.cycle, first.steps_per_s)
+    shortest_s = (origin.work_s / hosts + origin.update_s) / origin.steps  # for an env step
+    return Group(
+        runs=tuple(runs),
+        label="in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
+        startup_s=fmean(run.startup_s for run in runs),
+        training_s=fmean(result.training_s for result in results),
+        steps_per_s=steps_per_s,
+        cycle=cycle,
+        speed_up=steps_per_s / unit,
+        speed_up_limit=1 / shortest_s / unit,
+    )
 
 
 def group_by_actors(runs: Sequence[Run]) -> list[Group]:
     """Group runs by their number of actors, in the order in which the numbers first appear."""
-    numbers = dict.fromkeys(run.config.num_actors for run in runs)
-    return [Group(tuple(run for run in runs if run.config.num_actors == number)) for number in numbers]
+    groups: list[Group] = []
+    for number in dict.fromkeys(run.config.num_actors for run in runs):
+        same = [run for run in runs if run.config.num_actors == number]
+        groups.append(group_of(same, groups[0] if groups else None))
+    return groups
 
 
 def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
