@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,10 +125,14 @@ class Observers:
         self._files.append(observer)
         self._started.append(observer)
 
+    def __iter__(self) -> Iterator[Observer]:
+        """Iterate over all, in the order in which they are called."""
+        return iter((*self._files, self._display, *self._users))
+
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
         try:
-            for observer in self._all():
+            for observer in self:
                 observer.on_progress(progress)
         except BaseException as error:
             self.raised = error
@@ -136,23 +140,8 @@ class Observers:
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""
-        asked = [type(observer).__name__ for observer in self._all() if observer.on_iteration(row) is True]
+        asked = [type(observer).__name__ for observer in self if observer.on_iteration(row) is True]
         return asked[0] if asked else None
-
-    def episode(self, episode: Episode) -> None:
-        """Report a finished episode."""
-        for observer in self._all():
-            observer.on_episode(episode)
-
-    def incident(self, incident: Incident) -> None:
-        """Report an incident."""
-        for observer in self._all():
-            observer.on_incident(incident)
-
-    def checkpoint(self, path: Path) -> None:
-        """Report a checkpoint."""
-        for observer in self._all():
-            observer.on_checkpoint(path)
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End all that were started, the display last; a second call does nothing.
@@ -164,23 +153,11 @@ class Observers:
         raised: list[BaseException] = []
         for observer in (*self._files, *self._users, self._display):
             if observer in started:
-                _call(observer.on_end, result, error, raised)
+                try:
+                    observer.on_end(result, error)
+                except BaseException as another:
+                    if raised or error is not None:
+                        logger.warning("%s.on_end raised %r", type(observer).__qualname__, another)
+                    raised.append(another)
         if raised and error is None:
             raise raised[0]
-
-    def _all(self) -> tuple[Observer, ...]:
-        return (*self._files, self._display, *self._users)
-
-
-def _call(
-    on_end: Callable[[Result | None, BaseException | None], None],
-    result: Result | None,
-    error: BaseException | None,
-    raised: list[BaseException],
-) -> None:
-    try:
-        on_end(result, error)
-    except BaseException as another:
-        if raised or error is not None:
-            logger.warning("%s raised %r", on_end.__qualname__, another)
-        raised.append(another)

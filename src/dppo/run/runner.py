@@ -19,8 +19,7 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
-from dppo.records.metrics.iteration_row import Progress, Seconds, iteration_row, mean_return
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
@@ -29,6 +28,7 @@ from dppo.records.result import Result
 from dppo.records.terminal.display import make_display
 from dppo.records.terminal.opening import branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
+from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 
@@ -174,10 +174,12 @@ class _Run:
         row = self._row(iteration)
         self.ended = iteration.ended
         self.time_split.add(row)
-        for incident in iteration.incidents:  # already logged
-            self.watching.incident(incident)
-        for episode in (episode for report in iteration.collected.reports for episode in report.episodes):
-            self.watching.episode(episode)
+        episodes = [episode for report in iteration.collected.reports for episode in report.episodes]
+        for observer in self.watching:
+            for incident in iteration.incidents:  # already logged
+                observer.on_incident(incident)
+            for episode in episodes:
+                observer.on_episode(episode)
         stopped_by = self.watching.iteration(row)
         if self.ended - self.saved >= self.config.checkpoint_interval_s:
             self.saved = self.ended
@@ -185,26 +187,15 @@ class _Run:
         return stopped_by
 
     def _row(self, iteration: Iteration) -> dict[str, float]:
-        learner, collected = self.learner, iteration.collected
-        progress = Progress(iteration.number, learner.global_step, learner.episodes, learner.recent, learner.incidents)
-        seconds = Seconds(
+        learner = self.learner
+        return iteration_row(
+            iteration,
+            learner,
             wall_s=iteration.ended - self.began,
             training_s=iteration.ended - self.training_began,
             iteration_s=iteration.ended - self.ended,
-            collect_s=collected.collect_s,
-            transfer_s=collected.transfer_s,
-            update_s=iteration.update_s,
-            replay_s=collected.replay_s,
-        )
-        return iteration_row(
-            progress,
-            seconds,
-            collected.reports,
-            collected.timings,
-            iteration.update,
             steps_since_start=learner.global_step - self.steps_before,
             actors_alive=self.parts.collector.alive(),
-            replayed_steps=collected.replayed_steps,
         )
 
     # ------------------------------------------------------------------ saving and ending
@@ -231,7 +222,8 @@ class _Run:
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
         )
         self.saved_iteration = self.learner.iteration
-        self.watching.checkpoint(self.last_checkpoint)
+        for observer in self.watching:
+            observer.on_checkpoint(self.last_checkpoint)
 
     def _save_if_possible(self) -> None:
         """Save; if that fails, log it and go on: the next interval tries again."""
@@ -241,7 +233,8 @@ class _Run:
             incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
             self.learner.count(incident)
             logger.warning("%s", error)
-            self.watching.incident(incident)
+            for observer in self.watching:
+                observer.on_incident(incident)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after `error`; a failure to do so must not hide it."""
@@ -270,7 +263,7 @@ class _Run:
             incidents=dict(learner.incidents),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
-            bottleneck=bottleneck_in_words(
+            bottleneck=bottleneck_line(
                 self.time_split,
                 num_actors=self.config.num_actors,
                 num_samplers=self.config.num_samplers,
