@@ -29,8 +29,8 @@ def row(iteration: int, **figures: Any) -> dict[str, Any]:
 def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, samplers: int = 8, **figures: Any) -> Run:
     config = Config(env_id="E-v0", num_actors=actors, num_samplers=samplers, num_steps=64, seed=seed)
     rows = [row(number, **figures) for number in (1, 2, 3)]
-    times = {"wall_s": training_s + 9, "training_s": training_s}
-    return Run(config, finished(**times, global_step=1536, weights_sha256=sha), rows)
+    result = finished(wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha)
+    return Run(config, result, rows)
 
 
 def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:

@@ -48,7 +48,7 @@ def test_notes_follow_the_first_lines_in_order() -> None:
 
 def test_a_slow_start_is_shown_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(observer.time, "monotonic", lambda: now)
+    monkeypatch.setattr("dppo.records.observer.time.monotonic", lambda: now)
     run = Preparing()
     logger.warning("waiting for actors")
     now = observer.PATIENCE_S - 0.1
