@@ -20,7 +20,7 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.window import check_display
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, counted
 from dppo.policies.player import Player, find_player, is_made
-from dppo.policies.policy import Policy, evaluation_generator, spaces_in_words
+from dppo.policies.policy import Policy, evaluation_generator, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.result import Evaluation, Result
 from dppo.streams import Stream
@@ -90,7 +90,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
-            f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
+            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
             f"environment of the run."
         )
 

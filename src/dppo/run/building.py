@@ -157,11 +157,7 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
 
 
 def _make_learner(
-    config: Config,
-    spaces: Spaces,
-    collector: Collector,
-    trainers: Trainers,
-    ledger: ReplayLedger,
+    config: Config, spaces: Spaces, collector: Collector, trainers: Trainers, ledger: ReplayLedger
 ) -> PPOLearner:
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     return PPOLearner(
