@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def main() -> None:
     work = json.loads(sys.argv[1])
 
     import dppo
-    from dppo.records.comparison import measure_cycle
+    from dppo.commands.compare.measured import measure_cycle
 
     env_id, env_kwargs = work["env"]["env_id"], {}
     if work["env"].get("step_s"):
@@ -54,7 +55,7 @@ def main() -> None:
                 "steps": result.global_step,
                 "iteration_s": [walls[0], *(after - before for before, after in pairwise(walls))],
                 "update_s": [row["perf/update_s"] for row in metrics],
-                "cycle": measure_cycle(metrics, config.batch_size).as_json(),
+                "cycle": asdict(measure_cycle(metrics, config.batch_size)),
                 "versions": {"dppo": dppo.__version__},
             }
         )

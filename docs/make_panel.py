@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 import dppo
-from dppo.records.terminal.drawing import View, draw
+from dppo.records.terminal.drawing import draw
+from dppo.records.terminal.view import View
 
 WIDTH = 100
 SHARE = 0.7
@@ -22,17 +23,15 @@ class Painter(dppo.Observer):
 
     def on_start(self, run: dppo.RunInfo) -> None:
         """Take the title and the opening lines."""
-        self.view = View(title=run.title, total_steps=run.total_steps, began=time.monotonic())
+        self.view = View()
+        self.view.start(run)
         self.lines = [line for line in run.lines if not line.startswith("Run folder")]
         self.painted = ""
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Take a row; paint when the run has come far enough."""
-        view = self.view
-        view.row, view.row_at = row, time.monotonic()
-        if "charts/episodic_return" in row:
-            view.returns.add(row["charts/episodic_return"])
-        if not self.painted and row["global_step"] >= SHARE * view.total_steps:
+        self.view.add_row(row)
+        if not self.painted and row["global_step"] >= SHARE * self.view.total_steps:
             self.painted = self.paint()
 
     def paint(self) -> str:

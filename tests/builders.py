@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +25,7 @@ from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, Se
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.records.result import Result
 from dppo.spaces.actions import BoxActions, DiscreteActions
 from dppo.streams import Stream
 
@@ -146,3 +148,11 @@ def assert_same_bytes(one: Any, other: Any, *, but: Sequence[str] = ()) -> None:
                 assert_same_bytes(getattr(one, field.name), getattr(other, field.name), but=but)
     else:
         assert one == other
+
+
+def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
+    """The result of a finished run, with `changes`."""
+    facts: dict[str, Any] = {"iterations": 2, "resumed_at": 0, "global_step": 512, "episodes": 321}
+    facts |= {"episodic_return": 34.2, "wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0}
+    facts |= {"weights_sha256": "ab" * 32, "incidents": {}, "env_name": "E-v0", "stopped_by": None}
+    return Result(**facts | {"run_dir": run_dir, "checkpoint": run_dir / "c"} | changes)

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import dppo
 from dppo.ppo.exchange.records import Episode, Incident
-from dppo.records.result import in_words
+from dppo.records.result import closing_lines
 
 
 class Recorder(dppo.Observer):
@@ -35,7 +35,7 @@ class Recorder(dppo.Observer):
     def ending(self) -> list[str]:
         """The last lines that the run has printed."""
         assert self.result is not None
-        return in_words(self.result, self.error)
+        return closing_lines(self.result, self.error)
 
     def on_start(self, run: dppo.RunInfo) -> None:
         self.calls.append("start")

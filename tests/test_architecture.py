@@ -31,8 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "cluster.spaces": {"ppo", "envs"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
-    "policies.evaluation": {"config", "envs", "ppo.networks.user.module_spec", "records"},
+    "policies.evaluation": {"envs", "ppo.networks.user.module_spec", "records"},
+    "policies.player": {"config", "envs", "ppo.networks.user.module_spec", "records"},
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
+    "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "commands": {"config", "envs", "cluster.ray.session", "policies", "records", "run", "signals"},
@@ -184,7 +186,7 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "policies.evaluation.evaluate",
     "ppo.learning.batch.make_batch",
-    "records.metrics.iteration_row.iteration_row",
+    "run.iteration_row.iteration_row",
     "run.runner.train",
 }
 

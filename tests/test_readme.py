@@ -18,7 +18,8 @@ from commandline import run
 
 import dppo
 from dppo.__main__ import COMMANDS, main
-from dppo.commands import arguments, compare_plan
+from dppo.commands import arguments
+from dppo.commands.compare import plan as compare_plan
 from dppo.config import make_config
 from dppo.ppo.exchange.records import IncidentKind
 

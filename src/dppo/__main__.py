@@ -53,7 +53,7 @@ def _as_typed(error: DppoError) -> str:
     """Return the text of an error, with the settings of its remedies as flags; a user's traceback stays unchanged."""
     if isinstance(error, EnvironmentFault):
         return str(error)
-    from dppo.commands.settings_flags import in_flags
+    from dppo.commands.remedies import in_flags
 
     return in_flags(str(error))
 

@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import finished
 
 from dppo.__main__ import main
 from dppo.commands.compare import make_table
-from dppo.commands.compare_plan import caption, make_plan, parse
+from dppo.commands.compare.measured import Run, group_by_actors
+from dppo.commands.compare.plan import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.records.comparison import Group, Run
 
 TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
 
@@ -27,7 +28,7 @@ def planned(*words: str, **settings: object) -> list[Config]:
 
 def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
-    assert (options.actors, options.target, options.seeds, options.equal) == ((1, 8), 475.0, 3, "batch")
+    assert (options.actors, options.target, options.seeds, options.equal) == ([1, 8], 475.0, 3, "batch")
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
@@ -125,7 +126,7 @@ def test_a_setting_that_only_one_number_of_actors_refuses_is_reported_before_the
         planned("--actors", "1", "8", num_samplers="4")
 
 
-def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Group:
+def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Run:
     """Return a run of 1,024 steps in which environments and policy take 0.6 s of CPU, and the update 0.4 s."""
     row = {
         "iteration": 2,
@@ -139,19 +140,19 @@ def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Gr
         "perf/act_s": 0.1,
     }
     config = Config(env_id="E-v0", num_actors=num_actors)
-    return Group((Run(config, Path("r"), training_s + 1, training_s, 1024, "sha", [row], {}),))
+    return Run(config, finished(wall_s=training_s + 1, training_s=training_s, global_step=1024), [row])
 
 
 @pytest.mark.parametrize(("iteration_s", "shown"), [(2.0, "50.0 %"), (0.9, "noise")])
 def test_an_efficiency_above_one_is_shown_as_noise(iteration_s: float, shown: str) -> None:
-    group = measured(0, 1.0, iteration_s)
+    (group,) = group_by_actors([measured(0, 1.0, iteration_s)])
     assert list(make_table([group], None).columns[-1].cells) == [shown]
-    assert group.as_json(group, None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
+    assert group.as_json(None)["cycle"]["efficiency_is_noise"] is (shown == "noise")
 
 
 @pytest.mark.parametrize(("training_s", "shown"), [(0.8, "1.25 x"), (0.1, "noise")])
 def test_a_speed_up_above_that_of_perfect_parallelism_is_shown_as_noise(training_s: float, shown: str) -> None:
-    groups = [measured(1, 1.0), measured(8, training_s)]
+    groups = group_by_actors([measured(1, 1.0), measured(8, training_s)])
     table = make_table(groups, None)
     column = next(column for column in table.columns if column.header == "speed-up")
     assert list(column.cells) == ["1.00 x", shown]

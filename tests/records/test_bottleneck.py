@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
 
 
 def said(iteration_s: float, collect_s: float, actors_s: float, update_s: float, rows: int = 5, **changes: Any) -> str:
@@ -15,7 +15,7 @@ def said(iteration_s: float, collect_s: float, actors_s: float, update_s: float,
     row = dict(zip(first, (iteration_s, collect_s, actors_s, update_s), strict=True))
     for number in range(rows):
         split.add(row if number else first)  # the first iteration, which makes the environments, does not count
-    return bottleneck_in_words(split, **{"num_actors": 2, "num_samplers": 8, "overlap": False} | changes)
+    return bottleneck_line(split, **{"num_actors": 2, "num_samplers": 8, "overlap": False} | changes)
 
 
 def test_without_overlap_the_gain_by_overlap_is_named() -> None:

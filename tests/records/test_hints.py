@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
 
 SMALL = [
     "CartPole-v1",
@@ -76,7 +76,7 @@ def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     row = {"iteration": iteration_s, "collect": collect_s, "slowest_actor": collect_s, "update": update_s}
     for _ in range(3):
         split.add({f"perf/{name}_s": seconds for name, seconds in row.items()})
-    return bottleneck_in_words(split, num_actors=1, num_samplers=2, overlap=overlap)
+    return bottleneck_line(split, num_actors=1, num_samplers=2, overlap=overlap)
 
 
 def test_overlap_and_then_more_actors_by_the_last_lines(train: Runs, ray_session: None) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dppo.config import Config
-from dppo.records.terminal.opening import hosting_in_words, sizes_in_words
+from dppo.records.terminal.opening import hosting_line, sizes_line
 
 
 def test_sizes_are_those_of_the_run() -> None:
     config = Config(
         env_id="E-v0", num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
     )
-    assert sizes_in_words(config) == (
+    assert sizes_line(config) == (
         "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 4 epochs of 5 minibatches of "
         "up to 60 rows: 80 SGD steps in all."
     )
-    assert "4 epochs of 1 minibatch of up to 1,024 rows" in sizes_in_words(Config(env_id="E-v0", minibatch_size=1024))
+    assert "4 epochs of 1 minibatch of up to 1,024 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=1024))
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_sizes_are_those_of_the_run() -> None:
     ],
 )
 def test_the_line_names_the_hosts_of_the_samplers(actors: int, samplers: int, words: str) -> None:
-    assert hosting_in_words(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words
+    assert hosting_line(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words

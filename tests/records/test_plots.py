@@ -180,12 +180,12 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
 def test_times_are_written_in_minutes_and_seconds(
     seconds: float | None, first: float | None, target: float | None, words: str
 ) -> None:
-    assert plots.time_in_words(seconds, first, target) == words
+    assert plots.legend_time(seconds, first, target) == words
 
 
 def test_a_speed_up_that_is_noise_is_not_shown_as_a_factor() -> None:
-    assert plots.time_in_words(58.4, 116.8, None, noise=True) == ": 58 s (noise)"
-    assert plots.time_in_words(58.4, 58.4, None, noise=True) == ": 58 s"
+    assert plots.legend_time(58.4, 116.8, None, noise=True) == ": 58 s (noise)"
+    assert plots.legend_time(58.4, 58.4, None, noise=True) == ": 58 s"
 
 
 def test_groups_are_equal_only_if_all_returns_are() -> None:

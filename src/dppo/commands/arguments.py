@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,7 +46,7 @@ def parse(argv: list[str], prog: str) -> Arguments:
         SystemExit: help was asked for, and has been printed.
     """
     if asks_for_help(argv):
-        _print_help(argv, prog)
+        print_help(argv, partial(_parser, prog), partial(parse, prog=prog))
     given, words = _parser(prog, {}).split(argv)
     return arguments_of(given, one_word(words, "ENV_ID", prog), prog)
 
@@ -56,17 +58,19 @@ def _parser(prog: str, defaults: dict[str, Any], of_defaults: str = "") -> Parse
     return parser
 
 
-def _print_help(argv: list[str], prog: str) -> NoReturn:
-    """Print the help with the defaults that apply to the words beside --help, and exit."""
+def print_help(
+    argv: list[str], make_parser: Callable[..., Parser], parse: Callable[[list[str]], Arguments]
+) -> NoReturn:
+    """Print the help of a command with the defaults that apply to the words beside --help, and exit."""
     try:
-        parsed = parse([word for word in argv if not asks_for_help([word])], prog)
+        parsed = parse([word for word in argv if not asks_for_help([word])])
     except DppoError:
         parsed = Arguments({})
-    _parser(prog, parsed.settings, defaults_in_words(parsed)).print_help()
+    make_parser(parsed.settings, _source_of_defaults(parsed)).print_help()
     raise SystemExit(0)
 
 
-def defaults_in_words(parsed: Arguments) -> str:
+def _source_of_defaults(parsed: Arguments) -> str:
     """Return the sentence of a help text that names the source of the defaults; "" for the general ones."""
     if isinstance(parsed.resume, Path):
         return f" Defaults are the settings of {parsed.resume}."

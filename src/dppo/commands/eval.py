@@ -10,7 +10,7 @@ from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
 from dppo.commands.settings_flags import TRUST, parsed_json
 from dppo.policies.evaluation import evaluate
 from dppo.records.result import Evaluation
-from dppo.records.terminal.progress import ShowLog
+from dppo.records.terminal.output import ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = (
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
             played = _evaluate(Path(run), flags)
     finally:
         show_log.close()
-    print(_in_words(played))
+    print(_summary(played))
     return 0
 
 
@@ -96,7 +96,7 @@ def _evaluate(run: Path, flags: dict[str, Any]) -> Evaluation:
     )
 
 
-def _in_words(played: Evaluation) -> str:
+def _summary(played: Evaluation) -> str:
     low, high = min(played.returns), max(played.returns)
     return (
         f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {low:.1f} to {high:.1f}), "

@@ -1,10 +1,9 @@
-"""Every setting of `Config` as a flag: add flags to a parser, read them back as settings, put them into messages."""
+"""Every setting of `Config` as a flag: add flags to a parser, and read them back as settings."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -140,37 +139,3 @@ def parsed_json(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
-
-
-CALL = r"\w\([^()]*\)"  # Python code: train(config, resume=...)
-SUGGESTION = r"Did you mean [^?]*\?"  # a name in a file
-ASSIGNED = r"\b([a-z_]+)=([\w.+/~:-]*\w)"
-BARE = r"(?<![\w.=/-])([a-z]+(?:_[a-z]+)+)\b(?![=(/.]\w|=)"
-
-
-def in_flags(text: str) -> str:
-    """Return an error's text with the settings of its remedies written as flags: `norm_adv=False` as `--no-norm-adv`.
-
-    The first sentence of each line, which names the setting and the fact, stays unchanged.
-    """
-    return "\n".join(_remedy_in_flags(line) for line in text.split("\n"))
-
-
-def _remedy_in_flags(line: str) -> str:
-    fact, end, remedy = line.partition(". ")
-    return fact + end + re.sub(f"{CALL}|{SUGGESTION}|{ASSIGNED}|{BARE}", _as_flag, remedy)
-
-
-def _as_flag(found: re.Match[str]) -> str:
-    name, value, bare = found.groups()
-    if bare in settings_by_name():
-        return "ENV_ID" if bare == "env_id" else flag(bare)  # the environment has no flag
-    if name == "branch":
-        return "--branch NEW_DIR"
-    if name in ("trust", "render") and value == "True":
-        return flag(name)
-    if name not in (*settings_by_name(), *EXTRA):
-        return found[0]
-    if types_by_name().get(name) is bool:
-        return flag(name) if value == "True" else flag(f"no_{name}")
-    return value if name == "env_id" else f"{flag(name)} {value}"

@@ -70,18 +70,18 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     )
 
 
-def network_in_words(spec: NetworkSpec) -> str:
+def network_summary(spec: NetworkSpec) -> str:
     """Return `MLP 64x64 tanh, lstm 64`."""
     if isinstance(spec, EncoderSpec):
         of = spec.layers
         memory = "" if of.memory == "none" else f", {of.memory} {of.memory_size}"
         if not spec.acts_in_numpy:
             return f"network of encoders {of.image_encoder or ''}".rstrip() + memory
-        return f"{_mlp_in_words(of.hidden_sizes, of.activation)}{memory}"
+        return f"{_mlp_summary(of.hidden_sizes, of.activation)}{memory}"
     if isinstance(spec, MLPSpec):
-        return _mlp_in_words(spec.hidden_sizes, spec.activation)
+        return _mlp_summary(spec.hidden_sizes, spec.activation)
     return f"network {spec.as_json()['model']}"
 
 
-def _mlp_in_words(hidden_sizes: tuple[int, ...], activation: str) -> str:
+def _mlp_summary(hidden_sizes: tuple[int, ...], activation: str) -> str:
     return f"MLP {'x'.join(map(str, hidden_sizes)) or 'without hidden layers'} {activation}"

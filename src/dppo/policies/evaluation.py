@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,20 +12,19 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.config.trust import code_named_by, require_import_paths, require_trust
-from dppo.envs.checks.faults import constructor_fault, user_traceback
+from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.results import BadResult
-from dppo.envs.make import EnvId, check_env_id, close_all, make_env
+from dppo.envs.make import EnvId, close_all
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.envs.window import check_display, make_in_window
-from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
-from dppo.policies.policy import Policy, evaluation_generator, read, spaces_in_words
+from dppo.envs.window import check_display
+from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, counted
+from dppo.policies.player import Player, find_player, is_made
+from dppo.policies.policy import Policy, evaluation_generator, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
-from dppo.records.files.run_folder import config_of, settings_to_resume
 from dppo.records.result import Evaluation, Result
 from dppo.streams import Stream
-from dppo.user_code import import_path, in_a_line
+from dppo.user_code import in_a_line
 
 REPORT_EVERY_S = 5.0
 
@@ -69,111 +67,14 @@ def evaluate(
         raise ConfigError(f"seed={seed}: must be at least 0.")
     if render:
         check_display()
-    player = _find(policy, env, env_kwargs, model, trust=trust)
+    player = find_player(policy, env, env_kwargs, model, trust=trust)
     made = player.make(render=render)
     try:
         _check_spaces(player.policy, made, player.env_name)
-        return _Playing(player, made, seed, deterministic).play(episodes)
+        return _Playing(player, made, seed, deterministic, episodes).play()
     finally:
-        if not player.is_made:
+        if not is_made(player.env):
             close_all([made])
-
-
-@dataclass(frozen=True, slots=True)
-class _Player:
-    """A policy and the environment that it will play."""
-
-    policy: Policy
-    env: Any
-    env_kwargs: dict[str, Any]
-
-    @property
-    def is_made(self) -> bool:
-        """Return whether `env` is an environment, not the name of one or a way to make one."""
-        return _is_made(self.env)
-
-    @property
-    def env_name(self) -> str:
-        """Return the environment's id, or the import path of its callable or class."""
-        if isinstance(self.env, str):
-            return self.env
-        spec = getattr(self.env, "spec", None)
-        named = type(self.env) if self.is_made else self.env
-        return str(getattr(spec, "id", None) or import_path(named))
-
-    def make(self, *, render: bool) -> Any:
-        """Return the environment; with `render`, one that shows itself in a window.
-
-        Raises:
-            ConfigError: it is not one environment, or cannot be shown in a window.
-            EnvironmentFault: its constructor raised.
-        """
-        if self.is_made:
-            if render:
-                raise ConfigError(
-                    "render=True has no effect on an environment that is already made. Make it with "
-                    "render_mode='human'."
-                )
-            return self.env
-        check_env_id(self.env)
-        try:
-            if render:
-                return make_in_window(self.env, self.env_name, self.env_kwargs)
-            return make_env(self.env, self.env_kwargs)
-        except DppoError:
-            raise
-        except Exception as error:
-            raise constructor_fault(self.env_name, error) from None
-
-
-def _is_made(env: Any) -> bool:
-    return not isinstance(env, str | type) and hasattr(env, "reset") and hasattr(env, "step")
-
-
-def _find(
-    policy: Policy | Result | str | Path,
-    env: Any,
-    env_kwargs: Mapping[str, Any] | None,
-    model: ModelClass | None,
-    *,
-    trust: bool,
-) -> _Player:
-    """Return the policy and its environment; import nothing that only a run's folder names, unless it is trusted."""
-    if env is not None and _is_made(env) and env_kwargs is not None:
-        raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
-    if isinstance(policy, Policy):
-        if env is None:
-            raise ConfigError(
-                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
-            )
-        if model is not None:
-            raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
-        return _Player(policy, env, dict(env_kwargs or {}))
-    if isinstance(policy, Result):  # this process has just run its code
-        policy, trust = policy.checkpoint, True
-    run = Path(policy)
-    found = read(run)
-    if model is not None and found.model_name is None:
-        raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
-    named = {"env_id": env, "model": model}
-    named = {name: value for name, value in named.items() if value is not None}
-    stored = _settings(run, env, env_kwargs) | {"model": found.model_name}
-    require_import_paths(stored, named, run)
-    if not trust:
-        require_trust(stored, named, run)
-    settings = stored | named
-    for name, action in code_named_by(settings).items():
-        logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return _Player(found.policy(model), env if env is not None else settings["env_id"], dict(settings["env_kwargs"]))
-
-
-def _settings(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the run's settings; arguments of the environment that are given replace the run's."""
-    if env_kwargs is None and not _is_made(env):
-        settings = config_of(run)
-    else:
-        settings = settings_to_resume(run, {"env_kwargs": {} if env_kwargs is None else env_kwargs})
-    return {"env_kwargs": {}} | settings
 
 
 def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
@@ -189,7 +90,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
-            f"{env_name} has {spaces_in_words(found)}; the policy was trained with {spaces_in_words(trained)}. Use the "
+            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
             f"environment of the run."
         )
 
@@ -197,77 +98,68 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
 class _Playing:
     """Plays episodes one after the other, and reports progress every few seconds."""
 
-    def __init__(self, player: _Player, env: Any, seed: int, deterministic: bool) -> None:
+    def __init__(self, player: Player, env: Any, seed: int, deterministic: bool, episodes: int) -> None:
         self._policy = player.policy
         self._env_name = player.env_name
         self._env = env
-        spaces = player.policy.spaces
-        self._masks = MaskReader(env, spaces) if spaces.mask in ("method", "info") else None
+        self._masks = MaskReader(env, self._policy.spaces) if self._policy.spaces.mask in ("method", "info") else None
         self._seed = seed
         self._deterministic = deterministic
+        self._episodes = episodes
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._reported = time.monotonic()
 
-    def play(self, episodes: int) -> Evaluation:
+    def play(self) -> Evaluation:
         logger.info(
             "%s, policy after %s, %s, %s",
             self._env_name,
             counted(self._policy.state["global_step"], "step"),
             "taking the most likely action" if self._deterministic else "sampling actions",
-            counted(episodes, "episode"),
+            counted(self._episodes, "episode"),
         )
-        for episode in range(episodes):
-            self._play(episode, episodes)
+        for episode in range(self._episodes):
+            self._play(episode)
         return Evaluation(self._env_name, tuple(self._returns), tuple(self._lengths))
 
-    def _play(self, episode: int, episodes: int) -> None:
+    def _play(self, episode: int) -> None:
         generator = None if self._deterministic else evaluation_generator(self._seed, episode)
         seed = streams.integer(self._seed, Stream.EVALUATION, episode)
+        where = f"of episode {episode} (seed {seed})"
         episode_return, length, done, state = 0.0, 0, False, None
-        where = f"{self._env_name}: reset of episode {episode} (seed {seed})"
-        obs, info = self._call(where, self._env.reset, seed=seed)
+        obs, info = self._call(f"reset {where}", self._env.reset, seed=seed)
+        mask = self._mask(f"reset {where}", info)
         while not done:
-            action, state = self._act(obs, state, self._mask(where, info), generator)
-            where = f"{self._env_name}: step {length} of episode {episode} (seed {seed})"
-            obs, reward, terminated, truncated, info = self._call(where, self._env.step, action)
+            action = self._policy.act(obs, state, action_mask=mask, generator=generator)
+            if self._policy.state_size:
+                action, state = action
+            step = f"step {length} {where}"
+            obs, reward, terminated, truncated, info = self._call(step, self._env.step, action)
             episode_return += float(reward)
             length += 1
             done = terminated or truncated
-            self._report(episodes, length, episode_return)
+            mask = None if done else self._mask(step, info)
+            self._report(length, episode_return)
         self._returns.append(episode_return)
         self._lengths.append(length)
-
-    def _act(self, obs: Any, state: Any, mask: np.ndarray | None, generator: Any) -> tuple[Any, Any]:
-        """Return the action, and the state of a policy with memory."""
-        if self._policy.state_size:
-            action, state = self._policy.act(obs, state, action_mask=mask, generator=generator)
-            return action, state
-        return self._policy.act(obs, action_mask=mask, generator=generator), None
 
     def _mask(self, where: str, info: Any) -> np.ndarray | None:
         try:
             return None if self._masks is None else self._masks.read(info)
         except BadResult as error:
-            raise EnvironmentFault(f"{where} returned {error}.") from None
+            raise EnvironmentFault(f"{self._env_name}: {where} returned {error}.") from None
 
-    @staticmethod
-    def _call(where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            raise EnvironmentFault(f"{where} raised {in_a_line(error)}", user_traceback(error)) from None
+            fault = f"{self._env_name}: {where} raised {in_a_line(error)}"
+            raise EnvironmentFault(fault, user_traceback(error)) from None
 
-    def _report(self, episodes: int, length: int, episode_return: float) -> None:
+    def _report(self, length: int, episode_return: float) -> None:
         if time.monotonic() - self._reported < REPORT_EVERY_S:
             return
         self._reported = time.monotonic()
         mean = f", mean return {fmean(self._returns):.1f}" if self._returns else ""
-        logger.info(
-            "%d of %d episodes%s; the current one: %s, return %.1f so far",
-            len(self._returns),
-            episodes,
-            mean,
-            counted(length, "step"),
-            episode_return,
-        )
+        played = f"{len(self._returns)} of {self._episodes} episodes{mean}"
+        logger.info("%s; the current one: %s, return %.1f so far", played, counted(length, "step"), episode_return)

@@ -14,7 +14,7 @@ from dppo.envs.checks.results import BadResult
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
-from dppo.policies.described import model_from, network_in_words
+from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -42,7 +42,7 @@ class Policy:
         config = self.state.get("config")
         env = config.get("env_id", "?") if isinstance(config, dict) else "?"
         return (
-            f"Policy({env}: {spaces_in_words(self.spaces)}; {network_in_words(self._agent.spec)}, "
+            f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
@@ -203,16 +203,16 @@ def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
     return streams.generator(seed, Stream.EVALUATION, episode)
 
 
-def spaces_in_words(spaces: Spaces) -> str:
+def spaces_summary(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
     counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
     coded = f" of {sum(counts.values()):,} categories" if counts else ""
     masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
     masks = masked.get(spaces.mask, " with masks from info")
-    return f"obs {_dtype_in_words(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
+    return f"obs {_dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
 
 
-def _dtype_in_words(dtype: np.dtype[Any]) -> str:
+def _dtype_summary(dtype: np.dtype[Any]) -> str:
     if dtype.names is None:
         return f"{dtype.base}{list(dtype.shape)}"
-    return f"{{{', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)}}}"
+    return f"{{{', '.join(f'{name}: {_dtype_summary(dtype[name])}' for name in dtype.names)}}}"

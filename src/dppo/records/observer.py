@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
+
+PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
 
 logger = logging.getLogger("dppo")
 
@@ -72,7 +75,7 @@ class Display(Observer):
     """Shows a run to the user; this one shows nothing."""
 
     def prepare(self, text: str) -> None:
-        """Show `text` until `on_start` or `on_end`, if it can be erased then."""
+        """Show `text` until `on_start` or `on_end`, if it can be erased then; hold back notes until then."""
 
 
 class Observers:
@@ -91,29 +94,45 @@ class Observers:
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
+        self._run: RunInfo | None = None
+        """The run, until it has started."""
+        self._due = 0.0
         self.raised: BaseException | None = None
         """An exception out of `progress`, which comes back to the runner through code that collects segments."""
 
-    def prepare(self, text: str) -> None:
+    def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
+        self._run, self._due = run, time.monotonic() + PATIENCE_S
         self._started.append(self._display)
         self._display.prepare(text)
 
-    def start(self, run: RunInfo) -> None:
-        """Start all, the display first, because it shows what the others log."""
+    def start(self) -> None:
+        """Start all, the display first, because it shows what the others log; a second call does nothing."""
+        run, self._run = self._run, None
+        if run is None:
+            return
         for observer in (self._display, *self._users):
             self._started.append(observer)
             observer.on_start(run)
+
+    def start_if_due(self) -> None:
+        """Start all if the run has been preparing for 10 s, so that a slow start is not silent."""
+        if self._run is not None and time.monotonic() >= self._due:
+            self.start()
 
     def add_file(self, observer: Observer) -> None:
         """Add an observer that can only be made when the run knows where it starts."""
         self._files.append(observer)
         self._started.append(observer)
 
+    def __iter__(self) -> Iterator[Observer]:
+        """Iterate over all, in the order in which they are called."""
+        return iter((*self._files, self._display, *self._users))
+
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
         try:
-            for observer in self._all():
+            for observer in self:
                 observer.on_progress(progress)
         except BaseException as error:
             self.raised = error
@@ -121,23 +140,8 @@ class Observers:
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""
-        asked = [type(observer).__name__ for observer in self._all() if observer.on_iteration(row) is True]
+        asked = [type(observer).__name__ for observer in self if observer.on_iteration(row) is True]
         return asked[0] if asked else None
-
-    def episode(self, episode: Episode) -> None:
-        """Report a finished episode."""
-        for observer in self._all():
-            observer.on_episode(episode)
-
-    def incident(self, incident: Incident) -> None:
-        """Report an incident."""
-        for observer in self._all():
-            observer.on_incident(incident)
-
-    def checkpoint(self, path: Path) -> None:
-        """Report a checkpoint."""
-        for observer in self._all():
-            observer.on_checkpoint(path)
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End all that were started, the display last; a second call does nothing.
@@ -149,23 +153,11 @@ class Observers:
         raised: list[BaseException] = []
         for observer in (*self._files, *self._users, self._display):
             if observer in started:
-                _call(observer.on_end, result, error, raised)
+                try:
+                    observer.on_end(result, error)
+                except BaseException as another:
+                    if raised or error is not None:
+                        logger.warning("%s.on_end raised %r", type(observer).__qualname__, another)
+                    raised.append(another)
         if raised and error is None:
             raise raised[0]
-
-    def _all(self) -> tuple[Observer, ...]:
-        return (*self._files, self._display, *self._users)
-
-
-def _call(
-    on_end: Callable[[Result | None, BaseException | None], None],
-    result: Result | None,
-    error: BaseException | None,
-    raised: list[BaseException],
-) -> None:
-    try:
-        on_end(result, error)
-    except BaseException as another:
-        if raised or error is not None:
-            logger.warning("%s raised %r", on_end.__qualname__, another)
-        raised.append(another)

@@ -123,7 +123,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + time_in_words(time, times[0], target, noise=group.noise)
+        label = group.label + legend_time(time, times[0], target, noise=group.noise)
         _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
         left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
         line = _interleaved(index, len(groups))
@@ -197,7 +197,7 @@ def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float |
     return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
 
 
-def time_in_words(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
+def legend_time(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
     """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
     if seconds is None:
         return "" if target is None else f": {target:g} not reached"

@@ -65,7 +65,7 @@ class Result:
         )
 
 
-def in_words(result: Result, error: BaseException | None = None) -> list[str]:
+def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
     """Return the last lines of a run's output.
 
     Args:

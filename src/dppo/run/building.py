@@ -21,7 +21,6 @@ from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.ppo.networks.choice import choose_network
 from dppo.records.files.run_folder import RunFolder, Start
-from dppo.records.terminal.announcement import Announcement
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
+
+
+logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,12 @@ def build(
     stop: StopSignals,
     stack: ExitStack,
     on_progress: Callable[[CollectionProgress], None],
-    announcement: Announcement,
 ) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
     Args:
         stack: closes all parts.
         on_progress: called about once a second while segments are being collected.
-        announcement: shown when all parts are built, or when that takes long; keeps the notes until then.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
@@ -64,23 +64,21 @@ def build(
     start = folder.start or folder.origin
     _check_statistics(config, start)
     torch_import = _start_torch_import(stack)
-    stop.add_check(announcement.check)
     if config.num_actors > 0:
         stop.check()
-        _open_session(config, stop, stack, announcement.note)
+        _open_session(config, stop, stack)
         stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
-    collector = _make_collector(config, ledger, stack, on_progress, announcement.note)
+    collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
-    _note_start(start, announcement)
-    _check_determinism(config, spaces, ledger, announcement)
+    _note_start(start)
+    _check_determinism(config, spaces, ledger)
     torch_import.join()
-    trainers = _make_trainers(config, spaces, stop, stack, announcement)
-    learner = _make_learner(config, spaces, collector, trainers, ledger, announcement.note)
+    trainers = _make_trainers(config, spaces, stop, stack)
+    learner = _make_learner(config, spaces, collector, trainers, ledger)
     parts = Parts(collector, learner, model_state(spaces, trainers.spec))
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
-    announcement.show()
     return parts
 
 
@@ -92,24 +90,24 @@ def _check_statistics(config: Config, start: Start | None) -> None:
         )
 
 
-def _note_start(start: Start | None, announcement: Announcement) -> None:
+def _note_start(start: Start | None) -> None:
     for problem in start.damaged if start else ():
-        announcement.note(f"skipped a damaged checkpoint: {problem}")
+        logger.warning("skipped a damaged checkpoint: %s", problem)
     for change in start.close_changes if start else ():
-        announcement.note(change)
+        logger.warning("%s", change)
 
 
-def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger, announcement: Announcement) -> None:
+def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
-        announcement.note(f"{config.env_name} is declared nondeterministic: lost samplers start new episodes")
+        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
 
 
-def _open_session(config: Config, stop: StopSignals, stack: ExitStack, notify: Callable[[str], None]) -> None:
+def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
-    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=notify)
+    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
 
@@ -128,46 +126,38 @@ def _make_collector(
     ledger: ReplayLedger,
     stack: ExitStack,
     on_progress: Callable[[CollectionProgress], None],
-    notify: Callable[[str], None],
 ) -> Collector:
     collector = make_collector(
         sampler_plan(config),
         config.actors,
         ledger,
         by_reference=config.num_learners > 0,
-        notify=notify,
+        notify=logger.warning,
         on_progress=on_progress,
     )
     stack.callback(collector.close)
     return collector
 
 
-def _make_trainers(
-    config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack, announcement: Announcement
-) -> Trainers:
+def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack) -> Trainers:
     from dppo.cluster.learning.trainers import make_trainers
 
-    announcement.note(str(choose_network(config.network, spaces)), logging.INFO)
+    logger.info("%s", choose_network(config.network, spaces))
     memory = batch_memory_in_words(config, spaces)
     if memory is not None:
-        announcement.note(memory, logging.INFO)
+        logger.info("%s", memory)
     if config.norm_value and not config.norm_adv:
-        announcement.note(
+        logger.warning(
             "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
             "so that large rewards still change what is learnt. Use both."
         )
-    trainers = make_trainers(trainer_plan(config), spaces, announcement.note, stop.check)
+    trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
     return trainers
 
 
 def _make_learner(
-    config: Config,
-    spaces: Spaces,
-    collector: Collector,
-    trainers: Trainers,
-    ledger: ReplayLedger,
-    notify: Callable[[str], None],
+    config: Config, spaces: Spaces, collector: Collector, trainers: Trainers, ledger: ReplayLedger
 ) -> PPOLearner:
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     return PPOLearner(
@@ -177,7 +167,7 @@ def _make_learner(
         statistics,
         overlap=config.overlap,
         freeze_norm_after=config.freeze_norm_after,
-        notify=notify,
+        notify=logger.warning,
     )
 
 

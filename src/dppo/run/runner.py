@@ -8,29 +8,27 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten, ClusterError, ConfigError
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import check_model
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_in_words
-from dppo.records.metrics.iteration_row import Progress, Seconds, iteration_row, mean_return
+from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
-from dppo.records.terminal.announcement import Announcement
 from dppo.records.terminal.display import make_display
-from dppo.records.terminal.opening import branch_in_words, hosting_in_words, preparing_in_words, sizes_in_words
+from dppo.records.terminal.opening import branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
+from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 
@@ -79,13 +77,10 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.prepare(preparing_in_words(config))
-                announcement = Announcement(partial(watching.start, _described(config, folder)))
-                try:
-                    parts = build(config, folder, stop, stack, watching.progress, announcement)
-                except ClusterError:
-                    announcement.show_notes()
-                    raise
+                watching.prepare(_described(config, folder), waiting_line(config))
+                stop.add_check(watching.start_if_due)
+                parts = build(config, folder, stop, stack, watching.progress)
+                watching.start()
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -97,11 +92,11 @@ def train(
 
 
 def _described(config: Config, folder: RunFolder) -> RunInfo:
-    lines, start = [sizes_in_words(config), hosting_in_words(config), f"Run folder: {folder.path}"], folder.start
+    lines, start = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
         lines.append(f"Resuming from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(branch_in_words(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
+        lines.append(branch_line(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
     return RunInfo(
         config=config,
         run_dir=folder.path,
@@ -179,10 +174,12 @@ class _Run:
         row = self._row(iteration)
         self.ended = iteration.ended
         self.time_split.add(row)
-        for incident in iteration.incidents:  # already logged
-            self.watching.incident(incident)
-        for episode in (episode for report in iteration.collected.reports for episode in report.episodes):
-            self.watching.episode(episode)
+        episodes = [episode for report in iteration.collected.reports for episode in report.episodes]
+        for observer in self.watching:
+            for incident in iteration.incidents:  # already logged
+                observer.on_incident(incident)
+            for episode in episodes:
+                observer.on_episode(episode)
         stopped_by = self.watching.iteration(row)
         if self.ended - self.saved >= self.config.checkpoint_interval_s:
             self.saved = self.ended
@@ -190,26 +187,15 @@ class _Run:
         return stopped_by
 
     def _row(self, iteration: Iteration) -> dict[str, float]:
-        learner, collected = self.learner, iteration.collected
-        progress = Progress(iteration.number, learner.global_step, learner.episodes, learner.recent, learner.incidents)
-        seconds = Seconds(
+        learner = self.learner
+        return iteration_row(
+            iteration,
+            learner,
             wall_s=iteration.ended - self.began,
             training_s=iteration.ended - self.training_began,
             iteration_s=iteration.ended - self.ended,
-            collect_s=collected.collect_s,
-            transfer_s=collected.transfer_s,
-            update_s=iteration.update_s,
-            replay_s=collected.replay_s,
-        )
-        return iteration_row(
-            progress,
-            seconds,
-            collected.reports,
-            collected.timings,
-            iteration.update,
             steps_since_start=learner.global_step - self.steps_before,
             actors_alive=self.parts.collector.alive(),
-            replayed_steps=collected.replayed_steps,
         )
 
     # ------------------------------------------------------------------ saving and ending
@@ -236,7 +222,8 @@ class _Run:
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
         )
         self.saved_iteration = self.learner.iteration
-        self.watching.checkpoint(self.last_checkpoint)
+        for observer in self.watching:
+            observer.on_checkpoint(self.last_checkpoint)
 
     def _save_if_possible(self) -> None:
         """Save; if that fails, log it and go on: the next interval tries again."""
@@ -246,7 +233,8 @@ class _Run:
             incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
             self.learner.count(incident)
             logger.warning("%s", error)
-            self.watching.incident(incident)
+            for observer in self.watching:
+                observer.on_incident(incident)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after `error`; a failure to do so must not hide it."""
@@ -275,7 +263,7 @@ class _Run:
             incidents=dict(learner.incidents),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
-            bottleneck=bottleneck_in_words(
+            bottleneck=bottleneck_line(
                 self.time_split,
                 num_actors=self.config.num_actors,
                 num_samplers=self.config.num_samplers,

@@ -32,7 +32,7 @@ class TimeSplit:
             self.update_s += row["perf/update_s"]
 
 
-def bottleneck_in_words(split: TimeSplit, *, num_actors: int, num_samplers: int, overlap: bool) -> str:
+def bottleneck_line(split: TimeSplit, *, num_actors: int, num_samplers: int, overlap: bool) -> str:
     """Return one line about the bottleneck and the setting that would relieve it; "" if no setting gains enough.
 
     Without overlap an iteration takes C + u + x: collecting, update, rest. With overlap it takes max(C, u) + x, which

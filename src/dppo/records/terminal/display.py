@@ -7,7 +7,7 @@ import sys
 from typing import Literal, TextIO
 
 from dppo.records.observer import Display
-from dppo.records.terminal.progress import PlainLines
+from dppo.records.terminal.plain import PlainLines
 
 
 def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Display:

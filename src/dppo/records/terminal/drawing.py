@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 
 from rich.box import ROUNDED
 from rich.console import RenderableType
@@ -13,8 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.terminal.progress import PHASES, Pace, duration, number, seconds_left, share, speed
+from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
 
 LABEL_WIDTH = 10
 COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
@@ -28,61 +25,6 @@ LOSSES = {
 }
 GAP = 2  # columns between items
 LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
-
-
-class History:
-    """A series of any length, kept as at most `size` means over equally many values."""
-
-    def __init__(self, size: int = 512) -> None:
-        self._size = size
-        self._each = 1
-        self.means: list[float] = []
-        self._open: list[float] = []
-
-    def add(self, value: float) -> None:
-        """Append a value."""
-        self._open.append(value)
-        if len(self._open) < self._each:
-            return
-        self.means.append(sum(self._open) / len(self._open))
-        self._open = []
-        if len(self.means) == self._size:
-            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
-            self._each *= 2
-
-    def sparkline(self, width: int) -> str:
-        """Return the series as at most `width` bars, scaled from its lowest to its highest."""
-        means = self.means
-        if len(means) < 2:
-            return ""
-        width = min(width, len(means))
-        edges = [i * len(means) // width for i in range(width + 1)]
-        heights = [sum(means[a:b]) / (b - a) for a, b in pairwise(edges)]
-        low, high = min(heights), max(heights)
-        scale = 7 / (high - low) if high > low else 0.0
-        return "".join("▁▂▃▄▅▆▇█"[round((height - low) * scale)] for height in heights)
-
-
-@dataclass
-class View:
-    """The content of the panel. One thread writes it and another draws it, so fields are replaced as a whole."""
-
-    title: str = ""
-    total_steps: int = 0
-    began: float = 0.0
-    row: dict[str, float] = field(default_factory=dict)
-    row_at: float = 0.0
-    batch_size: int = 0
-    """Env steps of one iteration."""
-    progress: CollectionProgress | None = None
-    """Of the present iteration, if that takes long."""
-    pace: Pace = field(default_factory=Pace)
-    moved_at: float = 0.0
-    """Time at which `progress` last showed new env steps."""
-    returns: History = field(default_factory=History)
-    notes: tuple[tuple[str, str], ...] = ()
-    """(clock time, text)"""
-    finished: bool = False
 
 
 def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:
@@ -127,15 +69,10 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
 
 def _steps(view: View, room: int, now: float) -> Text:
     """Return steps, a progress bar, and the times."""
-    steps = int(view.row.get("global_step", 0))
-    if (under_way := _under_way(view)) is not None:
-        steps = under_way.global_step
-    done = share(steps, view.total_steps)
-    figures = Text.assemble((f"{steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
-    times = [_item("elapsed", duration(now - view.began))]
-    if not view.finished:
-        left = _seconds_left(view, now)
-        times.insert(0, _item("left", duration(left)))
+    done = share(view.steps, view.total_steps)
+    figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
+    times = [] if view.finished else [_item("left", duration(view.left_s(now)))]
+    times.append(_item("elapsed", duration(now - view.began)))
     inline = room - sum(item.cell_len + GAP for item in (figures, *times))
     width = inline if inline >= 12 else room
     cells = round(done * width)
@@ -143,25 +80,9 @@ def _steps(view: View, room: int, now: float) -> Text:
     return _flow([figures, bar, *times] if inline >= 12 else [figures, *times, bar], room)
 
 
-def _under_way(view: View) -> CollectionProgress | None:
-    """Return the progress of the present iteration, if it takes long."""
-    if view.progress is None or view.progress.iteration <= view.row.get("iteration", 0):
-        return None
-    return view.progress
-
-
-def _seconds_left(view: View, now: float) -> float:
-    """Return the seconds left at the mean speed of finished iterations, or of the first one while it runs."""
-    if view.row or view.progress is None:
-        left, since = seconds_left(view.row, view.total_steps), view.row_at
-    else:
-        left, since = (view.total_steps - view.progress.global_step) / view.pace.steps_per_s, view.moved_at
-    return max(0.0, left - (now - since))
-
-
 def _pace(view: View) -> list[Text]:
     """Return the speed of an iteration that takes long, and how far it is."""
-    progress = _under_way(view)
+    progress = view.under_way
     if progress is None:
         return []
     items = [_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")]

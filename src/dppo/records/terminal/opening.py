@@ -11,7 +11,7 @@ from dppo.config.checks import batch_in_words
 from dppo.errors import counted
 
 
-def sizes_in_words(config: Config) -> str:
+def sizes_line(config: Config) -> str:
     """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
     per_epoch = config.minibatches_per_epoch
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
@@ -23,7 +23,7 @@ def sizes_in_words(config: Config) -> str:
     )
 
 
-def hosting_in_words(config: Config) -> str:
+def hosting_line(config: Config) -> str:
     """Return where the samplers run, in one sentence."""
     if config.num_actors == 0:
         if config.num_samplers == 1:
@@ -41,14 +41,14 @@ def hosting_in_words(config: Config) -> str:
     )
 
 
-def preparing_in_words(config: Config) -> str:
+def waiting_line(config: Config) -> str:
     """Return what happens before the first line of a run, for a terminal."""
     if config.num_actors == 0:
         return f"Creating {config.env_name} ..."
     return f"Starting {counted(config.num_actors, 'Ray actor')} ..."
 
 
-def branch_in_words(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
+def branch_line(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what a new run takes over from a checkpoint of another run, and what it drops."""
     lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]
     left = sum(int((array > 0).sum()) for array in lengths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import TextIO, cast
@@ -15,9 +14,10 @@ from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result, in_words
-from dppo.records.terminal.drawing import View, draw
-from dppo.records.terminal.progress import PatientStream, ShowLog
+from dppo.records.result import Result, closing_lines
+from dppo.records.terminal.drawing import draw
+from dppo.records.terminal.output import PatientStream, ShowLog
+from dppo.records.terminal.view import View
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
@@ -37,6 +37,7 @@ class LivePanel(Display):
 
     def prepare(self, text: str) -> None:
         """Show `text` with a spinner; `on_start` or `on_end` erases it."""
+        self._log.hold()
         spinner = Spinner("dots", Text(text, style="dim"))
         self._preparing = Live(spinner, console=self._console, refresh_per_second=REFRESH_HZ, transient=True)
         self._preparing.start(refresh=True)
@@ -49,26 +50,19 @@ class LivePanel(Display):
     def on_start(self, run: RunInfo) -> None:
         """Print the first lines of the run, and draw the panel below them."""
         self._end_preparing()
-        self._log.start()
-        self.view.title, self.view.total_steps, self.view.began = run.title, run.total_steps, time.monotonic()
-        self.view.batch_size = run.config.batch_size
+        self.view.start(run)
         self._print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
+        self._log.start()
 
     def on_progress(self, progress: CollectionProgress) -> None:
         """Show the progress of a long iteration."""
-        view = self.view
-        if view.pace.add(progress):
-            view.progress, view.moved_at = progress, time.monotonic()
+        self.view.add_progress(progress)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Show the row when the panel is drawn next."""
-        view = self.view
-        view.row, view.row_at = row, time.monotonic()
-        value = row.get("charts/episodic_return", math.nan)
-        if math.isfinite(value):
-            view.returns.add(value)
+        self.view.add_row(row)
 
     def note(self, text: str) -> None:
         """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
@@ -84,13 +78,13 @@ class LivePanel(Display):
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the panel for the last time, restore the terminal, and print the result."""
         self._end_preparing()
-        self._log.close()
+        self._log.close(error)
         self.view.finished = True
         live, self._live = self._live, None
         if live is not None:
             live.stop()
         if result is not None:
-            self._print(*(Text(line) for line in in_words(result, error)))
+            self._print(*(Text(line) for line in closing_lines(result, error)))
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color

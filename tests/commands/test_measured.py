@@ -1,12 +1,12 @@
 """Cycles, bounds and speed-ups equal those worked out by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import finished
 
+from dppo.commands.compare.measured import Run, differing_seeds, group_by_actors, group_of, measure_cycle
 from dppo.config import Config
-from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors, measure_cycle
 
 
 def row(iteration: int, **figures: Any) -> dict[str, Any]:
@@ -29,7 +29,8 @@ def row(iteration: int, **figures: Any) -> dict[str, Any]:
 def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, samplers: int = 8, **figures: Any) -> Run:
     config = Config(env_id="E-v0", num_actors=actors, num_samplers=samplers, num_steps=64, seed=seed)
     rows = [row(number, **figures) for number in (1, 2, 3)]
-    return Run(config, Path("r"), training_s + 9, training_s, 1536, sha, rows, {})
+    result = finished(wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha)
+    return Run(config, result, rows)
 
 
 def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
@@ -78,11 +79,8 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    one, eight = (
-        Group((run(1, training_s=16.0),)),
-        Group((run(8, training_s=2.0), run(8, seed=2, training_s=3.0))),
-    )
-    said = eight.as_json(one, target=None)
+    _, eight = group_by_actors([run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)])
+    said = eight.as_json(target=None)
     assert said["steps_per_s"] == pytest.approx(3072 / 5)
     assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
     assert said["startup_s"] == pytest.approx(9)
@@ -91,23 +89,23 @@ def test_a_group_has_the_means_of_its_runs() -> None:
 
 
 def test_a_speed_up_above_its_limit_is_noise() -> None:
-    one = Group((run(1),))  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
-    limits = {actors: Group((run(actors),)).speed_up_limit(one) for actors in (1, 2, 8)}
+    one = group_of([run(1)], None)  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    limits = {actors: group_of([run(actors)], one).speed_up_limit for actors in (1, 2, 8)}
     assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
-    real, noise = Group((run(2, training_s=2.1 / 2.1),)), Group((run(2, training_s=2.1 / 2.2),))
-    assert not real.speed_up_is_noise(one)
-    assert noise.speed_up_is_noise(one)
-    assert noise.as_json(one, None)["speed_up_is_noise"] is True
-    assert not one.speed_up_is_noise(one)
+    real, noise = (group_of([run(2, training_s=2.1 / factor)], one) for factor in (2.1, 2.2))
+    assert not real.speed_up_is_noise
+    assert noise.speed_up_is_noise
+    assert noise.as_json(None)["speed_up_is_noise"] is True
+    assert not one.speed_up_is_noise
 
 
 def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:
-    two = Group((run(2),))  # 1.2 s of work
-    eight = Group((run(8),))
+    two = group_of([run(2)], None)  # 1.2 s of work
+    eight = group_of([run(8)], two)
     assert two.cycle.work_s == pytest.approx(1.2)
-    assert eight.speed_up_limit(two) == pytest.approx(0.7 / (1.2 / 8 + 0.03))
-    larger = Group((run(2, samplers=16),))
-    assert larger.speed_up_limit(two) == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
+    assert eight.speed_up_limit == pytest.approx(0.7 / (1.2 / 8 + 0.03))
+    larger = group_of([run(2, samplers=16)], two)
+    assert larger.speed_up_limit == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

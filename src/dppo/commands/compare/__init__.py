@@ -15,21 +15,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.compare_plan import Options, caption, folder_for, make_plan, parse
+from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors, group_of
+from dppo.commands.compare.plan import Options, caption, folder_for, make_plan, parse
 from dppo.config import Config, resolved
-from dppo.records.comparison import Group, Run, differing_seeds, group_by_actors
 from dppo.records.files.run_folder import versions
 from dppo.records.plots import Curve, CurveGroup, compare_figure
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
-    "An efficiency above 100 % is measurement noise: no run can be faster than its bound, which is measured in the "
-    "same run. Use more iterations, or slower environments."
-)
-
-EXPLAIN_SPEED_UP = (
-    "A speed-up above that of perfect parallelism is measurement noise: the load of the machine differed between the "
-    "runs. Repeat the comparison on a quiet machine, with more iterations or seeds."
+    "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
+    "differed while the figures were measured. Repeat the comparison on a quiet machine, with more iterations, more "
+    "seeds, or slower environments."
 )
 
 
@@ -53,17 +49,14 @@ def main(argv: list[str]) -> int:
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
     curves = [
-        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise(groups[0]))
-        for group in groups
+        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise) for group in groups
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
-    if any(group.cycle.noise for group in groups):
+    if any(group.cycle.efficiency_is_noise or group.speed_up_is_noise for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
-    if any(group.speed_up_is_noise(groups[0]) for group in groups):
-        console.print(EXPLAIN_SPEED_UP, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
@@ -78,22 +71,13 @@ def _train_all(
         result = train(config)
         if result.stopped_by is not None:
             return runs, result.stopped_by
-        run = Run(
-            config=config,
-            run_dir=result.run_dir,
-            wall_s=result.wall_s,
-            training_s=result.training_s,
-            global_step=result.global_step,
-            weights_sha256=result.weights_sha256,
-            rows=result.metrics,
-            incidents=result.incidents,
-        )
+        run = Run(config, result, result.metrics)
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
         console.print(
-            f"{len(runs)} of {len(plan)}: {Group((run,)).label}, seed {config.seed}: return "
-            f"{result.episodic_return:.1f} after {run.global_step:,} steps in {run.training_s:.1f} s "
-            f"(start-up {run.startup_s:.1f} s), weights {run.weights_sha256[:12]}{_time_left(plan, runs)}",
+            f"{len(runs)} of {len(plan)}: {group_of([run], None).label}, seed {config.seed}: return "
+            f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
+            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}",
             soft_wrap=True,
         )
     return runs, None
@@ -104,7 +88,7 @@ def _curve(run: Run) -> Curve:
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
-    walls = {run.config.num_actors: run.wall_s for run in runs}
+    walls = {run.config.num_actors: run.result.wall_s for run in runs}
     left = plan[len(runs) :]
     if not left:
         return ""
@@ -127,7 +111,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "target": options.target,
         "runs_planned": len(plan),
         "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
-        "groups": [group.as_json(groups[0], options.target) for group in groups],
+        "groups": [group.as_json(options.target) for group in groups],
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
@@ -150,9 +134,9 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
             f"{group.training_s:.1f} s",
             *([] if target is None else [_time_to(group, target)]),
             f"{group.steps_per_s:,.0f}",
-            NOISE if group.speed_up_is_noise(groups[0]) else f"{group.speed_up(groups[0]):.2f} x",
+            NOISE if group.speed_up_is_noise else f"{group.speed_up:.2f} x",
             f"{group.cycle.bound_steps_per_s:,.0f}",
-            NOISE if group.cycle.noise else f"{100 * group.cycle.efficiency:.1f} %",
+            NOISE if group.cycle.efficiency_is_noise else f"{100 * group.cycle.efficiency:.1f} %",
         )
     return table
 

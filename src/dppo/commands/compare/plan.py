@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from dppo.commands.arguments import Arguments, arguments_of, defaults_in_words
+from dppo.commands.arguments import Arguments, arguments_of, print_help
 from dppo.commands.parser import Parser, asks_for_help, one_word
-from dppo.commands.settings_flags import add_settings
+from dppo.commands.settings_flags import add_settings, flag
 from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
-from dppo.errors import ConfigError, DppoError, counted
+from dppo.errors import ConfigError, counted
 
 PROG = "dppo compare"
 SET_BY_COMPARE = {
@@ -47,11 +47,11 @@ HELP = {
 class Options:
     """The flags of the comparison itself; all others are settings of the training."""
 
-    actors: tuple[int, ...]
-    seeds: int
-    target: float | None
-    equal: str
-    out: Path | None
+    actors: Sequence[int] = (1, 8)
+    seeds: int = 3
+    target: float | None = None
+    equal: str = "batch"
+    out: Path | None = None
 
 
 def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
@@ -81,30 +81,14 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
         SystemExit: help was asked for, and has been printed.
     """
     if asks_for_help(argv):
-        _print_help(argv)
+        print_help(argv, make_parser, lambda words: _parse(words)[1])
     options, training = _parse(argv)
     return options, training.settings
 
 
-def _print_help(argv: list[str]) -> NoReturn:
-    """Print the help with the defaults that apply to the words beside --help, and exit."""
-    try:
-        _, parsed = _parse([word for word in argv if not asks_for_help([word])])
-    except DppoError:
-        parsed = Arguments({})
-    make_parser(parsed.settings, defaults_in_words(parsed)).print_help()
-    raise SystemExit(0)
-
-
 def _parse(argv: list[str]) -> tuple[Options, Arguments]:
     given, words = make_parser({}).split(argv)
-    options = Options(
-        tuple(given.pop("actors", (1, 8))),
-        given.pop("seeds", 3),
-        given.pop("target", None),
-        given.pop("equal", "batch"),
-        given.pop("out", None),
-    )
+    options = Options(**{field.name: given.pop(field.name) for field in fields(Options) if field.name in given})
     _check(options)
     _check_rest(options, given)
     return options, arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
@@ -132,7 +116,7 @@ def _check_rest(options: Options, given: Collection[str]) -> None:
     """Refuse flags of the training that a comparison sets itself."""
     for name, reason in SET_BY_COMPARE.items():
         if name in given:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect here: {reason}. Leave it out.")
+            raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
     if options.equal == "segment" and "num_samplers" in given:
         raise ConfigError(
             "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
@@ -173,7 +157,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
 
 def caption(options: Options, plan: Sequence[Config]) -> str:
     """Return one line that describes the comparison and what its runs have in common."""
-    first, numbers = plan[0], in_words(options.actors)
+    first, numbers = plan[0], _alternatives(options.actors)
     seeds = counted(options.seeds, "seed")
     envs = f" of {first.envs_per_sampler} envs" if first.envs_per_sampler > 1 else ""
     segment = f"{first.num_steps} steps{envs}"
@@ -181,12 +165,12 @@ def caption(options: Options, plan: Sequence[Config]) -> str:
         samplers = "sampler" if first.num_samplers == 1 else f"{first.num_samplers} samplers"
         held = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
     else:
-        batches = in_words([config.batch_size for config in plan[: len(options.actors)]])
+        batches = _alternatives([config.batch_size for config in plan[: len(options.actors)]])
         held = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
     return f"{first.env_name}, {seeds}. {held}"
 
 
-def in_words(numbers: Sequence[int]) -> str:
+def _alternatives(numbers: Sequence[int]) -> str:
     """Return `1, 4 or 8`."""
     *most, last = (f"{number:,}" for number in numbers)
     return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,113 @@
+"""Show a run in plain lines, as in a log file."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TextIO
+
+from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.observer import Display, RunInfo
+from dppo.records.result import Result, closing_lines
+from dppo.records.terminal.output import PatientStream, ShowLog
+from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+
+PLAIN_S = 2.0  # shortest interval between two plain lines
+FIRST_S, LAST_S = 1.0, 60.0  # the interval between lines within an iteration doubles from the first to the last
+
+
+class PlainLines(Display):
+    """Prints a line for the first and the last iteration, and between them every 2 s at most.
+
+    During long iterations it prints their progress: after some seconds, then less and less often.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = PatientStream(stream)
+        self._lock = threading.Lock()
+        self._log = ShowLog(self.note)
+        self._view = View()
+        self._printed_at = -math.inf
+        self._unprinted = False
+        self._progress_s = FIRST_S
+
+    def prepare(self, text: str) -> None:
+        """Hold back notes until `on_start`; `text` could not be erased."""
+        self._log.hold()
+
+    def on_start(self, run: RunInfo) -> None:
+        """Print the title and the first lines of the run."""
+        self._view.start(run)
+        self._print(run.title, *(f"  {line}" for line in run.lines))
+        self._log.start()
+
+    def on_progress(self, progress: CollectionProgress) -> None:
+        """Print the progress of a long iteration, if env steps have been made and the last line is old enough."""
+        if self._view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
+            self._print("  " + progress_line(self._view, progress))
+            self._printed_at = time.monotonic()
+            self._progress_s = min(2 * self._progress_s, LAST_S)
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Print the row, unless the last one was printed less than 2 s ago."""
+        self._view.add_row(row)
+        self._unprinted = True
+        if time.monotonic() - self._printed_at >= PLAIN_S:
+            self._print_row()
+
+    def note(self, text: str) -> None:
+        """Print a note. From any thread."""
+        self._print(f"  note: {text}")
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Print the last row and the result."""
+        self._log.close(error)
+        self._print_row()
+        if result is not None:
+            self._print(*closing_lines(result, error))
+
+    def _print_row(self) -> None:
+        if self._unprinted:
+            self._unprinted = False
+            self._print("  " + plain_line(self._view))
+            self._printed_at = time.monotonic()
+
+    def _print(self, *lines: str) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        encoding = getattr(self._stream, "encoding", None) or "utf8"
+        with self._lock:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+
+
+def progress_line(view: View, progress: CollectionProgress) -> str:
+    """Return the progress of an iteration as one line of plain characters."""
+    parts = [
+        _steps(progress.global_step, view),
+        f"iteration {progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps",
+        f"{number(view.pace.step_ms)} ms per env step",
+        f"left about {duration(view.left_s(view.moved_at))}",
+    ]
+    return "   ".join(parts)
+
+
+def plain_line(view: View) -> str:
+    """Return the last finished iteration as one line of plain characters."""
+    row = view.row
+    episodes = min(100, int(row.get("charts/episodes", 0)))
+    times = {phase: row.get(f"perf/{phase}_frac", 0.0) for phase in PHASES}
+    parts = [
+        _steps(row.get("global_step", 0), view),
+        f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
+        f"SPS {speed(row.get('charts/SPS'))}",
+        f"kl {number(row.get('losses/approx_kl'))}",
+        " ".join(f"{phase} {part:.0%}" for phase, part in times.items() if phase != "other" or part >= 0.05),
+        f"left {duration(view.left_s(view.row_at))}",
+    ]
+    return "   ".join(parts)
+
+
+def _steps(steps: float, view: View) -> str:
+    total = f"{view.total_steps:,}"
+    return f"{int(steps):{len(total)},} / {total} {share(steps, view.total_steps):4.0%}"

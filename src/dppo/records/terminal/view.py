@@ -1,0 +1,180 @@
+"""The state of a run as displays show it, and the notation of its figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.observer import RunInfo
+
+PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration, as in perf/env_frac
+
+
+class Pace:
+    """Measures the speed of an iteration from reports of its progress."""
+
+    def __init__(self) -> None:
+        self._first: CollectionProgress | None = None
+        self._last: CollectionProgress | None = None
+
+    def add(self, progress: CollectionProgress) -> bool:
+        """Take a report; return whether env steps have been made since the one before.
+
+        Steps fall when an actor is lost with those of its segment: the measurement then starts anew.
+        """
+        last = self._last
+        if last is None or progress.iteration != last.iteration or progress.steps < last.steps:
+            self._first = self._last = None
+        if progress.steps == (0 if self._last is None else self._last.steps):
+            return False
+        self._first, self._last = self._first or progress, progress
+        return True
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second over all processes; NaN while unknown."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return math.nan
+        if last.steps > first.steps:
+            return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
+        return last.steps / last.elapsed_s  # after one report only: includes the time to make the environments
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds that an env step takes in one process; NaN while unknown."""
+        return math.nan if self._last is None else 1e3 * self._last.processes / self.steps_per_s
+
+
+class History:
+    """A series of any length, kept as at most `size` means over equally many values."""
+
+    def __init__(self, size: int = 512) -> None:
+        self._size = size
+        self._each = 1
+        self.means: list[float] = []
+        self._open: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Append a value."""
+        self._open.append(value)
+        if len(self._open) < self._each:
+            return
+        self.means.append(sum(self._open) / len(self._open))
+        self._open = []
+        if len(self.means) == self._size:
+            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
+            self._each *= 2
+
+    def sparkline(self, width: int) -> str:
+        """Return the series as at most `width` bars, scaled from its lowest to its highest."""
+        means = self.means
+        if len(means) < 2:
+            return ""
+        width = min(width, len(means))
+        edges = [i * len(means) // width for i in range(width + 1)]
+        heights = [sum(means[a:b]) / (b - a) for a, b in pairwise(edges)]
+        low, high = min(heights), max(heights)
+        scale = 7 / (high - low) if high > low else 0.0
+        return "".join("▁▂▃▄▅▆▇█"[round((height - low) * scale)] for height in heights)
+
+
+@dataclass
+class View:
+    """The state of a run. One thread writes it and another may show it, so fields are replaced as a whole."""
+
+    title: str = ""
+    total_steps: int = 0
+    batch_size: int = 0
+    """Env steps of one iteration."""
+    began: float = 0.0
+    row: dict[str, float] = field(default_factory=dict)
+    """Of the last finished iteration."""
+    row_at: float = 0.0
+    progress: CollectionProgress | None = None
+    """Of the last iteration that takes long."""
+    moved_at: float = 0.0
+    """Time at which `progress` last showed new env steps."""
+    pace: Pace = field(default_factory=Pace)
+    returns: History = field(default_factory=History)
+    notes: tuple[tuple[str, str], ...] = ()
+    """(clock time, text)"""
+    finished: bool = False
+
+    def start(self, run: RunInfo) -> None:
+        """Take the facts of the run."""
+        self.title, self.total_steps, self.batch_size = run.title, run.total_steps, run.config.batch_size
+        self.began = time.monotonic()
+
+    def add_row(self, row: dict[str, float]) -> None:
+        """Take the row of a finished iteration."""
+        self.row, self.row_at = row, time.monotonic()
+        value = row.get("charts/episodic_return", math.nan)
+        if math.isfinite(value):
+            self.returns.add(value)
+
+    def add_progress(self, progress: CollectionProgress) -> bool:
+        """Take the progress of a long iteration; return whether env steps have been made since the last one."""
+        if moved := self.pace.add(progress):
+            self.progress, self.moved_at = progress, time.monotonic()
+        return moved
+
+    @property
+    def under_way(self) -> CollectionProgress | None:
+        """The progress of the present iteration, if it takes long."""
+        known = self.progress is not None and self.progress.iteration > self.row.get("iteration", 0)
+        return self.progress if known else None
+
+    @property
+    def steps(self) -> int:
+        """Env steps so far."""
+        return int(self.row.get("global_step", 0)) if self.under_way is None else self.under_way.global_step
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds left at the mean speed of finished iterations, or of the first one while it runs.
+
+        NaN while the speed is unknown.
+        """
+        steps, steps_per_s, since = self.row.get("global_step", 0), self.row.get("charts/SPS", math.nan), self.row_at
+        if not self.row and self.progress is not None:
+            steps, steps_per_s, since = self.progress.global_step, self.pace.steps_per_s, self.moved_at
+        if not steps_per_s > 0:
+            return math.nan
+        return max(0.0, (self.total_steps - steps) / steps_per_s - (now - since))
+
+
+def share(part: float, whole: float) -> float:
+    """Return `part` / `whole`, limited to 1."""
+    return min(1.0, part / whole) if whole > 0 else 1.0
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """Return a figure with a sensible number of digits: 12,345  475.3  0.012  3.1e-05, or - for None and NaN."""
+    if value is None or math.isnan(value):
+        return "-"
+    size = abs(value)
+    if 0 < size < 5e-4 and digits is None:
+        return f"{value:.1e}"
+    if digits is None:
+        digits = 0 if size >= 1000 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def speed(steps_per_s: float | None) -> str:
+    """Return steps per second as `number` does, without digits after the point from 10 on."""
+    return number(steps_per_s, digits=None if steps_per_s is not None and 0 < steps_per_s < 10 else 0)
+
+
+def duration(seconds: float) -> str:
+    """Return 1:02, 3:04:05 or 2d 03:04:05."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

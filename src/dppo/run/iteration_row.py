@@ -1,0 +1,88 @@
+"""The metrics of one iteration, for metrics.jsonl, TensorBoard and the panel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from statistics import fmean
+
+from dppo.ppo.exchange.records import Episode, Timings
+from dppo.run.learner import Iteration, PPOLearner
+
+
+def iteration_row(
+    iteration: Iteration,
+    learner: PPOLearner,
+    *,
+    wall_s: float,
+    training_s: float,
+    iteration_s: float,
+    steps_since_start: int,
+    actors_alive: int,
+) -> dict[str, float]:
+    """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
+
+    Args:
+        learner: in its state after the iteration.
+        wall_s: since the call of `train`.
+        training_s: since the first request for segments.
+        steps_since_start: env steps made in this call of `train`.
+    """
+    collected, recent = iteration.collected, learner.recent
+    steps = sum(report.steps for report in collected.reports)
+    row: dict[str, float] = {
+        "iteration": iteration.number,
+        "global_step": learner.global_step,
+        "time/wall_s": wall_s,
+        "time/training_s": training_s,
+        "charts/episodes": learner.episodes,
+        "charts/SPS": steps_since_start / training_s,
+        "charts/SPS_iteration": steps / iteration_s,
+        "charts/learning_rate": iteration.update.learning_rate,
+        "charts/policy_version": iteration.number,
+        "actors/alive": actors_alive,
+    }
+    if recent:
+        row["charts/episodic_return"] = mean_return(recent)
+        row["charts/episodic_length"] = fmean(episode.length for episode in recent)
+        successes = [episode.success for episode in recent if episode.success is not None]
+        if successes:
+            row["charts/success_rate"] = fmean(successes)
+    row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
+    row |= _shares(iteration_s, collected.collect_s, collected.transfer_s, iteration.update_s, collected.timings)
+    row["perf/env_step_ms"] = 1e3 * sum(timing.env_s for timing in collected.timings) / max(1, steps)
+    row |= {"replay/steps": collected.replayed_steps, "replay/s": collected.replay_s}
+    row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
+    return row
+
+
+def mean_return(recent: Collection[Episode]) -> float:
+    """Return the mean return of these episodes; nan if there are none."""
+    return fmean(episode.episode_return for episode in recent) if recent else math.nan
+
+
+def _shares(
+    iteration_s: float, collect_s: float, transfer_s: float, update_s: float, timings: Sequence[Timings]
+) -> dict[str, float]:
+    """Return the time of each phase of an iteration, and its share.
+
+    `env` and `act` are means over actors. `wait` is the rest of the collection: waiting for actors slower than the
+    mean, for actors that host more samplers, and for Ray. `other` is neither collection nor update. With overlap, the
+    part of `env` and `act` that lies before this iteration is left out.
+    """
+    busy = [timing.total_s for timing in timings]
+    shown_s = min(collect_s, iteration_s - update_s)
+    shown = max(0.0, 1 - (collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0
+    env_s = shown * fmean(timing.env_s for timing in timings)
+    act_s = shown * fmean(busy) - env_s
+    wait_s = max(0.0, shown_s - env_s - act_s - transfer_s)
+    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": transfer_s, "update": update_s}
+    split["other"] = max(0.0, iteration_s - sum(split.values()))
+    total = sum(split.values())
+    return {
+        **{f"perf/{name}_frac": value / total for name, value in split.items()},
+        **{f"perf/{name}_s": value for name, value in split.items()},
+        "perf/iteration_s": iteration_s,
+        "perf/collect_s": collect_s,
+        "perf/slowest_actor_s": max(busy),
+    }
