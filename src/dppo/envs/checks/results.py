@@ -56,10 +56,8 @@ def describe_bad_step(result: Any) -> str:
     return f"{name}={flag!r}, which is not a boolean"
 
 
-def describe_bad_reset(result: Any) -> str | None:
-    """Describe the result of a reset that is not a pair; None if it is one."""
-    if isinstance(result, tuple | list) and len(result) == 2:
-        return None
+def describe_bad_reset(result: Any) -> str:
+    """Describe the result of a reset that is not a pair."""
     return f"{_form(result)} instead of (observation, info){OLD_API}"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dppo.envs.checks.observations import Limits, first_outside
 from dppo.envs.checks.results import BadResult
 from dppo.envs.spaces.packing import leaf_packer, packer
-from dppo.spaces.spaces import Spaces, leaf_dtypes
+from dppo.spaces.spaces import Spaces, leaves, parts_of
 
 
 def rows_of(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
@@ -53,7 +53,7 @@ def _packed(raw: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
 def _categories(spaces: Spaces) -> list[Limits]:
     """Return the limits of the leaves that hold categories, but for those of a OneOf, which are zero if not chosen."""
     found = []
-    for name, leaf in leaf_dtypes(spaces.returned).items():
+    for name, leaf in leaves(spaces.returned).items():
         if name in spaces.categories and not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):
             of = spaces.categories[name]
             low = np.reshape(of.starts, leaf.shape)
@@ -63,25 +63,16 @@ def _categories(spaces: Spaces) -> list[Limits]:
 
 def _several(raw: Any, spaces: Spaces) -> list[Any] | None:
     """Return the observations in `raw`; None where it is a single one."""
-    leaf = next(iter(leaf_dtypes(spaces.returned).values()))
-    found, parts, dtype = raw, [], spaces.returned
-    while dtype.names is not None:
-        part = dtype.names[0]
-        parts.append(part)
-        dtype = dtype[part]
-        if isinstance(found, Mapping):
-            found = {str(key): value for key, value in found.items()}.get(part)
-        elif isinstance(found, tuple | list) and int(part) < len(found):
-            found = found[int(part)]
-        else:
-            return None
-    shape = np.shape(found)
-    if len(shape) != len(leaf.shape) + 1:
+    found, leaf = raw, spaces.returned
+    while leaf.names is not None:
+        found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])
+        leaf = leaf[leaf.names[0]]
+    if np.ndim(found) != len(leaf.shape) + 1:
         return None
     try:
-        return [_row(raw, index) for index in range(shape[0])]
+        return [_row(raw, index) for index in range(len(found))]
     except (IndexError, TypeError):
-        raise BadResult(f"{shape[0]} observations in one leaf, and fewer in another") from None
+        raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
 
 
 def _row(raw: Any, index: int) -> Any:
