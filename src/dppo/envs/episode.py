@@ -9,18 +9,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks.faults import BadStep, user_traceback
-from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.results import (
+from dppo.envs.checks.faults import (
     LARGEST_REWARD,
     LOWEST_REWARD,
     OLD_API,
     BadResult,
+    BadStep,
     describe_bad_reset,
     describe_bad_step,
     flag_of,
     reward_of,
+    user_traceback,
 )
+from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Episode
@@ -43,20 +44,17 @@ class CheckedEnv:
         masks: MaskReader | None,
         episode_seed: Callable[[int, int], int],
     ) -> None:
-        """Take over `env`, which has no episode yet.
+        """Take over `env`, number `index` of a group; it has no episode yet.
 
         Args:
-            index: of the environment in its group.
             owner: prefix of error messages.
-            checks: of the spaces of the group.
             pack: converts an observation to the form in which it is stored; the caller may replace it later.
             masks: reads action masks, which are stored with observations; None if there are none.
             episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
         """
         self._env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
-        self.pack = pack
-        self.episode, self.episode_return, self.length = 0, 0.0, 0
+        self.pack, self.episode, self.episode_return, self.length = pack, 0, 0.0, 0
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 

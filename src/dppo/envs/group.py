@@ -192,28 +192,18 @@ class EnvGroup:
             obs: [E, *O] to write.
             log: receives the time, but no episodes.
 
-        Returns:
-            One incident for each abandoned episode.
+        Returns: one incident for each abandoned episode.
         """
         began = time.perf_counter()
         incidents = []
         for env in range(self.num_envs):
-            episode = int(carry.episodes[env])
-            reason = (
-                "replay is off, or the environment is nondeterministic"
-                if not actions
-                else self._replay(env, carry, actions[env])
-            )
+            episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
+            kind, reason = IncidentKind.EPISODE_ABANDONED, "replay is off, or the environment is nondeterministic"
+            if actions:
+                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env])
             if reason:
-                incidents.append(
-                    Incident(
-                        kind=IncidentKind.REPLAY_MISMATCH if actions else IncidentKind.EPISODE_ABANDONED,
-                        env=env,
-                        lost_steps=int(carry.episode_lengths[env]),
-                        message=f"{self._owner}, env {env}: abandoned episode {episode} after "
-                        f"{int(carry.episode_lengths[env])} steps and started a new one: {reason}",
-                    )
-                )
+                lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
+                incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
                 self._begin_episode(env, episode + 1, log)
             obs[env] = self._envs[env].last_obs
         seconds = time.perf_counter() - began
@@ -221,28 +211,23 @@ class EnvGroup:
         self._progress.replay_s += seconds
         return incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        """Replay an episode; return how it differs from the first time, None if it does not."""
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str:
+        """Replay an episode; return how it differs from the first time, "" if it does not."""
         try:
-            return self._replay_steps(env, carry, actions)
+            self._reset(env, int(carry.episodes[env]))
+            self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
+            for number, action in enumerate(self._spaces.actions.each(actions)):
+                _, _, terminated, truncated, _ = self._envs[env].step(action)
+                self._progress.replay()
+                if terminated or truncated:
+                    return f"the replay ended after {number + 1} of {len(actions)} steps"
         except BadStep as error:
             if not self._drops:
                 raise
             return f"the replay was invalid: {error.message}"
-
-    def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        self._reset(env, int(carry.episodes[env]))
-        self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
-        for number, action in enumerate(self._spaces.actions.each(actions)):
-            _, _, terminated, truncated, _ = self._envs[env].step(action)
-            self._progress.replay()
-            if terminated or truncated:
-                return f"the replay ended after {number + 1} of {len(actions)} steps"
-        if self._envs[env].checksum() != int(carry.checksums[env]):
-            return (
-                "the replay produced another observation or return: the environment is not deterministic given its seed"
-            )
-        return None
+        if self._envs[env].checksum() == int(carry.checksums[env]):
+            return ""
+        return "the replay produced another observation or return: the environment is not deterministic given its seed"
 
     def open_episodes(self) -> dict[str, np.ndarray]:
         """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""

@@ -14,8 +14,7 @@ import numpy as np
 
 from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
-from dppo.envs.checks.faults import constructor_fault, user_traceback
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
 from dppo.envs.make import EnvId, check_env_id, close_all, make_env
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces

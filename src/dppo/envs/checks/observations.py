@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.advice import short
 from dppo.envs.spaces.leaves import leaf_spaces
 from dppo.envs.spaces.packing import LARGEST
@@ -31,7 +31,7 @@ class Outside:
     what: str
     """The leaf, the number and its limits. It continues "... returned"."""
     fatal: bool
-    """Nothing can be learnt from it: it is not finite, or it counts choices or pixels that do not exist."""
+    """Nothing can be learned from it: it is not finite, or it counts choices or pixels that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
 
 def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
     """Return the categories of each leaf that holds some, by name."""
-    return {
-        name: Categories((int(leaf.n),), (int(leaf.start),))
-        if isinstance(leaf, gym.spaces.Discrete)
-        else Categories(_flat(leaf.nvec), _flat(leaf.start))
-        for name, leaf in leaves(space, space_parts).items()
-        if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
-    }
+    found = {}
+    for name, leaf in leaves(space, space_parts).items():
+        if isinstance(leaf, gym.spaces.Discrete):
+            found[name] = Categories((int(leaf.n),), (int(leaf.start),))
+        elif isinstance(leaf, gym.spaces.MultiDiscrete):
+            found[name] = Categories(_flat(leaf.nvec), _flat(leaf.start))
+    return found
 
 
 def one_of_names(space: gym.Space[Any]) -> tuple[str, ...]:
@@ -60,11 +60,8 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
     """
     if not drop_obs:
         return ()
-    known, all_leaves, found = (
-        {name for name, _, _ in walk(space, droppable_parts)} - {""},
-        list(leaf_spaces(space)),
-        [],
-    )
+    known, found = {name for name, _, _ in walk(space, droppable_parts)} - {""}, []
+    all_leaves = list(leaf_spaces(space))
     for name in drop_obs:
         if name not in known and name.replace("/", ".") not in known:
             raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.spaces.spaces import joined
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
@@ -87,7 +87,12 @@ def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: froz
     """Return the function that writes the part `name` of an observation, of dtype `obs`, into one element of it."""
     what = f"observation leaf {name!r}" if name else "an observation"
     if obs.names is None:
-        return _leaf_filler(leaf_packer(obs.base, obs.shape, what))
+        pack = leaf_packer(obs.base, obs.shape, what)
+
+        def fill(row: np.ndarray, returned: Any) -> None:
+            row[...] = pack(returned)
+
+        return fill
     parts = {part: _filler(obs[part], joined(name, part), one_of, dropped) for part in obs.names}
     if name in one_of:
         return _one_of_filler(what, parts)
@@ -105,9 +110,8 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
         elif isinstance(returned, tuple | list):
             found = {str(index): value for index, value in enumerate(returned)}
         else:
-            raise BadResult(
-                f"{what} of type {type(returned).__name__} instead of one with the parts {', '.join(parts)}"
-            )
+            kind = type(returned).__name__
+            raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(parts)}")
         for key in sorted((found.keys() ^ expected) - dropped):
             raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in fills:
@@ -129,13 +133,6 @@ def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
         if branch not in branches:
             raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
         parts[branch](row[branch], returned[1])
-
-    return fill
-
-
-def _leaf_filler(pack: Callable[[Any], np.ndarray]) -> Fill:
-    def fill(row: np.ndarray, returned: Any) -> None:
-        row[...] = pack(returned)
 
     return fill
 
