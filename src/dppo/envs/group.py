@@ -15,7 +15,7 @@ from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.checks.observations import Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
-from dppo.envs.masks import mask_reader
+from dppo.envs.masks import MaskReader
 from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.errors import EnvironmentFault
@@ -50,7 +50,7 @@ class EnvGroup:
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
-            first_segment: its diagnostics, if not the usual ones.
+            first_segment: its diagnostics; None: those of a network that reads float32.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
@@ -65,7 +65,8 @@ class EnvGroup:
         else:
             self._pack = quick_packer(spaces.obs, pack)
         checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, episode_seed=episode_seed)
-        self._envs = [checked(env, index, masks=mask_reader(env, spaces)) for index, env in enumerate(envs)]
+        masks = [None if spaces.mask is None else MaskReader(env, spaces) for env in envs]
+        self._envs = [checked(env, index, masks=masks[index]) for index, env in enumerate(envs)]
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
         self._dropped_in_a_row = [0] * self.num_envs
@@ -73,7 +74,7 @@ class EnvGroup:
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
+        """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
         self._pack_with(self._first.watching(self._pack))
         for env in range(self.num_envs):
@@ -90,11 +91,7 @@ class EnvGroup:
         truncated: np.ndarray,
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
-        """Step each environment, and reset those whose episode ends: see `Environments`.
-
-        Raises:
-            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
-        """
+        """Step each environment, and reset those whose episode ends: see `Environments`."""
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
@@ -147,11 +144,7 @@ class EnvGroup:
         return self._begin_episode(env, self._envs[env].episode + 1, log)
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations of a segment, the run's `first` or a later one: see `Environments`.
-
-        Raises:
-            EnvironmentFault: an observation is outside its space.
-        """
+        """Check the observations of a segment: see `Environments`."""
         returned = self._spaces.as_returned(obs)
         outside = None if self._drops else self._checks.outside(returned)
         if outside is not None:
@@ -183,17 +176,7 @@ class EnvGroup:
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes by replaying `actions`.
-
-        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
-
-        Args:
-            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
-            obs: [E, *O] to write.
-            log: receives the time, but no episodes.
-
-        Returns: one incident for each abandoned episode.
-        """
+        """Restore the open episodes that `carry` describes by replaying `actions`: see `Environments`."""
         began = time.perf_counter()
         incidents = []
         for env in range(self.num_envs):
@@ -230,7 +213,7 @@ class EnvGroup:
         return "the replay produced another observation or return: the environment is not deterministic given its seed"
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
+        """Describe the open episodes [E]: see `Environments`."""
         return {
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),

@@ -97,11 +97,6 @@ class MaskReader:
         return checked_masks(given, (), self._actions)
 
 
-def mask_reader(env: Any, spaces: Spaces) -> MaskReader | None:
-    """Return the reader of the masks of `env`; None if it has none."""
-    return None if spaces.mask is None else MaskReader(env, spaces)
-
-
 def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
     """Return masks [*rows, M] as booleans.
 

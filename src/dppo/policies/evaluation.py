@@ -15,10 +15,9 @@ import numpy as np
 from dppo import streams
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
-from dppo.envs.make import EnvId, check_env_id, close_all, make_env
+from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_in_window
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.envs.window import check_display, make_in_window
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.policies.policy import Policy, evaluation_generator, read, spaces_in_words
 from dppo.ppo.networks.user.module_spec import ModelClass

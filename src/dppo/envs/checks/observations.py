@@ -119,7 +119,7 @@ class SpaceChecks:
 
 def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
     """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
-    named = leaves(obs)
+    named = leaves(obs) if obs.dtype.names else {"": obs}
     for one in limits:
         column = named[one.name]
         inside = (column >= one.low) & (column <= one.high)
