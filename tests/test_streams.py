@@ -20,7 +20,7 @@ def test_a_stream_is_reproducible() -> None:
 def test_streams_have_fixed_numbers() -> None:
     """Changing these would change every published result."""
     assert {stream.name: stream.value for stream in Stream} == {
-        "WEIGHTS": 0, "EPISODES": 1, "ACTIONS": 2, "MINIBATCHES": 3, "EVALUATION": 4, "SIMULATION": 5,
+        "WEIGHTS": 0, "EPISODES": 1, "ACTIONS": 2, "MINIBATCHES": 3, "EVALUATION": 4,
     }  # fmt: skip
     expected = np.random.default_rng(np.random.SeedSequence(11, spawn_key=(2, 3, 5))).random(4)
     np.testing.assert_array_equal(generator(11, Stream.ACTIONS, 3, 5).random(4), expected)

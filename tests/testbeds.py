@@ -18,7 +18,19 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.make import make_env
-from dppo.envs.simulated import check_choice, check_number
+
+
+def check_number(setting: str, value: Any, why: str, least: float) -> None:
+    """Raise ValueError unless `value` is a finite number of at least `least`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:
+        raise ValueError(f"{setting}={value!r}: {why} must be a finite number of at least {least:g}.")
+
+
+def check_choice(setting: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `known`."""
+    if value not in known:
+        raise ValueError(f"{setting}={value!r}: must be one of {', '.join(known)}.")
 
 
 class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):

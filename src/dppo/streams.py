@@ -17,7 +17,6 @@ class Stream(IntEnum):
     ACTIONS = 2  # (sampler, segment)         exploration noise of one segment
     MINIBATCHES = 3  # (iteration,)           order of the minibatches of one update; (iteration, rank) of several
     EVALUATION = 4  # (episode,)              episodes and actions of `dppo eval`
-    SIMULATION = 5  # (...)                   latencies of the simulated simulators
 
 
 def sequence(seed: int, stream: Stream, *index: int) -> np.random.SeedSequence:

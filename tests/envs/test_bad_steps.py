@@ -48,7 +48,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "reward None": ({"reward": None}, "returned None as the reward, which is not a number."),
     "reward 1e300": (
         {"reward": 1e300},
-        "returned 1e+300 as the reward, and values cannot be learnt from rewards above 1e+17.",
+        "returned 1e+300 as the reward, and values cannot be learned from rewards above 1e+17.",
     ),
     "reward nan": ({"reward": np.nan}, "returned nan as the reward."),
     "flag": ({"terminated": 1}, "returned terminated=1, which is not a boolean."),

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from several_leaves import OBS, ROBOT, Robot, group_of_robots, robot_sampler, robots
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.envs.spaces.packing import packer
 from dppo.errors import EnvironmentFault

@@ -11,6 +11,7 @@ from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.cluster.spaces import spaces_of
 from dppo.config.parts import Network
 from dppo.envs.checks.faults import constructor_fault
+from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.progress import Phase, ProgressRecord, place_of
@@ -64,8 +65,13 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
             sampler_id=sampler_id,
             progress=progress,
             drop_bad_steps=plan.env.on_bad_step == "drop",
-            report_masks=plan.env.action_mask == "auto",
-            watch_integers=plan.network.dtype == "float32",
+            first_segment=FirstSegment(
+                spaces,
+                owner,
+                sampler_id=sampler_id,
+                integers=plan.network.dtype == "float32",
+                masks=plan.env.action_mask == "auto",
+            ),
         )
     except BaseException:
         close_all(envs)

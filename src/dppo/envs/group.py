@@ -11,20 +11,17 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import BadStep
-from dppo.envs.checks.observations import SpaceChecks, constant_image, place_in, quick_packer
+from dppo.envs.checks.first_segment import FirstSegment
+from dppo.envs.checks.observations import Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
-from dppo.envs.masks import mask_reader
+from dppo.envs.masks import MaskReader
 from dppo.envs.progress import Phase, ProgressRecord, place_of
-from dppo.envs.spaces.packing import packer
+from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces
 
-MASK_NOT_USED = (
-    "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
-    "action_mask=off to leave this message out."
-)
 MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
@@ -44,8 +41,7 @@ class EnvGroup:
         sampler_id: int = 0,
         progress: ProgressRecord | None = None,
         drop_bad_steps: bool = False,
-        report_masks: bool = False,
-        watch_integers: bool = True,
+        first_segment: FirstSegment | None = None,
     ) -> None:
         """Take over `envs`.
 
@@ -54,39 +50,36 @@ class EnvGroup:
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
-            report_masks: report an action mask in the info of the first reset that is not used.
-            watch_integers: report integers that float32 cannot tell apart, because the network reads float32.
+            first_segment: its diagnostics; None: those of a network that reads float32.
 
         Raises:
             EnvironmentFault: the environments have different spaces.
         """
         self.num_envs, self.obs, self._spaces = len(envs), spaces.obs, spaces
-        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-        self._pack = quick_packer(spaces.returned, pack) if spaces.obs.names is None and not drop_bad_steps else pack
-        self._owner = owner
-        self._sampler_id, self._stepping = sampler_id, place_of(Phase.STEP, sampler_id)
+        self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
-        checked = partial(
-            CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, each_step=drop_bad_steps,
-            episode_seed=episode_seed,
-        )  # fmt: skip
-        self._envs = [checked(env, index, masks=mask_reader(env, spaces)) for index, env in enumerate(envs)]
-        self._report_masks, self._watch_integers = report_masks, watch_integers
+        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+        if drop_bad_steps:
+            self._pack = self._checks.limiting(pack)  # at each step, and not only once a segment
+        else:
+            self._pack = quick_packer(spaces.obs, pack)
+        checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, episode_seed=episode_seed)
+        masks = [None if spaces.mask is None else MaskReader(env, spaces) for env in envs]
+        self._envs = [checked(env, index, masks=masks[index]) for index, env in enumerate(envs)]
+        self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
+        self._reported_outside = False
         self._dropped_in_a_row = [0] * self.num_envs
 
     # ------------------------------------------------------------------ stepping
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
+        """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
-        if self._sampler_id == 0:  # the observations of the other samplers are alike
-            self._pack_with(self._checks.watching(self._pack, integers=self._watch_integers))
+        self._pack_with(self._first.watching(self._pack))
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
-        usable = self._spaces.mask is None and self._spaces.actions.choices is not None
-        if self._sampler_id == 0 and self._report_masks and usable and self._envs[0].offers_mask:
-            log.incidents.append(Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}"))
+        log.incidents += self._first.mask_not_used(offered=self._envs[0].offers_mask)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -98,18 +91,7 @@ class EnvGroup:
         truncated: np.ndarray,
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
-        """Step each environment; reset those whose episode ends.
-
-        Args:
-            actions: [E, *A] as sampled from the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
-            log: receives the episodes that end or are dropped, and the time.
-
-        Returns: the final observation of each environment that was truncated and not terminated, by its index.
-
-        Raises:
-            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
-        """
+        """Step each environment, and reset those whose episode ends: see `Environments`."""
         began = time.perf_counter()
         self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
@@ -118,14 +100,17 @@ class EnvGroup:
                 seen, rewards[env], ended, cut, info = self._envs[env].step(action)
             except BadStep as error:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
-                obs[env] = self._drop_step(env, error, log)
+                log.dropped.append(env)
+                obs[env] = self._drop(env, error, log)
                 continue
             self._progress.stepped()
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._final(env, seen)
-                seen = self._end_episode(env, info, log)
+                    final_obs[env] = self._envs[env].checked_final(seen)
+                log.episodes.append(self._envs[env].finished(info))
+                self._dropped_in_a_row[env] = 0
+                seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
         log.seconds += time.perf_counter() - began
         return final_obs
@@ -138,28 +123,12 @@ class EnvGroup:
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         return self._envs[env].reset(episode)
 
-    def _final(self, env: int, seen: np.ndarray) -> np.ndarray:
-        try:
-            return self._envs[env].checked_final(seen)
-        except BadStep as error:
-            raise error.final() from None  # with `on_bad_step=drop`, the step was checked before
-
-    def _end_episode(self, env: int, info: dict[str, Any], log: EnvLog) -> np.ndarray:
-        """Log the episode, and start the next one."""
-        log.episodes.append(self._envs[env].finished(info))
-        self._dropped_in_a_row[env] = 0
-        return self._begin_episode(env, self._envs[env].episode + 1, log)
-
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode; if its first observation is invalid and may be dropped, the next one."""
         try:
             return self._reset(env, episode)
         except BadStep as error:
             return self._drop(env, error, log)
-
-    def _drop_step(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
-        log.dropped.append(env)
-        return self._drop(env, error, log)
 
     def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
         """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""
@@ -175,77 +144,49 @@ class EnvGroup:
         return self._begin_episode(env, self._envs[env].episode + 1, log)
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations of a segment against the limits and the precision of their space.
+        """Check the observations of a segment: see `Environments`."""
+        returned = self._spaces.as_returned(obs)
+        outside = None if self._drops else self._checks.outside(returned)
+        if outside is not None:
+            self._report(outside, done, log, first=first)
+        if first:
+            self._pack_with(self._pack)
+            log.incidents += self._first.findings(returned)
+
+    def _report(self, outside: Outside, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Raise for an observation outside its space, or log it.
 
         Finite floats beyond a limit are an error in the first segment only, where a wrong space shows. Later they are
-        reported and used, because simulators overshoot.
-
-        Args:
-            obs: [t + 1, E, *O], as stored, of the first t steps.
-            done: [t, E]
-            first: the segment is the first of the run.
-
-        Raises:
-            EnvironmentFault: an observation is outside its space.
+        reported, once, and used, because simulators overshoot.
         """
-        outside = (
-            None if self._drops else self._checks.outside(self._spaces.as_returned(obs))
-        )  # checked at each step where these are dropped
-        if outside is not None:
-            row, env = outside.row
-            one = self._envs[env]
-            place = place_in(row, done[:, env], log, env, one.episode, one.length)
-            message = f"{one.place(*place)} returned {outside.what}."
-            if outside.fatal:
-                raise BadStep(message).final()
-            if first:
-                raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
-            if self._checks.report_outside():
-                log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
-        self._pack_with(self._pack)  # precision is watched in the first segment only
-        finding = self._checks.precision_lost()
-        if finding:
-            log.incidents.append(Incident(IncidentKind.PRECISION_LOST, f"{self._owner}: {finding}."))
-        constant = constant_image(self._spaces.as_returned(obs)) if first else None
-        if constant:
-            log.incidents.append(Incident(IncidentKind.IMAGE_CONSTANT, f"{self._owner}: {constant}."))
+        row, env = outside.row
+        one = self._envs[env]
+        place = place_in(row, done[:, env], log, env, one.episode, one.length)
+        message = f"{one.place(*place)} returned {outside.what}."
+        if outside.fatal:
+            raise BadStep(message).final()
+        if first:
+            raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
+        if not self._reported_outside:
+            log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+        self._reported_outside = True
 
     # ------------------------------------------------------------------ replay
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes by replaying `actions`.
-
-        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
-
-        Args:
-            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
-            obs: [E, *O] to write.
-            log: receives the time, but no episodes.
-
-        Returns:
-            One incident for each abandoned episode.
-        """
+        """Restore the open episodes that `carry` describes by replaying `actions`: see `Environments`."""
         began = time.perf_counter()
         incidents = []
         for env in range(self.num_envs):
-            episode = int(carry.episodes[env])
-            reason = (
-                "replay is off, or the environment is nondeterministic"
-                if not actions
-                else self._replay(env, carry, actions[env])
-            )
+            episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
+            kind, reason = IncidentKind.EPISODE_ABANDONED, "replay is off, or the environment is nondeterministic"
+            if actions:
+                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env])
             if reason:
-                incidents.append(
-                    Incident(
-                        kind=IncidentKind.REPLAY_MISMATCH if actions else IncidentKind.EPISODE_ABANDONED,
-                        env=env,
-                        lost_steps=int(carry.episode_lengths[env]),
-                        message=f"{self._owner}, env {env}: abandoned episode {episode} after "
-                        f"{int(carry.episode_lengths[env])} steps and started a new one: {reason}",
-                    )
-                )
+                lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
+                incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
                 self._begin_episode(env, episode + 1, log)
             obs[env] = self._envs[env].last_obs
         seconds = time.perf_counter() - began
@@ -253,31 +194,26 @@ class EnvGroup:
         self._progress.replay_s += seconds
         return incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        """Replay an episode; return how it differs from the first time, None if it does not."""
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str:
+        """Replay an episode; return how it differs from the first time, "" if it does not."""
         try:
-            return self._replay_steps(env, carry, actions)
+            self._reset(env, int(carry.episodes[env]))
+            self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
+            for number, action in enumerate(self._spaces.actions.each(actions)):
+                _, _, terminated, truncated, _ = self._envs[env].step(action)
+                self._progress.replay()
+                if terminated or truncated:
+                    return f"the replay ended after {number + 1} of {len(actions)} steps"
         except BadStep as error:
             if not self._drops:
                 raise
             return f"the replay was invalid: {error.message}"
-
-    def _replay_steps(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str | None:
-        self._reset(env, int(carry.episodes[env]))
-        self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
-        for number, action in enumerate(self._spaces.actions.each(actions)):
-            _, _, terminated, truncated, _ = self._envs[env].step(action)
-            self._progress.replay()
-            if terminated or truncated:
-                return f"the replay ended after {number + 1} of {len(actions)} steps"
-        if self._envs[env].checksum() != int(carry.checksums[env]):
-            return (
-                "the replay produced another observation or return: the environment is not deterministic given its seed"
-            )
-        return None
+        if self._envs[env].checksum() == int(carry.checksums[env]):
+            return ""
+        return "the replay produced another observation or return: the environment is not deterministic given its seed"
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
+        """Describe the open episodes [E]: see `Environments`."""
         return {
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import MASK, MaskSource, Spaces, masks_of
@@ -88,33 +88,28 @@ class MaskReader:
         """
         if self._method is not None:
             return checked_masks(self._method(), (), self._actions)
-        raw = info.get(MASK) if isinstance(info, Mapping) else None
-        if raw is None:
+        given = info.get(MASK) if isinstance(info, Mapping) else None
+        if given is None:
             raise BadResult(
                 f"an info without {MASK!r}, which action_mask=info reads. Add it to the info of reset and step, or use "
                 f"action_mask=off"
             )
-        return checked_masks(raw, (), self._actions)
+        return checked_masks(given, (), self._actions)
 
 
-def mask_reader(env: Any, spaces: Spaces) -> MaskReader | None:
-    """Return the reader of the masks of `env`; None if it has none."""
-    return None if spaces.mask is None else MaskReader(env, spaces)
-
-
-def checked_masks(raw: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
+def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
     """Return masks [*rows, M] as booleans.
 
     Args:
-        raw: one array, or one for each element of the actions.
+        given: one array, or one for each element of the actions.
         rows: expected leading axes.
 
     Raises:
         BadResult: they are not such arrays, or one of them allows no action.
     """
     try:
-        several = isinstance(raw, tuple | list) and len(raw) > 0 and np.ndim(raw[0]) == len(rows) + 1
-        masks = np.concatenate([np.asarray(part) for part in raw], axis=-1) if several else np.asarray(raw)
+        several = isinstance(given, tuple | list) and len(given) > 0 and np.ndim(given[0]) == len(rows) + 1
+        masks = np.concatenate([np.asarray(part) for part in given], axis=-1) if several else np.asarray(given)
     except Exception as error:
         raise BadResult(f"an action mask that is not an array ({error})") from None
     if masks.dtype.kind not in "biuf":

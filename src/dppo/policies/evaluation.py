@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.envs.checks.faults import user_traceback
-from dppo.envs.checks.results import BadResult
-from dppo.envs.make import EnvId, close_all
+from dppo.envs.checks.faults import BadResult, user_traceback
+from dppo.envs.make import EnvId, check_display, close_all
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.envs.window import check_display
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, counted
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.policy import Policy, evaluation_generator, spaces_summary

@@ -10,8 +10,7 @@ from typing import Any
 
 from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.checks.faults import constructor_fault
-from dppo.envs.make import check_env_id, make_env
-from dppo.envs.window import make_in_window
+from dppo.envs.make import check_env_id, make_env, make_in_window
 from dppo.errors import ConfigError, DppoError
 from dppo.policies.policy import Policy, read
 from dppo.ppo.networks.user.module_spec import ModelClass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted

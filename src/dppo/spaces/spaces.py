@@ -7,8 +7,9 @@ without padding. So the same code stores, slices, concatenates and sends observa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from dppo.spaces.actions import Actions
 MASK = "action_mask"
 MOST_WHOLE = 2**24  # float32 can tell apart all integers up to here
 MaskSource = Literal["leaf", "method", "info"]
+Tree = TypeVar("Tree")
+PartsOf = Callable[[Any], list[tuple[str, Any]] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Spaces:
     dropped: tuple[str, ...] = ()
     """Names of leaves that the environment returns and the policy does not read."""
     normalized: tuple[str, ...] | None = None
-    """Names of the leaves that `norm_obs` normalises; None: all that hold floats."""
+    """Names of the leaves that `norm_obs` normalizes; None: all that hold floats."""
     mask: MaskSource | None = None
     """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
     environment's `action_masks()` or `info["action_mask"]`. These two stand beside the field `obs`. None: no masks."""
@@ -87,32 +90,42 @@ class Spaces:
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
         """Return the dtype of each leaf of an observation, by name."""
-        return leaf_dtypes(self.obs)
+        return leaves(self.obs)
 
 
-def leaves(obs: np.ndarray, name: str = "") -> dict[str, np.ndarray]:
-    """Return views of the leaves of observations [...], each [..., *shape], with nested names joined by dots.
+def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
+    """Return name and value of each part of a nested array, dtype, dict or tuple; None for a leaf."""
+    if isinstance(tree, np.ndarray | np.dtype):
+        names = tree.names if isinstance(tree, np.dtype) else tree.dtype.names
+        return None if names is None else [(name, tree[name]) for name in names]
+    if isinstance(tree, Mapping):
+        return [(str(key), inner) for key, inner in tree.items()]
+    return [(str(index), inner) for index, inner in enumerate(tree)] if isinstance(tree, tuple) else None
 
-    Observations of a Box have one leaf, named "".
+
+def joined(name: str, part: str) -> str:
+    """Return the dotted name of a part of `name`; "" is the whole."""
+    return f"{name}.{part}" if name else part
+
+
+def walk(tree: Any, parts: PartsOf = parts_of, name: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first.
+
+    Args:
+        parts: returns the parts of a part, for trees of another kind than `parts_of` knows.
     """
-    if obs.dtype.names is None:
-        return {name: obs}
-    return {
-        leaf: view
-        for part in obs.dtype.names
-        for leaf, view in leaves(obs[part], f"{name}.{part}" if name else part).items()
-    }
+    inner = parts(tree)
+    yield name, tree, inner is None
+    for part, one in inner or ():
+        yield from walk(one, parts, joined(name, part))
 
 
-def leaf_dtypes(obs: np.dtype[Any], name: str = "") -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each leaf of an observation, by the name that `leaves` gives it."""
-    if obs.names is None:
-        return {name: obs}
-    return {
-        leaf: dtype
-        for part in obs.names
-        for leaf, dtype in leaf_dtypes(obs[part], f"{name}.{part}" if name else part).items()
-    }
+def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
+    """Return the leaves of `tree` by dotted name; one without parts has a single leaf, named "".
+
+    Of observations [...] the leaves are views, each [..., *shape].
+    """
+    return {name: leaf for name, leaf, is_leaf in walk(tree, parts) if is_leaf}
 
 
 def with_mask(obs: np.dtype[Any], size: int) -> np.dtype[Any]:
@@ -140,7 +153,7 @@ def is_image(leaf: np.dtype[Any]) -> bool:
 
 def holds_float64(obs: np.dtype[Any]) -> bool:
     """Return whether a leaf of observations of this dtype is float64."""
-    return any(leaf.base == np.float64 for leaf in leaf_dtypes(obs).values())
+    return any(leaf.base == np.float64 for leaf in leaves(obs).values())
 
 
 def is_continuous(leaf: np.dtype[Any]) -> bool:

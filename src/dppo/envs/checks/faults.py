@@ -1,15 +1,28 @@
-"""Faults of environments: invalid results, and tracebacks that show the user's code alone."""
+"""Faults of environments: invalid results of step and reset, and tracebacks that show the user's code alone."""
 
 from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dppo.errors import EnvironmentFault
 from dppo.user_code import in_a_line
 
 REMEDY = "Correct the environment, or use on_bad_step=drop to leave such episodes out."
 PACKAGE = str(Path(__file__).parents[2])
+LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
+LOWEST_REWARD = -LARGEST_REWARD
+OLD_API = (
+    ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
+    "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
+)
+
+
+class BadResult(ValueError):
+    """An invalid result of an environment. The message continues "... returned"."""
 
 
 class BadStep(EnvironmentFault):
@@ -32,3 +45,58 @@ def constructor_fault(owner: str, error: BaseException) -> EnvironmentFault:
     """Return the fault of an environment's constructor that raised `error`."""
     text = f"{owner}: the environment's constructor raised {in_a_line(error)}"
     return EnvironmentFault(text, user_traceback(error))
+
+
+# ------------------------------------------------------------------ results
+
+
+def reward_of(returned: Any) -> float:
+    """Convert a reward to a float.
+
+    Raises:
+        BadResult: it is not a finite number, or too large to learn from.
+    """
+    try:
+        reward = float(returned)
+    except (TypeError, ValueError):
+        raise BadResult(f"{returned!r} as the reward, which is not a number") from None
+    except OverflowError:
+        raise BadResult("a reward too large for a float") from None
+    if not LOWEST_REWARD <= reward <= LARGEST_REWARD:
+        limit = f", and values cannot be learned from rewards above {LARGEST_REWARD:g}" if reward - reward == 0 else ""
+        raise BadResult(f"{reward} as the reward{limit}")
+    return reward
+
+
+def flag_of(returned: Any) -> bool:
+    """Convert `terminated` or `truncated` to a bool.
+
+    Raises:
+        BadResult: it is not a boolean: a number, an array or None is more often a mistake.
+    """
+    if not _is_flag(returned):
+        raise BadResult(f"{returned!r}, which is not a boolean")
+    return bool(returned)
+
+
+def describe_bad_step(result: Any) -> str:
+    """Describe the result of a step that is not (observation, reward, terminated, truncated, info)."""
+    if not isinstance(result, tuple | list) or len(result) != 5:
+        old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
+        return f"{_form(result)} instead of (observation, reward, terminated, truncated, info){old}"
+    name, flag = next(one for one in zip(("terminated", "truncated"), result[2:4], strict=True) if not _is_flag(one[1]))
+    return f"{name}={flag!r}, which is not a boolean"
+
+
+def describe_bad_reset(result: Any) -> str:
+    """Describe the result of a reset that is not a pair."""
+    return f"{_form(result)} instead of (observation, info){OLD_API}"
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _form(result: Any) -> str:
+    """Name the type of a result: "a tuple of 4", "ndarray"."""
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__

@@ -1,4 +1,4 @@
-"""Checks of observations against their space, and against the precision in which they are stored.
+"""Checks of observations against their space.
 
 A check of each step would cost as much as a small network, so whole segments are checked at once. Only numbers that
 are not finite cannot wait: the sampler looks for them before each decision, in all its environments at once.
@@ -6,22 +6,20 @@ are not finite cannot wait: the sampler looks for them before each decision, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks.precision import PrecisionWatch
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.advice import short
+from dppo.envs.spaces.leaves import leaf_spaces
 from dppo.envs.spaces.packing import LARGEST
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog
-from dppo.spaces.spaces import is_image, leaves
-
-STILL = 16  # observations in a row; a scene may rest for a few
+from dppo.spaces.spaces import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Outside:
     what: str
     """The leaf, the number and its limits. It continues "... returned"."""
     fatal: bool
-    """Nothing can be learnt from it: it is not finite, or it counts choices or pixels that do not exist."""
+    """Nothing can be learned from it: it is not finite, or it counts choices or pixels that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,6 @@ class SpaceChecks:
         self._obs = obs
         self._spaces = [_spaces(env) for env in envs]
         self._limits = _limits_as_stored(envs[0].observation_space, obs)
-        self._watch: PrecisionWatch | None = None
-        self._reported_outside = False
         for index, spaces in enumerate(self._spaces):
             for name, space in spaces.items():
                 if space != self._spaces[0][name]:
@@ -73,18 +69,19 @@ class SpaceChecks:
 
     def change(self, env: int, now: gym.Env[Any, Any]) -> str | None:
         """Describe how the spaces of an environment have changed; None if they are equal."""
-        spaces = self._spaces[env]
-        if now.observation_space is spaces["observation_space"] and now.action_space is spaces["action_space"]:
-            return None
-        for name, old in spaces.items():
+        known = self._spaces[env]
+        same = now.observation_space is known["observation_space"] and now.action_space is known["action_space"]
+        return None if same else self._difference(known, now)
+
+    def _difference(self, known: dict[str, gym.Space[Any]], now: gym.Env[Any, Any]) -> str | None:
+        for name, old in known.items():
             new = getattr(now, name)
-            if new is not old:
-                if new != old:
-                    return (
-                        f"changed {name} from {short(old)} to {short(new)}. Spaces must not change after the "
-                        f"environment is made."
-                    )
-                self._spaces[env][name] = new  # equal, and compared faster from here on
+            if new is not old and new != old:
+                return (
+                    f"changed {name} from {short(old)} to {short(new)}. Spaces must not change after the environment "
+                    f"is made."
+                )
+            known[name] = new  # equal, and compared faster from here on
         return None
 
     # ------------------------------------------------------------------ limits
@@ -109,68 +106,26 @@ class SpaceChecks:
         if outside is not None:
             raise BadResult(outside.what)
 
-    def report_outside(self) -> bool:
-        """Return True the first time, so that an overshooting simulator is reported once."""
-        reported, self._reported_outside = self._reported_outside, True
-        return not reported
+    def limiting(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
+        """Return `pack` so that it raises BadResult for an observation outside its space, too."""
 
-    # ------------------------------------------------------------------ precision
+        def limited(returned: Any) -> np.ndarray:
+            seen = pack(returned)
+            self.check_limits(seen)
+            return seen
 
-    def watching(self, pack: Callable[[Any], np.ndarray], *, integers: bool) -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that each observation is remembered, to be compared with its form in float32."""
-        self._watch = watch = PrecisionWatch(integers=integers)
-
-        def watched(raw: Any) -> np.ndarray:
-            watch.see(raw)
-            return pack(raw)
-
-        return watched
-
-    def precision_lost(self) -> str | None:
-        """Describe a number that is lost by storing it; None if there is none, or none was watched."""
-        watch, self._watch = self._watch, None
-        return None if watch is None else watch.finding(self._obs)
+        return limited
 
 
 def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
     """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
+    named = leaves(obs) if obs.dtype.names else {"": obs}
     for one in limits:
-        column = leaves(obs)[one.name] if one.name else obs
+        column = named[one.name]
         inside = (column >= one.low) & (column <= one.high)
         if not inside.all():
             return _described(one, column, inside)
     return None
-
-
-def constant_image(obs: np.ndarray) -> str | None:
-    """Describe an image that is the same in all observations [n, E, *O]; None if there is none, or n is small."""
-    for name, seen in leaves(obs).items():
-        if len(seen) >= STILL and is_image(np.dtype((seen.dtype, seen.shape[2:]))) and (seen == seen[0, 0]).all():
-            low, high = seen[0, 0].min(), seen[0, 0].max()
-            pixels = f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
-            return (
-                f"{f'observation leaf {name!r}' if name else 'the observation'} is the same image in all "
-                f"{seen.shape[0] * seen.shape[1]:,} observations of the first segment: {pixels}. Save one as a picture "
-                f"and look at it; without a display, some simulators draw nothing (with pygame, leave SDL_VIDEODRIVER "
-                f"unset)"
-            )
-    return None
-
-
-def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return `pack` with a short cut for arrays of the right form, whose numbers are checked later.
-
-    The sampler looks for those that are not finite before it acts on them, `SpaceChecks.outside` at the others.
-    """
-    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array = np.ndarray
-
-    def quick(raw: Any) -> np.ndarray:
-        if type(raw) is array and raw.dtype is dtype and raw.shape == shape:
-            return raw.copy()
-        return pack(raw)
-
-    return quick if obs.names is None else pack
 
 
 def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: int, open_length: int) -> tuple[int, int]:
@@ -197,46 +152,33 @@ def _spaces(env: gym.Env[Any, Any]) -> dict[str, gym.Space[Any]]:
 
 
 def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]:
-    """Return the limits of the leaves of `space` that a stored observation can exceed."""
-    stored = leaves(np.empty(1, obs))
-    found = [one for one in _limits_of(space, "") if _can_be_exceeded(one, stored.get(one.name))]
-    return [_as_stored(one, stored[one.name].dtype) for one in found]
+    """Return the limits of the leaves of `space` that a stored observation can exceed, rounded as it is."""
+    stored, found = leaves(obs), []
+    for name, leaf in leaf_spaces(space).items():
+        low, high = _limits_of(leaf)
+        if low is None or name not in stored:
+            continue
+        dtype = stored[name].base
+        if dtype.kind == "f":  # floats must be finite
+            low, high = low.astype(dtype), high.astype(dtype)
+            low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
+            found.append(Limits(name, low, high))
+        elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
+            found.append(Limits(name, low.astype(dtype), high.astype(dtype)))
+    return found
 
 
-def _as_stored(limits: Limits, dtype: np.dtype[Any]) -> Limits:
-    """Round limits as observations are rounded; those of floats are finite."""
-    low, high = limits.low.astype(dtype), limits.high.astype(dtype)
-    if dtype.kind == "f":
-        low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
-    return Limits(limits.name, low, high)
-
-
-def _limits_of(space: gym.Space[Any], name: str) -> Iterator[Limits]:
-    """Yield the limits of each leaf; leaves of other kinds have none."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        for part, inner in parts:
-            yield from _limits_of(inner, f"{name}.{part}" if name else str(part))
-    elif isinstance(space, gym.spaces.Box):
-        yield Limits(name, space.low, space.high)
-    elif isinstance(space, gym.spaces.Discrete):
-        yield Limits(name, np.asarray(space.start), np.asarray(space.start + space.n - 1))
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        yield Limits(name, np.asarray(space.start), np.asarray(space.start + space.nvec - 1))
-    elif isinstance(space, gym.spaces.MultiBinary):
-        yield Limits(name, np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
-
-
-def _can_be_exceeded(limits: Limits, stored: np.ndarray | None) -> bool:
-    """Return whether a leaf is stored in the shape of its space, in a dtype that reaches beyond the limits."""
-    if stored is None or stored.shape[1:] != limits.low.shape:
-        return False
-    if stored.dtype.kind == "f":
-        return True  # by what is not finite
-    if stored.dtype.kind not in "iu":
-        return False
-    least, most = np.iinfo(stored.dtype).min, np.iinfo(stored.dtype).max
-    return bool((limits.low > least).any() or (limits.high < most).any())
+def _limits_of(space: gym.Space[Any]) -> tuple[Any, Any]:
+    """Return the lowest and the highest numbers of a leaf; (None, None) for a kind that has none."""
+    if isinstance(space, gym.spaces.Box):
+        return space.low, space.high
+    if isinstance(space, gym.spaces.Discrete):
+        return np.asarray(space.start), np.asarray(space.start + space.n - 1)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return np.asarray(space.start), np.asarray(space.start + space.nvec - 1)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
+    return None, None
 
 
 def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outside:

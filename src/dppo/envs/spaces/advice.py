@@ -7,9 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.spaces.spaces import MOST_WHOLE
+
 MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
 MOST_PARTS = 8  # of a space, listed in a message
-EXACT = 2**24  # float32 holds all integers up to this
 NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 # ------------------------------------------------------------------ naming spaces
@@ -23,7 +24,8 @@ def short(space: Any, most: int = 80) -> str:
 
 def kind_of(space: gym.Space[Any]) -> str:
     """Describe the kind of a space; if its text is too long, also its parts: "a Dict (['arm'] is Box(...), ...)"."""
-    parts = _parts(space)
+    inner = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else ()
+    parts: list[tuple[Any, Any]] = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
     if parts and short(space).endswith("..."):
         named = [f"[{key!r}] is {short(part, 40)}" for key, part in parts[:MOST_PARTS]]
         more = [f"{len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
@@ -31,14 +33,6 @@ def kind_of(space: gym.Space[Any]) -> str:
     if isinstance(space, gym.spaces.Box):
         return f"a Box of {space.dtype} with shape {space.shape}"
     return f"a {type(space).__name__}"
-
-
-def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
-    if isinstance(space, gym.spaces.Dict):
-        return list(space.spaces.items())
-    if isinstance(space, gym.spaces.Tuple):
-        return list(enumerate(space.spaces))
-    return []
 
 
 # ------------------------------------------------------------------ observations
@@ -55,23 +49,11 @@ def encoded() -> str:
 
 def chosen(space: gym.Space[Any]) -> str:
     """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
-    code = _rounded(space)
-    if code:
-        return _wrapped(f"TransformAction(env, {code})")
+    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MOST_WHOLE:
+        box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
+        return _wrapped(f"TransformAction(env, lambda a: np.array(np.rint(a), '{space.dtype}'), {box})")
     listed = "TransformAction(env, lambda a: CHOICES[a], gymnasium.spaces.Discrete(len(CHOICES)))"
     return f"Make a list CHOICES of the actions to choose from. {_wrapped(listed, 'Then return')}"
-
-
-def _rounded(space: gym.Space[Any]) -> str:
-    """Round real numbers to integers, of a Box with too many to choose from."""
-    if not isinstance(space, gym.spaces.Box) or not _is_exact(space):
-        return ""
-    box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
-    return f"lambda a: np.array(np.rint(a), '{space.dtype}'), {box}"
-
-
-def _is_exact(space: gym.spaces.Box) -> bool:
-    return bool(np.abs(np.array([space.low, space.high], np.float64)).max() <= EXACT)
 
 
 def _wrapped(code: str, verb: str = "Return") -> str:

@@ -2,70 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from dppo.errors import ConfigError
-from dppo.spaces.spaces import Categories, is_continuous, leaf_dtypes
+from dppo.spaces.spaces import Categories, is_continuous, leaves, parts_of, walk
 
-Part = tuple[str, str, gym.Space[Any]]
+NESTED = (gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.OneOf)
 
 
-def parts_of(space: gym.Space[Any], name: str = "") -> list[Part] | None:
-    """Return field, full name and space of each part of the nested space `name`; None for a leaf.
+def space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
+    """Return name and space of each part of a nested space; None for a leaf.
 
     A OneOf has the number of its branch as its first part.
     """
-    if isinstance(space, gym.spaces.Dict):
-        parts = [(str(key), inner) for key, inner in space.spaces.items()]
-    elif isinstance(space, gym.spaces.Tuple):
-        parts = [(str(index), inner) for index, inner in enumerate(space.spaces)]
-    elif isinstance(space, gym.spaces.OneOf):
-        branches = [(str(index), inner) for index, inner in enumerate(space.spaces)]
-        parts = [("branch", gym.spaces.Discrete(len(branches))), *branches]
-    else:
-        return None
-    return [(field, f"{name}.{field}" if name else field, inner) for field, inner in parts]
+    parts = parts_of(space.spaces) if isinstance(space, NESTED) else None
+    if parts is not None and isinstance(space, gym.spaces.OneOf):
+        return [("branch", gym.spaces.Discrete(len(parts))), *parts]
+    return parts
 
 
-def categories_of(space: gym.Space[Any], name: str = "") -> Iterator[tuple[str, Categories]]:
-    """Yield the name of each leaf that holds categories, with these."""
-    if isinstance(space, gym.spaces.Discrete):
-        yield name, Categories((int(space.n),), (int(space.start),))
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        yield name, Categories(_flat(space.nvec), _flat(space.start))
-    for _, part, inner in parts_of(space, name) or ():
-        yield from categories_of(inner, part)
+def droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
+    """Return the parts of a space that can be left out: a OneOf is whole, as a leaf is."""
+    return None if isinstance(space, gym.spaces.OneOf) else space_parts(space)
 
 
-def one_of_names(space: gym.Space[Any], name: str = "") -> tuple[str, ...]:
+def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
+    """Return the leaves by name, without those `dropped`; a OneOf counts as one leaf."""
+    named = leaves(space, droppable_parts)
+    return {name: leaf for name, leaf in named.items() if not any(_is_in(name, part) for part in dropped)}
+
+
+def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
+    """Return the categories of each leaf that holds some, by name."""
+    found = {}
+    for name, leaf in leaves(space, space_parts).items():
+        if isinstance(leaf, gym.spaces.Discrete):
+            found[name] = Categories((int(leaf.n),), (int(leaf.start),))
+        elif isinstance(leaf, gym.spaces.MultiDiscrete):
+            found[name] = Categories(_flat(leaf.nvec), _flat(leaf.start))
+    return found
+
+
+def one_of_names(space: gym.Space[Any]) -> tuple[str, ...]:
     """Return the names of the OneOf spaces in `space`."""
-    inner = [found for _, part, one in parts_of(space, name) or () for found in one_of_names(one, part)]
-    return (name, *inner) if isinstance(space, gym.spaces.OneOf) else tuple(inner)
-
-
-def leaf_spaces(space: gym.Space[Any], name: str = "", dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
-    """Return the leaves that can be left out, by name, without those that are: a OneOf counts as one leaf."""
-    parts = None if isinstance(space, gym.spaces.OneOf) else parts_of(space, name)
-    if parts is None:
-        return {name: space}
-    kept = [(part, inner) for _, part, inner in parts if part not in dropped]
-    return {found: leaf for part, inner in kept for found, leaf in leaf_spaces(inner, part, dropped).items()}
+    return tuple(name for name, part, _ in walk(space, space_parts) if isinstance(part, gym.spaces.OneOf))
 
 
 def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
-    """Return the names in `drop_obs` as observations have them: of a nested leaf, "a.b", also where it says "a/b".
+    """Return the names in `drop_obs` in dotted form; "a/b" is accepted for "a.b".
 
     Raises:
         ConfigError: one of them is not a part of the observation, or nothing is left.
     """
     if not drop_obs:
         return ()
-    known, all_leaves = _names(space, ""), list(leaf_spaces(space))
-    found = []
+    known, found = {name for name, _, _ in walk(space, droppable_parts)} - {""}, []
+    all_leaves = list(leaf_spaces(space))
     for name in drop_obs:
         if name not in known and name.replace("/", ".") not in known:
             raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")
@@ -85,7 +81,7 @@ def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tu
     """
     if not norm_obs_keys:
         return None
-    known, found = leaf_dtypes(obs), set()
+    known, found = leaves(obs), set()
     for name in norm_obs_keys:
         inside = [leaf for leaf in known if leaf and (_is_in(leaf, name) or _is_in(leaf, name.replace("/", ".")))]
         if not inside:
@@ -96,7 +92,7 @@ def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tu
         if not floats:
             raise ConfigError(
                 f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "
-                f"normalised. Leave it out."
+                f"normalized. Leave it out."
             )
         found.update(floats)
     return tuple(leaf for leaf in known if leaf in found)
@@ -110,12 +106,6 @@ def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
         return f"It is a single array, which has no names: leave {setting} out."
     return f"Its leaves are {', '.join(names)}."
-
-
-def _names(space: gym.Space[Any], name: str) -> set[str]:
-    """Return the names of all parts that may be left out: neither the whole, nor the number of a OneOf's branch."""
-    parts = [] if isinstance(space, gym.spaces.OneOf) else parts_of(space, name) or []
-    return {part for _, part, _ in parts} | {found for _, part, inner in parts for found in _names(inner, part)}
 
 
 def _flat(numbers: np.ndarray) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium as gym
@@ -17,11 +17,11 @@ from dppo.envs.spaces.leaves import (
     names_to_drop,
     names_to_normalize,
     one_of_names,
-    parts_of,
+    space_parts,
 )
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Bounds
-from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, leaf_dtypes, with_mask
+from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, joined, leaves, walk, with_mask
 
 
 def describe_spaces(
@@ -37,7 +37,7 @@ def describe_spaces(
 
     Args:
         drop_obs: names of leaves of the observation to leave out.
-        norm_obs_keys: names of leaves, or of parts with leaves, to normalise; empty: all that hold floats.
+        norm_obs_keys: names of leaves, or of parts with leaves, to normalize; empty: all that hold floats.
         action_bounds, action_mask, obs_dtype: the settings.
 
     Raises:
@@ -50,13 +50,13 @@ def describe_spaces(
     obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
-    names = leaf_dtypes(obs).keys() - ({MASK} if mask == "leaf" else set())
+    names = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
         with_mask(obs, sum(actions.choices or ())) if mask in ("method", "info") else obs,
         actions,
         not getattr(spec, "nondeterministic", False),
-        categories={name: found for name, found in categories_of(space) if name in names},
+        categories={name: found for name, found in categories_of(space).items() if name in names},
         one_of=one_of_names(space),
         dropped=dropped,
         normalized=names_to_normalize(obs, norm_obs_keys),
@@ -95,10 +95,12 @@ def dtype_of(
     Raises:
         ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
     """
-    inner = parts_of(space, name)
-    if inner is not None:
-        fields = [(part, dtype_of(one, leaf, drop, floats)) for part, leaf, one in inner if leaf not in drop]
-        return _structured(fields, name)
+    parts = space_parts(space)
+    if parts is not None:
+        named = [(part, joined(name, part), one) for part, one in parts]
+        return _structured(
+            [(part, dtype_of(one, leaf, drop, floats)) for part, leaf, one in named if leaf not in drop], name
+        )
     if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
     if 0 in space.shape:
@@ -122,18 +124,11 @@ def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
     dtype = np.dtype(fields)
-    flat = list(_leaf_names(dtype, ""))
+    flat = [leaf for leaf, _, is_leaf in walk(dtype) if is_leaf]
     if len(set(flat)) < len(flat):
         twice = next(leaf for leaf in flat if flat.count(leaf) > 1)
         raise ConfigError(f"{_label(name)}: two leaves are named {twice!r} when nested keys are joined. Rename a key.")
     return dtype
-
-
-def _leaf_names(dtype: np.dtype[Any], name: str) -> Iterator[str]:
-    if dtype.names is None:
-        yield name
-    for part in dtype.names or ():
-        yield from _leaf_names(dtype[part], f"{name}.{part}" if name else part)
 
 
 def _label(name: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dppo.envs.checks.results import BadResult
+from dppo.envs.checks.faults import BadResult
+from dppo.spaces.spaces import joined
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
@@ -27,11 +27,11 @@ def packer(
     """
     if obs.names is None:
         return leaf_packer(obs.base, obs.shape)
-    fill = _Filling(frozenset(one_of), frozenset(dropped)).filler(obs, "")
+    fill = _filler(obs, "", frozenset(one_of), frozenset(dropped))
 
-    def pack(raw: Any) -> np.ndarray:
+    def pack(returned: Any) -> np.ndarray:
         row = np.empty((), obs)
-        fill(row, raw)
+        fill(row, returned)
         return row
 
     return pack
@@ -43,9 +43,9 @@ def leaf_packer(
     """Return a function that copies and checks one leaf; `what` names it in errors."""
     whole = dtype.kind in "iu"
 
-    def pack(raw: Any) -> np.ndarray:
+    def pack(returned: Any) -> np.ndarray:
         try:
-            array = np.array(raw)  # a copy, because the environment may reuse its own
+            array = np.array(returned)  # a copy, because the environment may reuse its own
         except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
             raise BadResult(f"{what} that is not an array ({error})") from None
         if array.shape != shape:
@@ -83,35 +83,35 @@ def _check_range(what: str, array: np.ndarray, limits: np.iinfo[Any]) -> None:
 Fill = Callable[[np.ndarray, Any], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """Makes the functions that write a raw observation into one element of a structured dtype."""
+def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: frozenset[str]) -> Fill:
+    """Return the function that writes the part `name` of an observation, of dtype `obs`, into one element of it."""
+    what = f"observation leaf {name!r}" if name else "an observation"
+    if obs.names is None:
+        pack = leaf_packer(obs.base, obs.shape, what)
 
-    one_of: frozenset[str]
-    dropped: frozenset[str]
+        def fill(row: np.ndarray, returned: Any) -> None:
+            row[...] = pack(returned)
 
-    def filler(self, obs: np.dtype[Any], name: str) -> Fill:
-        """Return the function for the part `name` of an observation, of dtype `obs`."""
-        if obs.names is None:
-            return _leaf_filler(leaf_packer(obs.base, obs.shape, f"observation leaf {name!r}"))
-        what = f"observation leaf {name!r}" if name else "an observation"
-        parts = {part: self.filler(obs[part], _joined(name, part)) for part in obs.names}
-        if name in self.one_of:
-            return _one_of_filler(what, parts)
-        return _nest_filler(what, parts, _dropped_parts(self.dropped, name))
+        return fill
+    parts = {part: _filler(obs[part], joined(name, part), one_of, dropped) for part in obs.names}
+    if name in one_of:
+        return _one_of_filler(what, parts)
+    inside = joined(name, "")
+    return _nest_filler(what, parts, {one.removeprefix(inside) for one in dropped if one.startswith(inside)})
 
 
-def _nest_filler(what: str, parts: dict[str, Fill], dropped: frozenset[str]) -> Fill:
-    """Return the function that writes a raw Dict or Tuple, without its `dropped` parts."""
+def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
+    """Return the function that writes a returned Dict or Tuple, without its `dropped` parts."""
     expected, fills = set(parts), list(parts.items())
 
-    def fill(row: np.ndarray, raw: Any) -> None:
-        if isinstance(raw, Mapping):
-            found = {str(key): value for key, value in raw.items()}
-        elif isinstance(raw, tuple | list):
-            found = {str(index): value for index, value in enumerate(raw)}
+    def fill(row: np.ndarray, returned: Any) -> None:
+        if isinstance(returned, Mapping):
+            found = {str(key): value for key, value in returned.items()}
+        elif isinstance(returned, tuple | list):
+            found = {str(index): value for index, value in enumerate(returned)}
         else:
-            raise BadResult(f"{what} of type {type(raw).__name__} instead of one with the parts {', '.join(parts)}")
+            kind = type(returned).__name__
+            raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(parts)}")
         for key in sorted((found.keys() ^ expected) - dropped):
             raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in fills:
@@ -121,34 +121,33 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: frozenset[str]) -> 
 
 
 def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
-    """Return the function that writes a raw OneOf, (branch, value); the other branches become zeros."""
+    """Return the function that writes a returned OneOf, (branch, value); the other branches become zeros."""
     branches = [part for part in parts if part != "branch"]
 
-    def fill(row: np.ndarray, raw: Any) -> None:
-        if not (isinstance(raw, tuple | list) and len(raw) == 2):
-            raise BadResult(f"{what} of type {type(raw).__name__} instead of (branch, value)")
+    def fill(row: np.ndarray, returned: Any) -> None:
+        if not (isinstance(returned, tuple | list) and len(returned) == 2):
+            raise BadResult(f"{what} of type {type(returned).__name__} instead of (branch, value)")
         row[...] = np.zeros((), row.dtype)
-        parts["branch"](row["branch"], raw[0])
+        parts["branch"](row["branch"], returned[0])
         branch = str(int(row["branch"]))
         if branch not in branches:
             raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
-        parts[branch](row[branch], raw[1])
+        parts[branch](row[branch], returned[1])
 
     return fill
 
 
-def _joined(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
+    """Return `pack` with a short cut for arrays of the right form, whose numbers are checked later.
 
+    The sampler looks for those that are not finite before it acts on them, `SpaceChecks.outside` at the others.
+    """
+    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
+    array = np.ndarray
 
-def _dropped_parts(dropped: frozenset[str], name: str) -> frozenset[str]:
-    """Return the parts of `name` that are dropped."""
-    inside = f"{name}." if name else ""
-    return frozenset(one.removeprefix(inside) for one in dropped if one.startswith(inside))
+    def quick(returned: Any) -> np.ndarray:
+        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
+            return returned.copy()
+        return pack(returned)
 
-
-def _leaf_filler(pack: Callable[[Any], np.ndarray]) -> Fill:
-    def fill(row: np.ndarray, raw: Any) -> None:
-        row[...] = pack(raw)
-
-    return fill
+    return quick if obs.names is None else pack

@@ -17,7 +17,7 @@ class Environments(Protocol):
     """One observation as it is stored: `dppo.spaces.spaces.Spaces.obs`."""
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
-        """Begin the first episode of each environment; write the observations into `obs` [E, *O]."""
+        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
 
     def step(
         self,
@@ -28,22 +28,47 @@ class Environments(Protocol):
         truncated: np.ndarray,
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
-        """Step each environment and reset those that are done.
+        """Step each environment, and reset those whose episode ends.
 
-        Write rows [E, ...]; `obs` receives the observations for the next action. Add finished episodes to `log`.
-        Return the final observation of each environment that was truncated, by its index.
+        Args:
+            actions: [E, *A] as sampled from the policy.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            log: receives the episodes that end or are dropped, and the time.
+
+        Returns: the final observation of each environment that was truncated and not terminated, by its index.
+
+        Raises:
+            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
         """
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes; start a new one where that fails."""
+        """Restore the open episodes that `carry` describes by replaying `actions`.
+
+        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
+
+        Args:
+            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
+            obs: [E, *O] to write.
+            log: receives the time, but no episodes.
+
+        Returns: one incident for each abandoned episode.
+        """
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check observations [t + 1, E, *O] of the first t steps of a segment, in which `done` [t, E] episodes ended.
+        """Check the observations of the first t steps of a segment against their space.
 
         It is called after the segment, and as soon as an observation is not finite; then it must raise.
+
+        Args:
+            obs: [t + 1, E, *O], as stored.
+            done: [t, E]
+            first: the segment is the first of the run.
+
+        Raises:
+            EnvironmentFault: an observation is outside its space.
         """
 
     def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes, under their names in `SamplerCarry`."""
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
-from dppo.spaces.spaces import Spaces, holds_float64, is_continuous, is_image, leaf_dtypes, leaves
+from dppo.spaces.spaces import Spaces, holds_float64, is_continuous, is_image, leaves
 
 Inputs = np.ndarray | dict[str, np.ndarray]
 
@@ -35,7 +35,7 @@ def unprocessed_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsSc
     named = leaves(obs)
     if scale is not None:
         for name, columns in _columns(obs.dtype, scale.names):
-            leaf, shape = named[name], leaf_dtypes(obs.dtype)[name].shape
+            leaf, shape = named[name], leaves(obs.dtype)[name].shape
             part = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
             named[name] = part.normalize(leaf.astype(scale.mean.dtype)).astype(dtype, copy=False)
     return named
@@ -95,7 +95,7 @@ def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np
 def _columns(obs: np.dtype[Any], names: Collection[str] | None) -> Iterator[tuple[str, slice]]:
     """Yield the name of each normalized leaf, and its columns in the normalized part."""
     start = 0
-    for name, leaf in leaf_dtypes(obs).items():
+    for name, leaf in leaves(obs).items():
         if is_continuous(leaf) and (names is None or name in names):
             end = start + int(np.prod(leaf.shape, dtype=int))
             yield name, slice(start, end)
