@@ -15,7 +15,7 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from testbeds import Counting
+from worlds.simple import Counting
 
 import dppo
 from dppo.cluster.collecting.collector import hosting
@@ -324,7 +324,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_environments_are_named_by_id_or_import_path() -> None:
     assert config(env_id="CartPole-v1").env_name == "CartPole-v1"
-    assert config(env_id=Counting).env_name == "testbeds:Counting"
+    assert config(env_id=Counting).env_name == "worlds.simple:Counting"
 
 
 def test_every_setting_has_help_that_is_a_sentence() -> None:
@@ -519,8 +519,8 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_json_is_written_as_its_repr() -> None:
     written = resolved(config(env_id=Counting, env_kwargs={"scenario": Counting, "at": Path("x"), "n": (1, 2)}))
-    assert written["env_id"] == "testbeds:Counting"
+    assert written["env_id"] == "worlds.simple:Counting"
     assert written["env_kwargs"]["n"] == [1, 2]
     assert written["env_kwargs"]["at"] == "x"
-    assert written["env_kwargs"]["scenario"] == {"!python": "<class 'testbeds.Counting'>"}
+    assert written["env_kwargs"]["scenario"] == {"!python": "<class 'worlds.simple.Counting'>"}
     assert written == json.loads(json.dumps(written))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from commandline import Command, fresh_environment, run
-from odd_worlds import changeable, line_that_raises
+from worlds.faulty import line_that_raises
+from worlds.simple import changeable
 
 import dppo
 from dppo.__main__ import main
@@ -58,7 +59,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "module that does not parse": (["train", "unparsable:Env-v0"], ["env_id=unparsable:Env-v0", "SyntaxError"]),
     "module that exits": (["train", "exiting:Env-v0"], ["env_id=exiting:Env-v0", "SystemExit"]),
-    "module without the name": (["train", "odd_worlds:Od"], ["env_id=odd_worlds:Od", "has no Od"]),
+    "module without the name": (["train", "worlds.simple:Od"], ["env_id=worlds.simple:Od", "has no Od"]),
     "minibatch too large": (
         ["train", "CartPole-v1", "--preset", "none", "--num-steps", "4", "--minibatch-size", "300"],
         [
@@ -277,19 +278,22 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Text", "Use --drop-obs mission"]),
         (
-            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}'],
+            ["worlds.simple:Odd", "--env-kwargs", '{"obs": "dict"}'],
+            ["leaf 'mission'", "Use --drop-obs mission"],
+        ),
+        (
+            ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}'],
             ["observation_space: is Text(", "Transform"],
         ),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
         (
-            ["odd_worlds:Odd", "--env-kwargs", '{"act": "text"}'],
+            ["worlds.simple:Odd", "--env-kwargs", '{"act": "text"}'],
             ["action_space=Text(", "TransformAction"],
         ),
-        (["odd_worlds:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
     ],
 )
 def test_an_unsupported_space_is_named_before_anything_is_printed(
@@ -313,7 +317,7 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}']
+    text = ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}']
     assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
     printed, said = capfd.readouterr()
     assert not printed, "nothing comes before a refusal"
@@ -326,7 +330,7 @@ def test_the_same_folder_can_be_used_after_a_refused_run(
 ) -> None:
     """A run that has not started leaves nothing in its folder."""
     monkeypatch.chdir(tmp_path)
-    command = ["train", "odd_worlds:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
+    command = ["train", "worlds.simple:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
     assert main([*command, '{"obs": "dict"}']) == 2
     assert main([*command, '{"obs": "box"}']) == 0, capsys.readouterr().err
 
@@ -358,7 +362,7 @@ def test_a_run_is_not_resumed_with_other_spaces(
         dppo.train(config, resume=tmp_path / "run")
     for word in words:
         assert any(choice in str(refused.value) for choice in word.split("|"))
-    assert "odd_worlds:changeable" in str(refused.value)
+    assert "worlds.simple:changeable" in str(refused.value)
 
 
 # ------------------------------------------------------------------ printed, not refused
@@ -420,17 +424,17 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
         request.getfixturevalue("ray_session")
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
-    argv = ["odd_worlds:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
+    argv = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
     argv[argv.index("--total-timesteps") + 1] = "1000"
     assert main(["train", *argv]) == 1
     said = capfd.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
-    assert f'odd_worlds.py", line {line_that_raises(where)}, in ' in said
+    assert f'faulty.py", line {line_that_raises(where)}, in ' in said
     assert "LicenceError: licence server said 503" in said
     # The traceback begins with the user's line, not with ours: the first frame is in the user's file.
-    assert "odd_worlds.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
+    assert "faulty.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
     first = said.splitlines()[0]
-    assert re.match(r"dppo train: sampler \d+ \(odd_worlds:Brittle\), env \d+: ", first)
+    assert re.match(r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: ", first)
     assert said.count("licence server said 503") == 2  # in the first line, and at the end of the traceback
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)

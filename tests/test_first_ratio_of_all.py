@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import collect, parts_of, random_weights
-from own_memory_models import Running
-from own_models import Plain
+from worlds.memory_models import Running
+from worlds.models import Plain
 
 import dppo
 from dppo.cluster.learning.update import train_on
@@ -50,7 +50,7 @@ def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str,
     chosen = dict(NETWORKS[network])
     kind, _, masked = act.partition(", ")
     world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
-    chosen |= {"env_id": "acting_worlds:Combined", "env_kwargs": world}
+    chosen |= {"env_id": "worlds.acting:Combined", "env_kwargs": world}
     chosen |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 1, "minibatch_size": 80}
     chosen |= {"norm_adv": False, "norm_reward": normalised, "norm_obs": normalised and network != "cnn"}
     if network == "own module":

@@ -332,7 +332,7 @@ def table_keys(page: Path, heading: str) -> set[str]:
 
 def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     config = dppo.Config(
-        env_id="testbeds:point_mass",
+        env_id="worlds.simple:point_mass",
         num_samplers=1,
         num_steps=60,
         total_timesteps=120,

@@ -15,7 +15,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "testbeds:point_mass"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "worlds.simple:point_mass"])
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw_obs", "norm_obs"])
 @pytest.mark.parametrize("norm_reward", [False, True], ids=["raw_reward", "norm_reward"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builders import collect, parts_of, random_weights
-from own_memory_models import Running
+from worlds.memory_models import Running
 
 from dppo.cluster.learning.update import train_on
 from dppo.cluster.plans import trainer_plan
@@ -15,12 +15,12 @@ from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 
 NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {"env_id": "memory_worlds:Recalls"},
-    "cnn": {"env_id": "memory_worlds:Pictured", "image_features": 16},
-    "dict": {"env_id": "memory_worlds:Named"},
-    "own module": {"env_id": "memory_worlds:Recalls", "model": Running, "sequence_length": 5},
+    "mlp": {"env_id": "worlds.memory:Recalls"},
+    "cnn": {"env_id": "worlds.memory:Pictured", "image_features": 16},
+    "dict": {"env_id": "worlds.memory:Named"},
+    "own module": {"env_id": "worlds.memory:Recalls", "model": Running, "sequence_length": 5},
     "own module for a dict": {
-        "env_id": "memory_worlds:Named",
+        "env_id": "worlds.memory:Named",
         "model": Running,
         "sequence_length": 5,
     },

@@ -13,7 +13,8 @@ import pytest
 from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
-from testbeds import Counting, DriftingSimulator, PointMass
+from worlds.faulty import DriftingSimulator
+from worlds.simple import Counting, PointMass
 
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger

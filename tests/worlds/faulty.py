@@ -1,27 +1,23 @@
-"""Environments that crash, hang, drift, or reveal an off-by-one.
-
-Actors import this module by name: `testbeds:crashing_cartpole`.
-"""
+"""Environments that fail: they crash, hang, drift, raise in the user's own lines, or return something invalid."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
+import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.make import make_env
-from dppo.envs.simulated import check_choice, check_number
 
 
-class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     """Fails at one place: in a step, in a reset or in its constructor.
 
     `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
@@ -33,7 +29,7 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        env: gym.Env[Any, Any],
         *,
         how: str = "raise",
         where: str = "step",
@@ -41,11 +37,6 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         at_episode: int | None = 0,
         marker: str | None = None,
     ) -> None:
-        check_choice("how", how, ("raise", "interrupt", "bare", "exit", "kill", "hang"))
-        check_choice("where", where, ("step", "reset", "constructor"))
-        check_number("at_step", at_step, "the step that fails, counted from 1,", 1)
-        if at_episode is not None:
-            check_number("at_episode", at_episode, "the episode that fails, counted from 0,", 0)
         super().__init__(env)
         self._how, self._where, self._at_step, self._at_episode = how, where, at_step, at_episode
         self._marker = None if marker is None else Path(marker)
@@ -89,17 +80,17 @@ class CrashingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         return True
 
 
-def crashing_cartpole(**failure: Any) -> gymnasium.Env[Any, Any]:
+def crashing_cartpole(**failure: Any) -> gym.Env[Any, Any]:
     """Return CartPole-v1 that fails; `failure` are the arguments of CrashingSimulator."""
     return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
 
 
-def crashing(world: str, world_kwargs: dict[str, Any], **failure: Any) -> gymnasium.Env[Any, Any]:
+def crashing(world: str, world_kwargs: dict[str, Any], **failure: Any) -> gym.Env[Any, Any]:
     """Return the environment `world`, named as in `env_id`, that fails; `failure` are those of CrashingSimulator."""
     return CrashingSimulator(make_env(world, world_kwargs), **failure)
 
 
-class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole whose gravity is drawn at each reset, independent of the seed.
 
     Neither its spec nor the first observation of an episode shows this; only a replay does.
@@ -111,72 +102,91 @@ class DriftingSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=options)
 
 
-def drifting_cartpole() -> gymnasium.Env[Any, Any]:
+def drifting_cartpole() -> gym.Env[Any, Any]:
     """Return CartPole-v1 that no seed reproduces."""
     return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
 
 
-class PointMass(gymnasium.Env[Any, Any]):
-    """Push a point to a goal on a square.
+def deadly_cartpole(folder: str) -> gym.Env[Any, Any]:
+    """CartPole-v1 that kills its process three times in all: in a constructor, in a reset and in a step.
 
-    Observation [6]: position, velocity, goal. Action [2]: force, from -1 to 1. Reward: minus the distance to
-    the goal. `is_success`: the point is within 0.1 of the goal.
+    The files `constructor`, `reset` and `step` in `folder` show that it has happened.
     """
-
-    def __init__(self) -> None:
-        high = np.array([2, 2, 1, 1, 1, 1], np.float32)
-        self.observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self._position = self._velocity = self._goal = np.zeros(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._position = self.np_random.uniform(-1, 1, 2)
-        self._velocity = np.zeros(2)
-        self._goal = self.np_random.uniform(-1, 1, 2)
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        force = np.clip(np.asarray(action, np.float64), -1, 1)
-        self._velocity = 0.8 * self._velocity + 0.2 * force
-        self._position = np.clip(self._position + 0.2 * self._velocity, -2, 2)
-        away_x, away_y = self._goal - self._position
-        distance = math.sqrt(away_x * away_x + away_y * away_y)
-        return self._observation(), -distance, False, False, {"is_success": distance < 0.1}
-
-    def _observation(self) -> np.ndarray:
-        return np.concatenate([self._position, self._velocity, self._goal]).astype(np.float32)
+    env: Any = CartPoleEnv()
+    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 5, "at_step": 5})):
+        env = CrashingSimulator(env, how="kill", where=where, marker=str(Path(folder) / where), **when)
+    return TimeLimit(env, 500)
 
 
-def point_mass() -> gymnasium.Env[Any, Any]:
-    """Return PointMass with episodes of 50 steps."""
-    return TimeLimit(PointMass(), 50)
+class LicenceError(Exception):
+    """A user's own exception; with two arguments it cannot be unpickled, like many of them."""
+
+    def __init__(self, server: str, code: int) -> None:
+        super().__init__(f"{server} said {code}")
 
 
-class Counting(gymnasium.Env[Any, Any]):
-    """The observation is the number of steps since the reset, the reward is the action.
+class Brittle(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises at one place: in its constructor, in the reset that begins its second episode, or in its third step."""
 
-    It terminates at step `terminate_after` and is truncated at step `truncate_after`, if given.
-    """
+    def __init__(self, where: str) -> None:
+        if where == "constructor":
+            raise LicenceError("licence server", 503)  # in constructor
+        super().__init__(gym.make("CartPole-v1"))
+        self._where, self._resets, self._steps = where, 0, 0
+
+    def reset(self, **keywords: Any) -> Any:
+        self._resets += 1
+        if self._where == "reset" and self._resets == 2:
+            raise LicenceError("licence server", 503)  # in reset
+        return self.env.reset(**keywords)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._where == "step" and self._steps == 3:
+            raise LicenceError("licence server", 503)  # in step
+        return self.env.step(action)
+
+
+def line_that_raises(where: str) -> int:
+    """Return the number of the line of this file that raises there."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# in {where}"))
+
+
+class Faulty(gym.Env[Any, Any]):
+    """Count steps in the observation; return one invalid value at step `at_step` of each episode in `episodes`."""
 
     def __init__(
-        self, *, num_actions: int = 4, terminate_after: int | None = None, truncate_after: int | None = None
+        self,
+        *,
+        obs: Any = None,
+        reward: Any = 1.0,
+        terminated: Any = False,
+        at_step: int = 3,
+        episodes: Sequence[int] = (0,),
+        length: int = 6,
+        space: gym.Space[Any] | None = None,
     ) -> None:
-        check_number("num_actions", num_actions, "the number of actions", 1)
-        for setting, value in (("terminate_after", terminate_after), ("truncate_after", truncate_after)):
-            if value is not None:
-                check_number(setting, value, "the last step, counted from 1,", 1)
-        self.observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(num_actions)
-        self._terminate_after, self._truncate_after = terminate_after, truncate_after
-        self._steps = 0
+        self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._bad = (obs, reward, terminated)
+        self._at_step, self._episodes, self._length = at_step, episodes, length
+        self.episode, self.steps = -1, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._steps = 0
-        return np.zeros(1, np.float32), {}
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        terminated, truncated = self._steps == self._terminate_after, self._steps == self._truncate_after
-        return np.array([self._steps], np.float32), float(action), terminated, truncated, {}
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        self.steps += 1
+        _, reward, terminated = self._bad if self._is_bad() else (None, 1.0, False)
+        return self._observe(), reward, terminated, self.steps >= self._length, {}
+
+    def _is_bad(self) -> bool:
+        return self.steps == self._at_step and self.episode in self._episodes
+
+    def _observe(self) -> Any:
+        if self._is_bad() and self._bad[0] is not None:
+            return self._bad[0]
+        return np.full(2, self.steps, self.observation_space.dtype)
