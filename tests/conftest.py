@@ -33,6 +33,24 @@ def signals_are_not_ignored() -> Iterator[None]:
         signal.signal(one, signal.SIG_IGN)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_files() -> Iterator[Callable[..., None]]:
+    """Draw no learning curve at the end of a run, and do not wait for the disk: both take longer than small runs."""
+    from dppo.records import plots
+
+    draw = plots.learning_curve
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "learning_curve", lambda rows, path, title: None)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield draw
+
+
+@pytest.fixture
+def pictures(quick_files: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the learning curve of runs after all."""
+    monkeypatch.setattr("dppo.records.plots.learning_curve", quick_files)
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one Ray for all tests that need actors, because starting it takes seconds. Runs leave it unchanged."""
