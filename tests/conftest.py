@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from shapes import check_shapes
@@ -31,6 +31,25 @@ def signals_are_not_ignored() -> Iterator[None]:
     yield
     for one in ignored:
         signal.signal(one, signal.SIG_IGN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all files of tests that use `ray_session`, so that one Ray starts; the others run the rest.
+
+    Tests of a file stay together, because they share what they set up.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def group(path: str) -> str:
+        return "ray" if "ray_session" in (config.rootpath / path).read_text(encoding="utf8") else path
+
+    class OneRay(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid.partition("::")[0])
+
+    return OneRay(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -41,7 +41,6 @@ KINDS: dict[str, Kind] = {
             "norm_obs_keys": ("robot.arm.0",),
             "image_features": 32,
         },
-        fast=("killed",),
     ),
     "dict action": Kind({"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
     "mask": Kind(MASKED),

@@ -440,6 +440,7 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
 
 
+@pytest.mark.slow  # the same with the Ray of all tests is above
 def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
     """The environment is a file in the current folder; the command starts its own Ray."""
     (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")
