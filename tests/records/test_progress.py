@@ -15,6 +15,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,17 +70,10 @@ def about(total_steps: int, *lines: str, title: str = "title") -> RunInfo:
 
 
 def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
-    facts: dict[str, Any] = {
-        "iterations": 2,
-        "resumed_at": 0,
-        "global_step": 512,
-        "episodes": 321,
-        "episodic_return": 34.2,
-    }
+    facts: dict[str, Any] = {"env_name": "E-v0", "run_dir": run_dir, "checkpoint": run_dir / "c", "stopped_by": None}
+    facts |= {"iterations": 2, "resumed_at": 0, "global_step": 512, "episodes": 321, "episodic_return": 34.2}
     facts |= {"wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0, "weights_sha256": "ab" * 32, "incidents": {}}
-    return Result(
-        **facts | {"env_name": "E-v0", "run_dir": run_dir, "checkpoint": run_dir / "c", "stopped_by": None} | changes
-    )
+    return Result(**facts | changes)
 
 
 class Terminal(io.StringIO):
@@ -124,22 +119,20 @@ def test_plain_prints_lines_and_off_prints_nothing() -> None:
     assert type(make_display("off", Terminal())) is Display
 
 
-def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends() -> None:
-    for end in ("start", "end"):
-        stream = Terminal()
-        live = LivePanel(stream)
-        live.prepare("Starting 8 Ray actors ...")
-        assert "Starting 8 Ray actors ..." in stream.getvalue()
-        if end == "start":
-            live.on_start(about(1000))
-        else:
-            live.on_end(None, None)
-        assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], "the line is erased"
-        live.on_end(None, None)
-    for quiet in ("plain", "off"):
-        stream = Terminal()
-        make_display(quiet, stream).prepare("Starting 8 Ray actors ...")
-        assert stream.getvalue() == ""
+@pytest.mark.parametrize("end", [lambda live: live.on_start(about(1000)), lambda live: live.on_end(None, None)])
+def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends(end: Callable[[LivePanel], None]) -> None:
+    live = LivePanel(stream := Terminal())
+    live.prepare("Starting 8 Ray actors ...")
+    assert "Starting 8 Ray actors ..." in stream.getvalue()
+    end(live)
+    assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], "the line is erased"
+    live.on_end(None, None)
+
+
+@pytest.mark.parametrize("quiet", ["plain", "off"])
+def test_other_displays_do_not_say_what_a_run_waits_for(quiet: Any) -> None:
+    make_display(quiet, stream := Terminal()).prepare("Starting 8 Ray actors ...")
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
@@ -173,25 +166,20 @@ def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
     assert plain_line({"global_step": 0, "charts/SPS": 0.0}, 1000).endswith("left -")
 
 
-def test_the_first_and_the_last_iteration_are_always_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [None, RuntimeError("x")])
+def test_the_first_and_the_last_iteration_are_always_printed(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
-    stream = io.StringIO()
-    plain = PlainLines(stream)
+    plain = PlainLines(stream := io.StringIO())
     plain.on_start(about(256 * 100, "one", "two"))
     for iteration in range(1, 101):
         plain.on_iteration(row(iteration))
-    plain.on_end(finished(), None)
-    assert [line[:8] for line in stream.getvalue().splitlines()] == [
-        "title",
-        "  one",
-        "  two",
-        "     256",
-        "  25,600",
-        "Done aft",
-        "Mean ret",
-        "Checkpoi",
-        "Weights:",
-    ]
+    plain.on_end(None if error else finished(), error)
+    plain.on_end(None, None)
+    begins = ["title", "  one", "  two", "     256", "  25,600"]
+    begins += [] if error else ["Done aft", "Mean ret", "Checkpoi", "Weights:"]
+    assert [line[:8] for line in stream.getvalue().splitlines()] == begins
 
 
 def test_the_bottleneck_is_among_the_last_lines() -> None:
@@ -211,17 +199,6 @@ def test_iterations_in_between_are_printed_every_two_seconds(monkeypatch: pytest
         plain.on_iteration(row(iteration))
     printed = [int(line.split("/")[0].replace(",", "")) // 256 for line in stream.getvalue().splitlines()]
     assert printed == [1, 5, 9], "every 2 s"
-
-
-def test_the_last_iteration_is_printed_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PLAIN_S", 1000.0)
-    stream = io.StringIO()
-    plain = PlainLines(stream)
-    plain.on_iteration(row(1))
-    plain.on_iteration(row(2))
-    plain.on_end(None, RuntimeError("x"))
-    plain.on_end(None, None)
-    assert stream.getvalue().count("\n") == 2
 
 
 def test_letters_that_the_terminal_does_not_have_are_replaced() -> None:
@@ -407,22 +384,13 @@ def test_the_panel_is_drawn_by_its_own_thread_while_training_runs() -> None:
 
 
 def test_notes_may_come_from_many_threads() -> None:
-    stream = Terminal()
-    live = LivePanel(stream)
+    live = LivePanel(stream := Terminal())
     live.on_start(about(1000))
-
-    def note_often(thread: int) -> None:
-        for i in range(20):
-            live.note(f"<{thread}:{i}>")
-
-    threads = [threading.Thread(target=note_often, args=(n,)) for n in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    notes = [f"<{i}>" for i in range(100)]
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(live.note, notes))
     live.on_end(None, None)
-    missing = {f"<{n}:{i}>" for n in range(5) for i in range(20) if f"<{n}:{i}>" not in stream.getvalue()}
-    assert not missing
+    assert not [note for note in notes if note not in stream.getvalue()]
 
 
 # ---------------------------------------------------------------------- the panel
@@ -445,7 +413,23 @@ def view_of(one: dict[str, float]) -> View:
     return view
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+FIGURES = (
+    *("12,288 / 500,000 2%", "left 0:38", "elapsed 0:10", "34.2", "length 35.0", "success 43%"),
+    *(
+        "last 100 of 321 episodes",
+        "12,346 steps/s",
+        "now 11,000",
+        "actors 8",
+        "2 x actor_lost",
+        "12:03:11",
+        "[SIGKILL]",
+    ),
+    *("policy -0.012", "value 12.3", "entropy 0.680", "kl 0.004", "clipfrac 0.110", "expl_var 0.830"),
+    *("env 31%", "act 12%", "wait 0%", "transfer 1%", "update 52%", "other 4%"),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
 @pytest.mark.parametrize("colours", [True, False])
 def test_the_panel_fits_the_terminal_and_shows_every_figure(width: int, colours: bool) -> None:
     view = view_of(row() | {"incidents/actor_lost": 2, "charts/success_rate": 0.43})
@@ -454,33 +438,7 @@ def test_the_panel_fits_the_terminal_and_shows_every_figure(width: int, colours:
     assert {len(line) for line in lines} == {width}
     assert sum(line.count("x") for line in lines) >= 200, "a note is shown in full"
     lines = [" ".join(line.split()) for line in lines]
-    for figure in (
-        "12,288 / 500,000 2%",
-        "left 0:38",
-        "elapsed 0:10",
-        "34.2",
-        "length 35.0",
-        "success 43%",
-        "last 100 of 321 episodes",
-        "12,346 steps/s",
-        "now 11,000",
-        "actors 8",
-        "policy -0.012",
-        "value 12.3",
-        "entropy 0.680",
-        "kl 0.004",
-        "clipfrac 0.110",
-        "expl_var 0.830",
-        "env 31%",
-        "act 12%",
-        "wait 0%",
-        "transfer 1%",
-        "update 52%",
-        "other 4%",
-        "2 x actor_lost",
-        "12:03:11",
-        "[SIGKILL]",
-    ):
+    for figure in FIGURES:
         assert any(figure in line for line in lines), f"{figure} is missing or split"
     assert any("▁" in line and "█" in line for line in lines), "the history of the return"
 
@@ -521,18 +479,14 @@ def test_without_colours_the_bar_is_drawn_with_letters() -> None:
     assert abs(bar.replace("time", "").count("e") - 0.31 * room) <= 1
 
 
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {}
-    for value in ("", "1"):
-        monkeypatch.setenv("NO_COLOR", value)
-        stream = Terminal()
-        live = LivePanel(stream)
-        live.on_start(about(1000))
-        live.on_iteration(row())
-        live.on_end(None, None)
-        shown[value] = stream.getvalue()
-    assert "eeee" in shown["1"]
-    assert "eeee" not in shown[""]
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_is_honoured(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    live = LivePanel(stream := Terminal())
+    live.on_start(about(1000))
+    live.on_iteration(row())
+    live.on_end(None, None)
+    assert ("eeee" in stream.getvalue()) is bool(no_color)
 
 
 def test_a_bar_is_always_full_and_in_proportion() -> None:
@@ -566,15 +520,19 @@ def test_a_history_of_any_length_keeps_its_shape_in_limited_memory() -> None:
 # ---------------------------------------------------------------------- on a terminal
 
 
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_panel_is_redrawn_and_no_note_is_lost() -> None:
     stream = Terminal()
     live = LivePanel(stream)
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
     live.on_iteration(row())
-    deadline = time.monotonic() + 60
-    while "12,288" not in stream.getvalue():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: "12,288" in stream.getvalue())
     for i in range(7):
         live.note(f"note number {i}")
     live.on_end(finished(Path("folder [ok]")), None)
@@ -586,19 +544,15 @@ def test_the_panel_is_redrawn_and_no_note_is_lost() -> None:
 
 
 def test_the_terminal_is_restored_after_an_error() -> None:
-    stream = Terminal()
     threads, stdout = threading.active_count(), sys.stdout
-    live = LivePanel(stream)
+    live = LivePanel(stream := Terminal())
     live.on_start(about(1000))
     live.on_iteration(row())
     live.on_end(None, RuntimeError("x"))
     live.on_end(None, None)
     assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
     assert sys.stdout is stdout
-    deadline = time.monotonic() + 60
-    while threading.active_count() > threads:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: threading.active_count() <= threads)
 
 
 def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
@@ -654,35 +608,11 @@ def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- figures
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (475.34, "475.3"),
-        (12345.6, "12,346"),
-        (-0.0123, "-0.012"),
-        (0.00049, "4.9e-04"),
-        (3.14159, "3.14"),
-        (float("nan"), "-"),
-        (None, "-"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_figures_have_a_sensible_number_of_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
+def test_figures_have_a_sensible_number_of_digits() -> None:
+    values = (0.0, 475.34, 12345.6, -0.0123, 0.00049, 3.14159, math.nan, None, math.inf)
+    assert list(map(number, values)) == ["0", "475.3", "12,346", "-0.012", "4.9e-04", "3.14", "-", "-", "inf"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (62, "1:02"),
-        (3599.9, "59:59"),
-        (3661, "1:01:01"),
-        (180_000, "2d 02:00:00"),
-        (float("nan"), "-"),
-        (float("inf"), "-"),
-    ],
-)
-def test_durations_are_shown_as_on_a_clock(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations_are_shown_as_on_a_clock() -> None:
+    seconds = (0, 62, 3599.9, 3661, 180_000, math.nan, math.inf)
+    assert list(map(duration, seconds)) == ["0:00", "1:02", "59:59", "1:01:01", "2d 02:00:00", "-", "-"]
