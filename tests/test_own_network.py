@@ -17,8 +17,7 @@ import torch
 import yaml
 from builders import DISCRETE
 from commandline import output_of
-from incidents import lasting
-from recorder import Recorder
+from recorder import Recorder, lasting
 from torch import Tensor, nn
 from worlds import models, observed
 

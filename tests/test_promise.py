@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from disturbance import Disturbance, send
-from incidents import lasting
-from recorder import Notes, Recorder
+from recorder import Notes, Recorder, lasting
 
 import dppo
 from dppo.cluster.collecting.collector import Collected, Collector

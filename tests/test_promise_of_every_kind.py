@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from incidents import lasting
 from kinds import ITERATIONS, KINDS, SMALL, RunOf, settings
-from recorder import Recorder
+from recorder import Recorder, lasting
 
 import dppo
 

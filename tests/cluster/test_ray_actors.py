@@ -17,8 +17,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from commandline import SOURCE, TESTS, actors_of_this_process, command_line, output_of, run
-from incidents import lasting
-from recorder import Notes, Recorder
+from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
 import dppo

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from disturbance import Disturbance, in_the_middle_of_an_update, send
-from incidents import lasting
-from recorder import Notes, Recorder
+from recorder import Notes, Recorder, lasting
 
 import dppo
 from dppo.config import make_config
