@@ -40,7 +40,7 @@ KINDS: dict[str, Kind] = {
             "norm_obs": True,
             "norm_obs_keys": ("robot.arm.0",),
             "image_features": 32,
-        },
+        }
     ),
     "dict action": Kind({"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
     "mask": Kind(MASKED),

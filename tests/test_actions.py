@@ -26,11 +26,7 @@ several = pytest.mark.parametrize("several", [False, True], ids=["discrete", "mu
 
 
 def masked(source: str, **world: Any) -> dict[str, Any]:
-    return {
-        "env_id": "worlds.acting:Masked",
-        "env_kwargs": {"source": source, **world},
-        "action_mask": SOURCES[source],
-    }
+    return {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": source, **world}, "action_mask": SOURCES[source]}
 
 
 # ------------------------------------------------------------------ every kind of space

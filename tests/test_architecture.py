@@ -180,9 +180,7 @@ def test_imports_form_no_circle() -> None:
 
 
 # The files above 300 lines, each with its reason, and the functions above 40.
-LONG_FILES = {
-    "cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives",
-}
+LONG_FILES = {"cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives"}
 LONG_FUNCTIONS = {
     "policies.evaluation.evaluate",
     "ppo.learning.batch.make_batch",

@@ -228,10 +228,7 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
         ({"activation": "relu", "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
         ({"hidden_sizes": (32,), "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
         ({"model_kwargs": {"units": 3}}, "it applies to a model of your own only"),
-        (
-            {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024},
-            "an update is a single SGD step here",
-        ),
+        ({"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024}, "an update is a single SGD step here"),
         ({"desired_kl": 0.01}, "anneal_lr sets the learning rate"),
         (
             {"desired_kl": 0.01, "anneal_lr": False, "update_epochs": 1, "minibatch_size": 1024},

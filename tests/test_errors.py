@@ -51,10 +51,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["train", "no_such_module:Env-v0"],
         ["env_id=no_such_module:Env-v0", "ModuleNotFoundError: No module named 'no_such_module'"],
     ),
-    "module that fails": (
-        ["train", "broken:Env-v0"],
-        ["env_id=broken:Env-v0", "ZeroDivisionError: division by zero"],
-    ),
+    "module that fails": (["train", "broken:Env-v0"], ["env_id=broken:Env-v0", "ZeroDivisionError: division by zero"]),
     "module that does not parse": (["train", "unparsable:Env-v0"], ["env_id=unparsable:Env-v0", "SyntaxError"]),
     "module that exits": (["train", "exiting:Env-v0"], ["env_id=exiting:Env-v0", "SystemExit"]),
     "module without the name": (["train", "worlds.simple:Od"], ["env_id=worlds.simple:Od", "has no Od"]),
@@ -107,10 +104,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["run_dir=run: contains a run already", "--resume run"],
     ),
     "resume what is no run": (["train", "--resume", "."], ["is not a run folder", "config.yaml"]),
-    "resume what is not there": (
-        ["train", "--resume", "nowhere"],
-        ["nowhere: does not exist", "Pass the folder"],
-    ),
+    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere: does not exist", "Pass the folder"]),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],
@@ -258,21 +252,12 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (
-            ["worlds.simple:Odd", "--env-kwargs", '{"obs": "dict"}'],
-            ["leaf 'mission'", "Use --drop-obs mission"],
-        ),
-        (
-            ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}'],
-            ["observation_space: is Text(", "Transform"],
-        ),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Use --drop-obs mission"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}'], ["observation_space: is Text(", "Transform"]),
         (["worlds.simple:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
         (["worlds.simple:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
         (["worlds.simple:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
-        (
-            ["worlds.simple:Odd", "--env-kwargs", '{"act": "text"}'],
-            ["action_space=Text(", "TransformAction"],
-        ),
+        (["worlds.simple:Odd", "--env-kwargs", '{"act": "text"}'], ["action_space=Text(", "TransformAction"]),
         (["worlds.simple:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
     ],
 )
@@ -317,10 +302,7 @@ def test_the_same_folder_can_be_used_after_a_refused_run(
 
 @pytest.mark.parametrize(
     ("variable", "before", "after", "words"),
-    [
-        ("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]),
-        ("ODD_ACT", "two", "three", ["actions", "2", "3"]),
-    ],
+    [("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]), ("ODD_ACT", "two", "three", ["actions", "2", "3"])],
 )
 def test_a_run_is_not_resumed_with_other_spaces(
     variable: str, before: str, after: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -275,8 +275,7 @@ def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_
 
 @both
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(0, 0), *(pytest.param(*one, marks=slow) for one in ((0, 2), (3, 3), (2, 0)))],
+    ("before", "after"), [(0, 0), *(pytest.param(*one, marks=slow) for one in ((0, 2), (3, 3), (2, 0)))]
 )
 def test_overlap_a_stopped_and_resumed_run_gives_the_same_weights(
     case: str, before: int, after: int, overlapped: dict[str, str], tmp_path: Path, ray_session: None

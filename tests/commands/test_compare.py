@@ -64,10 +64,7 @@ def test_numbers_of_actors_take_turns_forwards_and_backwards() -> None:
 
 
 def test_equal_batch_keeps_the_given_number_of_samplers() -> None:
-    assert plan_of("--actors", "0", "4", "--seeds", "1", num_samplers="16", seed="7") == [
-        (0, 16, 7),
-        (4, 16, 7),
-    ]
+    assert plan_of("--actors", "0", "4", "--seeds", "1", num_samplers="16", seed="7") == [(0, 16, 7), (4, 16, 7)]
 
 
 def test_equal_segment_has_one_sampler_per_actor() -> None:

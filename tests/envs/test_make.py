@@ -284,10 +284,7 @@ class Bare(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (
-            Parallel,
-            ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent"),
-        ),
+        (Parallel, ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent")),
         (Turns, ("made a PettingZoo environment (",)),
         (
             lambda: gym.make_vec("CartPole-v1", 3, vectorization_mode="sync"),

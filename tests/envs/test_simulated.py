@@ -132,10 +132,7 @@ def test_the_mean_is_step_s_for_every_distribution(latency: Latency, cv: float) 
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        (
-            {"step_s": -0.01},
-            r"step_s=-0.01: the mean time of a step in seconds must be a finite number of at least 0",
-        ),
+        ({"step_s": -0.01}, r"step_s=-0.01: the mean time of a step in seconds must be a finite number of at least 0"),
         ({"step_s": math.nan}, r"step_s=nan"),
         ({"step_s": "fast"}, r"step_s='fast'"),
         ({"step_s": True}, r"step_s=True"),

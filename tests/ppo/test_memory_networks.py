@@ -186,16 +186,10 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
         (own.FirstState, "its state where starts is True differ"),
         (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
         (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
-        (
-            own.WideState,
-            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
-        ),
+        (own.WideState, "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step"),
         (own.MeanState, "depend on the other rows of the batch"),
         (own.OddSize, "its state_size is (8,). It must be the number of elements"),
-        (
-            own.OneStep,
-            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
-        ),
+        (own.OneStep, "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of"),
     ],
 )
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:

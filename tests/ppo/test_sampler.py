@@ -74,15 +74,7 @@ def test_truncation_bootstraps_from_the_final_observation() -> None:
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.truncated) == [False, False, True, False, False, True, False]
     assert not segment.terminated.any()
-    assert column(segment.next_values) == [
-        110,
-        120,
-        130,
-        110,
-        120,
-        130,
-        110,
-    ]  # 130, not 100 as in the new episode
+    assert column(segment.next_values) == [110, 120, 130, 110, 120, 130, 110]  # 130, not 100 as in the new episode
 
 
 def test_termination_starts_a_new_episode_in_the_same_step() -> None:

@@ -78,10 +78,7 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    one, eight = (
-        Group((run(1, training_s=16.0),)),
-        Group((run(8, training_s=2.0), run(8, seed=2, training_s=3.0))),
-    )
+    one, eight = (Group((run(1, training_s=16.0),)), Group((run(8, training_s=2.0), run(8, seed=2, training_s=3.0))))
     said = eight.as_json(one, target=None)
     assert said["steps_per_s"] == pytest.approx(3072 / 5)
     assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
