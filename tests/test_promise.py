@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbance import Disturbance, send
+from processes import Disturbance, send
 from recorder import Notes, Recorder, lasting
 
 import dppo

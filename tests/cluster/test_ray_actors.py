@@ -16,7 +16,8 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from commandline import SOURCE, TESTS, actors_of_this_process, command_line, output_of, run
+from commandline import SOURCE, TESTS, output_of, run
+from processes import actors_of_this_process, command_line
 from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbance import Disturbance, in_the_middle_of_an_update, send
+from processes import Disturbance, in_the_middle_of_an_update, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
