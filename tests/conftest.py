@@ -45,11 +45,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def group(path: str) -> str:
         return "ray" if "ray_session" in (config.rootpath / path).read_text(encoding="utf8") else path
 
-    class OneRay(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group(nodeid.partition("::")[0])
-
-    return OneRay(config, log)
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: group(nodeid.partition("::")[0])
+    return scheduler
 
 
 @pytest.fixture(autouse=True, scope="session")
