@@ -13,12 +13,12 @@ import gymnasium as gym
 Settings = dict[str, Any]
 
 WORLDS = {  # the modules of environments and networks in tests/, which a later change may move
-    "acting": "acting_worlds",
-    "faulty": "faulty_worlds",
-    "memory": "memory_worlds",
-    "observed": "observed_worlds",
-    "models": "own_models",
-    "memory_models": "own_memory_models",
+    "acting": "worlds.acting",
+    "faulty": "worlds.faulty",
+    "memory": "worlds.memory",
+    "observed": "worlds.observed",
+    "models": "worlds.models",
+    "memory_models": "worlds.memory_models",
     "here": "unchanged_runs",
 }
 MARKER = "MARKER"  # stands for the path of a file of the run that the environment may create

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from processes import command_line
+
 import dppo
 
 SOURCE = Path(dppo.__file__).resolve().parents[1]
@@ -133,30 +135,4 @@ def marked(marker: str) -> dict[int, str]:
         with suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = command_line(int(folder.name))
-    return found
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-
-
-def descendants(pid: int) -> set[int]:
-    """Return all descendants of `pid`."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found, newest = set[int](), {pid}
-    while newest := {child for child, parent in parents.items() if parent in newest} - found:
-        found |= newest
-    return found
-
-
-def actors_of_this_process() -> set[int]:
-    """Return the process ids of the PPOActors of the Ray that this process started."""
-    found = set()
-    for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            if "ray::PPOActor" in command_line(pid):
-                found.add(pid)
     return found

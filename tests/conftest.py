@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from shapes import check_shapes
@@ -31,6 +31,41 @@ def signals_are_not_ignored() -> Iterator[None]:
     yield
     for one in ignored:
         signal.signal(one, signal.SIG_IGN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all files of tests that use `ray_session`, so that one Ray starts; the others run the rest.
+
+    Tests of a file stay together, because they share what they set up.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def group(path: str) -> str:
+        return "ray" if "ray_session" in (config.rootpath / path).read_text(encoding="utf8") else path
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: group(nodeid.partition("::")[0])
+    return scheduler
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_files() -> Iterator[Callable[..., None]]:
+    """Draw no learning curve at the end of a run, and do not wait for the disk: both take longer than small runs."""
+    from dppo.records import plots
+
+    draw = plots.learning_curve
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "learning_curve", lambda rows, path, title: None)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield draw
+
+
+@pytest.fixture
+def pictures(quick_files: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the learning curve of runs after all."""
+    monkeypatch.setattr("dppo.records.plots.learning_curve", quick_files)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from observed_worlds import TEXTS
+from worlds.observed import TEXTS
 
 import dppo
 from dppo.config import make_config
@@ -30,30 +30,29 @@ class Kind(NamedTuple):
     fast: tuple[str, ...] = ()
 
 
-MASKED = {"env_id": "acting_worlds:Masked", "env_kwargs": {"source": "method", "several": True}}
+MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
 KINDS: dict[str, Kind] = {
-    "image": Kind({"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 32}),
+    "image": Kind({"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32}),
     "dict observation": Kind(
         {
-            "env_id": "observed_worlds:Everything",
+            "env_id": "worlds.observed:Everything",
             "drop_obs": TEXTS,
             "norm_obs": True,
             "norm_obs_keys": ("robot.arm.0",),
             "image_features": 32,
-        },
-        fast=("killed",),
+        }
     ),
-    "dict action": Kind({"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
+    "dict action": Kind({"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
     "mask": Kind(MASKED),
     "mask and lstm": Kind(
         MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True}, fast=("actors",)
     ),
-    "lstm": Kind({"env_id": "memory_worlds:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True}),
-    "gru": Kind({"env_id": "memory_worlds:Named", "memory": "gru", "memory_size": 8, "norm_value": True}),
+    "lstm": Kind({"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True}),
+    "gru": Kind({"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True}),
     "own memory": Kind(
         {
-            "env_id": "memory_worlds:Recalls",
-            "model": "own_memory_models:Running",
+            "env_id": "worlds.memory:Recalls",
+            "model": "worlds.memory_models:Running",
             "sequence_length": 10,
             "norm_obs": True,
         },

@@ -14,6 +14,11 @@ from dppo.ppo.exchange.records import Episode, Incident
 from dppo.records.result import closing_lines
 
 
+def lasting(result: dppo.Result) -> dict[str, int]:
+    """Return the incidents without `samplers_moved`: on a busy machine an actor may start so late that they move."""
+    return {kind: count for kind, count in result.incidents.items() if kind != "samplers_moved"}
+
+
 class Recorder(dppo.Observer):
     """Records all calls. Can press Ctrl-C at an iteration, and call a function after each."""
 

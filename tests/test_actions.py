@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from acting_worlds import SPACES, Masked
 from builders import collect, parts_of, random_weights
 from kinds import small
+from worlds.acting import SPACES, Masked
 
 import dppo
 from dppo.envs.make import make_env
@@ -26,11 +26,7 @@ several = pytest.mark.parametrize("several", [False, True], ids=["discrete", "mu
 
 
 def masked(source: str, **world: Any) -> dict[str, Any]:
-    return {
-        "env_id": "acting_worlds:Masked",
-        "env_kwargs": {"source": source, **world},
-        "action_mask": SOURCES[source],
-    }
+    return {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": source, **world}, "action_mask": SOURCES[source]}
 
 
 # ------------------------------------------------------------------ every kind of space
@@ -40,12 +36,12 @@ def masked(source: str, **world: Any) -> dict[str, Any]:
 def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> None:
     """The environment raises if an action is not in its space."""
     env_kwargs = {"kind": kind}
-    result = dppo.train(small(tmp_path / "run", env_id="acting_worlds:Actuated", env_kwargs=env_kwargs))
+    result = dppo.train(small(tmp_path / "run", env_id="worlds.acting:Actuated", env_kwargs=env_kwargs))
     assert result.episodes > 0
     assert dppo.evaluate(result, episodes=2, deterministic=False).lengths
     policy = dppo.load_policy(result.run_dir)
     space = SPACES[kind]
-    env: Any = make_env("acting_worlds:Actuated", env_kwargs)
+    env: Any = make_env("worlds.acting:Actuated", env_kwargs)
     observations = np.stack([env.reset(seed=seed)[0] for seed in range(4)])
     assert all(space.contains(policy.act(obs)) for obs in observations)
     together = policy.act(observations)
@@ -59,7 +55,7 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_actions_are_described_in_json_and_back(kind: str) -> None:
-    actions = describe_spaces(make_env("acting_worlds:Actuated", {"kind": kind})).actions
+    actions = describe_spaces(make_env("worlds.acting:Actuated", {"kind": kind})).actions
     back = actions_from_json(actions.as_json())
     assert str(back) == str(actions)
     drawn = np.random.default_rng(0).integers(0, 2, (5, actions.width))
@@ -70,7 +66,7 @@ def test_actions_are_described_in_json_and_back(kind: str) -> None:
 @pytest.mark.parametrize("bounds", ["squash", "rescale"])
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
-    changes = {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "wide"}, "action_bounds": bounds}
+    changes = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "wide"}, "action_bounds": bounds}
     policy = dppo.load_policy(dppo.train(small(tmp_path / "run", **changes)).run_dir)
     rng = np.random.default_rng(0)
     drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
@@ -83,7 +79,7 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["wide", "dict"])
 @pytest.mark.parametrize("trunk", ["auto", "shared"])
 def test_the_deviation_may_depend_on_the_state(kind: str, trunk: str, tmp_path: Path) -> None:
-    changes = {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": kind}, "state_dependent_std": True}
+    changes = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}, "state_dependent_std": True}
     result = dppo.train(small(tmp_path / "run", trunk=trunk, **changes))
     outputs = {"wide": 4, "dict": 2 * 2 + 4 + 8}[kind]  # deviations are outputs, not parameters
     hidden = 2 * 64 + 64 + 64 * 64 + 64
@@ -96,7 +92,7 @@ def test_the_deviation_may_depend_on_the_state(kind: str, trunk: str, tmp_path: 
     [
         ({"action_bounds": "squash"}, ("action_bounds=squash: has no effect on Discrete(2) actions",)),
         (
-            {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": "free"}, "action_bounds": "rescale"},
+            {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "free"}, "action_bounds": "rescale"},
             ("action_bounds=rescale: needs finite bounds", "element 1", "between 0.0 and inf"),
         ),
         ({"state_dependent_std": True}, ("state_dependent_std=True has no effect", "Discrete(2)")),
@@ -164,7 +160,7 @@ def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_pat
     message = str(caught.value)
     assert "step of episode 1 (seed " in message
     assert "step 4) returned an action mask that allows no action: all of it is zero." in message
-    assert message.startswith("sampler 0 (acting_worlds:Masked), env ")
+    assert message.startswith("sampler 0 (worlds.acting:Masked), env ")
 
 
 def test_an_episode_without_allowed_actions_can_be_dropped(tmp_path: Path) -> None:
@@ -223,16 +219,15 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [*SPACES, *SOURCES])
-@pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm"])
 @pytest.mark.parametrize("trunk", ["separate", "shared"])
-def test_first_ratio_is_one(world: str, norm_obs: bool, trunk: Any) -> None:
+def test_first_ratio_is_one(world: str, trunk: Any) -> None:
     made: dict[str, Any] = (
-        masked(world) if world in SOURCES else {"env_id": "acting_worlds:Actuated", "env_kwargs": {"kind": world}}
+        masked(world) if world in SOURCES else {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": world}}
     )
     if world == "wide":
         made |= {"action_bounds": "squash"}
     made |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120}
-    config = dppo.Config(**made, norm_adv=False, norm_obs=norm_obs, trunk=trunk)
+    config = dppo.Config(**made, norm_adv=False, trunk=trunk)
     samplers, trainer = parts_of(config)
     trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,17 +99,17 @@ def prefixes(module: str) -> list[str]:
     return [".".join(parts[:size]) for size in range(len(parts), 0, -1)]
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_imports_run_one_way(module: str) -> None:
-    here = next((prefix for prefix in prefixes(module) if prefix in MAY_IMPORT), None)
-    assert here is not None, f"{module} is in a new room: add it to MAY_IMPORT"
-    allowed = MAY_IMPORT[here] | BASE | {room(module)}
-    wrong = {name for name in ours(modules()[module]) if not set(prefixes(name)) & allowed}
-    assert not wrong, f"dppo.{module} imports {sorted(wrong)}"
+def test_imports_run_one_way() -> None:
+    wrong = {}
+    for module, tree in modules().items():
+        here = next((prefix for prefix in prefixes(module) if prefix in MAY_IMPORT), None)
+        assert here is not None, f"{module} is in a new room: add it to MAY_IMPORT"
+        allowed = MAY_IMPORT[here] | BASE | {room(module)}
+        wrong[module] = {name for name in ours(tree) if not set(prefixes(name)) & allowed}
+    assert {module: names for module, names in wrong.items() if names} == {}
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_each_library_stays_in_its_rooms(module: str) -> None:
+def test_each_library_stays_in_its_rooms() -> None:
     homes = {
         "ray": {"cluster"},
         "torch": {
@@ -126,8 +127,9 @@ def test_each_library_stays_in_its_rooms(module: str) -> None:
         "safetensors": {"records"},
         "filelock": {"records", "cluster"},
     }
-    for library in theirs(modules()[module]) & set(homes):
-        assert set(prefixes(module)) & homes[library], f"dppo.{module} imports {library}"
+    for module, tree in modules().items():
+        for library in theirs(tree) & set(homes):
+            assert set(prefixes(module)) & homes[library], f"dppo.{module} imports {library}"
 
 
 def test_acting_imports_no_torch_and_learning_no_environment() -> None:
@@ -180,9 +182,7 @@ def test_imports_form_no_circle() -> None:
 
 
 # The files above 300 lines, each with its reason, and the functions above 40.
-LONG_FILES = {
-    "cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives",
-}
+LONG_FILES = {"cluster/collecting/engine.py": "every decision about actors, in one class that a simulator drives"}
 LONG_FUNCTIONS = {
     "policies.evaluation.evaluate",
     "ppo.learning.batch.make_batch",
@@ -193,7 +193,7 @@ LONG_FUNCTIONS = {
 
 def test_files_and_functions_are_short() -> None:
     files = {str(path.relative_to(SRC)): len(path.read_text("utf8").splitlines()) for path in SRC.rglob("*.py")}
-    assert {name for name, lines in files.items() if lines > 300} == set(LONG_FILES)
+    assert {name for name, lines in files.items() if lines > 300} <= set(LONG_FILES)
     assert {name: lines for name, lines in files.items() if lines > 400} == {}
     functions = {
         f"{module}.{node.name}": node.end_lineno - node.lineno + 1
@@ -201,7 +201,7 @@ def test_files_and_functions_are_short() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
     }
-    assert {name for name, lines in functions.items() if lines > 40} == LONG_FUNCTIONS
+    assert {name for name, lines in functions.items() if lines > 40} <= LONG_FUNCTIONS
     assert {name: lines for name, lines in functions.items() if lines > 60} == {}
 
 
@@ -224,12 +224,11 @@ def public_definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.Function
             yield node
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_modules_and_public_names_have_docstrings(module: str) -> None:
-    tree = modules()[module]
-    assert ast.get_docstring(tree), f"dppo.{module} has no docstring"
-    missing = [node.name for node in public_definitions(tree) if not ast.get_docstring(node)]
-    assert not missing, f"dppo.{module}: {', '.join(missing)} have no docstring"
+def test_modules_and_public_names_have_docstrings() -> None:
+    missing = [module for module, tree in modules().items() if not ast.get_docstring(tree)]
+    for module, tree in modules().items():
+        missing += [f"{module}.{node.name}" for node in public_definitions(tree) if not ast.get_docstring(node)]
+    assert not missing
 
 
 def test_public_names_of_the_package_exist_and_are_documented() -> None:
@@ -243,33 +242,33 @@ def test_public_names_of_the_package_exist_and_are_documented() -> None:
 # --------------------------------------------------------------------------------- loaded libraries
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Return the libraries that a new process has loaded after `statement`."""
-    code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+# Statements, and the libraries that they must not load. One process forks a child for each, so that Python starts once.
+NOT_LOADED = {
+    "import dppo, dppo.__main__": {"torch", "ray", "pydantic", "numpy", "gymnasium", "yaml", "matplotlib", "rich"},
+    "import dppo.cluster.collecting.actor": {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"},
+    "import dppo; dppo.Config(env_id='CartPole-v1')": {"torch", "ray", "gymnasium"},
+    "import dppo; dppo.load_policy": {"torch", "ray"},
+    "import dppo.run.runner, dppo.run.learner, dppo.cluster.learning.trainers, dppo.cluster.collecting.collector": {
+        "ray"
+    },
+}
+LOADED_BY = """
+import json, os, sys
+for statement in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        exec(statement)
+        print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, statement
+"""
+
+
+def test_libraries_are_loaded_where_they_are_needed_only() -> None:
+    """The command line, an actor, settings, a policy, and training in one process."""
+    command = [sys.executable, "-c", LOADED_BY, json.dumps(list(NOT_LOADED))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
-
-
-def test_importing_the_package_loads_no_large_library() -> None:
-    heavy = {"torch", "ray", "pydantic", "numpy", "gymnasium", "yaml", "matplotlib", "rich"}
-    assert not loaded_by("import dppo, dppo.__main__") & heavy
-
-
-def test_an_actor_loads_neither_torch_nor_ray_nor_pydantic_nor_yaml() -> None:
-    loaded = loaded_by("import dppo.cluster.collecting.actor")
-    assert {"numpy", "gymnasium"} <= loaded
-    assert not loaded & {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"}
-
-
-def test_a_configuration_loads_neither_torch_nor_ray() -> None:
-    assert not loaded_by("import dppo; dppo.Config(env_id='CartPole-v1')") & {"torch", "ray", "gymnasium"}
-
-
-def test_loading_a_policy_loads_neither_torch_nor_ray() -> None:
-    assert not loaded_by("import dppo; dppo.load_policy") & {"torch", "ray"}
-
-
-def test_training_in_process_does_not_load_ray() -> None:
-    modules = "dppo.run.runner, dppo.run.learner, dppo.cluster.learning.trainers, dppo.cluster.collecting.collector"
-    assert "ray" not in loaded_by(f"import {modules}")
+    loaded = dict(zip(NOT_LOADED, map(set, map(json.loads, done.stdout.splitlines())), strict=True))
+    for statement, heavy in NOT_LOADED.items():
+        assert not loaded[statement] & heavy, statement
+    assert {"numpy", "gymnasium"} <= loaded["import dppo.cluster.collecting.actor"]

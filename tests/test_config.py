@@ -15,7 +15,7 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from testbeds import Counting
+from worlds.simple import Counting
 
 import dppo
 from dppo.cluster.collecting.collector import hosting
@@ -228,10 +228,7 @@ def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int])
         ({"activation": "relu", "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
         ({"hidden_sizes": (32,), "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
         ({"model_kwargs": {"units": 3}}, "it applies to a model of your own only"),
-        (
-            {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024},
-            "an update is a single SGD step here",
-        ),
+        ({"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 1024}, "an update is a single SGD step here"),
         ({"desired_kl": 0.01}, "anneal_lr sets the learning rate"),
         (
             {"desired_kl": 0.01, "anneal_lr": False, "update_epochs": 1, "minibatch_size": 1024},
@@ -324,7 +321,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_environments_are_named_by_id_or_import_path() -> None:
     assert config(env_id="CartPole-v1").env_name == "CartPole-v1"
-    assert config(env_id=Counting).env_name == "testbeds:Counting"
+    assert config(env_id=Counting).env_name == "worlds.simple:Counting"
 
 
 def test_every_setting_has_help_that_is_a_sentence() -> None:
@@ -519,8 +516,8 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_json_is_written_as_its_repr() -> None:
     written = resolved(config(env_id=Counting, env_kwargs={"scenario": Counting, "at": Path("x"), "n": (1, 2)}))
-    assert written["env_id"] == "testbeds:Counting"
+    assert written["env_id"] == "worlds.simple:Counting"
     assert written["env_kwargs"]["n"] == [1, 2]
     assert written["env_kwargs"]["at"] == "x"
-    assert written["env_kwargs"]["scenario"] == {"!python": "<class 'testbeds.Counting'>"}
+    assert written["env_kwargs"]["scenario"] == {"!python": "<class 'worlds.simple.Counting'>"}
     assert written == json.loads(json.dumps(written))

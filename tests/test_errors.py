@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from commandline import Command, fresh_environment, run
-from odd_worlds import changeable, line_that_raises
+from worlds.faulty import line_that_raises
+from worlds.simple import changeable
 
 import dppo
 from dppo.__main__ import main
@@ -45,20 +46,15 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["train", "CartPol-v1"],
         ["env_id=CartPol-v1", "not a known environment id", "Did you mean CartPole-v1?"],
     ),
-    "unknown version": (["train", "CartPole-v9"], ["env_id=CartPole-v9", "Did you mean CartPole-v1?"]),
-    "unknown environment of ours": (["train", "dppo/SlowCartPol-v0"], ["Did you mean dppo/SlowCartPole-v0?"]),
     "environment of a package": (["train", "Zorgon-v0"], ["env_id=Zorgon-v0", "package:Zorgon-v0"]),
     "module that is not there": (
         ["train", "no_such_module:Env-v0"],
         ["env_id=no_such_module:Env-v0", "ModuleNotFoundError: No module named 'no_such_module'"],
     ),
-    "module that fails": (
-        ["train", "broken:Env-v0"],
-        ["env_id=broken:Env-v0", "ZeroDivisionError: division by zero"],
-    ),
+    "module that fails": (["train", "broken:Env-v0"], ["env_id=broken:Env-v0", "ZeroDivisionError: division by zero"]),
     "module that does not parse": (["train", "unparsable:Env-v0"], ["env_id=unparsable:Env-v0", "SyntaxError"]),
     "module that exits": (["train", "exiting:Env-v0"], ["env_id=exiting:Env-v0", "SystemExit"]),
-    "module without the name": (["train", "odd_worlds:Od"], ["env_id=odd_worlds:Od", "has no Od"]),
+    "module without the name": (["train", "worlds.simple:Od"], ["env_id=worlds.simple:Od", "has no Od"]),
     "minibatch too large": (
         ["train", "CartPole-v1", "--preset", "none", "--num-steps", "4", "--minibatch-size", "300"],
         [
@@ -66,26 +62,13 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "Use at most 32, or raise --num-steps",
         ],
     ),
-    "batch of one": (
-        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "1", "--num-samplers", "1"],
-        ["num_steps=1 makes a batch of 1 step", "Raise --num-steps"],
-    ),
-    "minibatches of one": (
-        ["train", "CartPole-v1", "--preset", "none", "--num-steps", "8", "--minibatch-size", "1"],
-        ["minibatch_size=1", "one row", "at least", "or --no-norm-adv."],
-    ),
     "more actors than samplers": (
         ["train", "CartPole-v1", "--preset", "none", "--num-actors", "4", "--num-samplers", "3"],
         ["num_actors=4 is more than num_samplers=3", "Use --num-actors 3 or fewer, or --num-samplers 4"],
     ),
     "negative": (["train", "CartPole-v1", "--seed", "-1"], ["seed=-1", "greater than or equal to 0", "Use "]),
-    "zero": (["train", "CartPole-v1", "--num-steps", "0"], ["num_steps=0", "greater than 0", "Use "]),
-    "negative rate": (["train", "CartPole-v1", "--learning-rate=-0.1"], ["learning_rate='-0.1'", "Use "]),
     "too large": (["train", "CartPole-v1", "--gamma", "1.5"], ["gamma='1.5'", "less than or equal to 1", "Use "]),
-    "nan": (["train", "CartPole-v1", "--gamma", "nan"], ["gamma='nan'", "finite number"]),
-    "infinite": (["train", "CartPole-v1", "--learning-rate", "inf"], ["learning_rate='inf'", "finite number"]),
     "not a number": (["train", "CartPole-v1", "--num-steps", "many"], ["num_steps='many'", "integer", "Use "]),
-    "half a step": (["train", "CartPole-v1", "--num-steps", "1.5"], ["num_steps=1.5", "integer", "Use "]),
     "empty layer": (["train", "CartPole-v1", "--hidden-sizes", "64", "0"], ["hidden_sizes", "greater than 0"]),
     "unknown choice": (["train", "CartPole-v1", "--activation", "gelu"], ["gelu", "tanh", "relu"]),
     "not JSON": (["train", "CartPole-v1", "--env-kwargs", "{g: 1"], ["env_kwargs={g: 1", "JSON"]),
@@ -96,11 +79,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "no effect without actors": (
         ["train", "CartPole-v1", "--cpus-per-actor", "2"],
         ["cpus_per_actor=2.0 has no effect", "num_actors=0", "Use --num-actors 1 or more"],
-    ),
-    "no effect of an address": (["train", "CartPole-v1", "--address", "auto"], ["address=auto has no effect"]),
-    "no effect of clipping": (
-        ["train", "CartPole-v1", "--clip-vloss", "--vf-coef", "0"],
-        ["clip_vloss=True has no effect", "vf_coef=0"],
     ),
     "unknown preset": (["train", "CartPole-v1", "--preset", "CartPol-v1"], ["preset", "CartPol-v1", "CartPole-v1"]),
     "config that is not there": (["train", "--config", "none.yaml"], ["config=none.yaml", "No such file"]),
@@ -126,10 +104,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["run_dir=run: contains a run already", "--resume run"],
     ),
     "resume what is no run": (["train", "--resume", "."], ["is not a run folder", "config.yaml"]),
-    "resume what is not there": (
-        ["train", "--resume", "nowhere"],
-        ["nowhere: does not exist", "Pass the folder"],
-    ),
+    "resume what is not there": (["train", "--resume", "nowhere"], ["nowhere: does not exist", "Pass the folder"]),
     "resume a run without checkpoint": (["train", "--resume", "bare"], ["bare", "contains no checkpoint"]),
     "resume what was a function": (
         ["train", "--resume", "from_python"],
@@ -277,19 +252,13 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Text", "Use --drop-obs mission"]),
-        (
-            ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}'],
-            ["observation_space: is Text(", "Transform"],
-        ),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
-        (["odd_worlds:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
-        (
-            ["odd_worlds:Odd", "--env-kwargs", '{"act": "text"}'],
-            ["action_space=Text(", "TransformAction"],
-        ),
-        (["odd_worlds:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Use --drop-obs mission"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}'], ["observation_space: is Text(", "Transform"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"act": "text"}'], ["action_space=Text(", "TransformAction"]),
+        (["worlds.simple:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
     ],
 )
 def test_an_unsupported_space_is_named_before_anything_is_printed(
@@ -313,7 +282,8 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = ["odd_worlds:Odd", "--env-kwargs", '{"obs": "text"}']
+    monkeypatch.setattr("dppo.records.terminal.announcement.PATIENCE_S", 1e9)  # a slow start is not announced
+    text = ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}']
     assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
     printed, said = capfd.readouterr()
     assert not printed, "nothing comes before a refusal"
@@ -326,17 +296,14 @@ def test_the_same_folder_can_be_used_after_a_refused_run(
 ) -> None:
     """A run that has not started leaves nothing in its folder."""
     monkeypatch.chdir(tmp_path)
-    command = ["train", "odd_worlds:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
+    command = ["train", "worlds.simple:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
     assert main([*command, '{"obs": "dict"}']) == 2
     assert main([*command, '{"obs": "box"}']) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("variable", "before", "after", "words"),
-    [
-        ("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]),
-        ("ODD_ACT", "two", "three", ["actions", "2", "3"]),
-    ],
+    [("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]), ("ODD_ACT", "two", "three", ["actions", "2", "3"])],
 )
 def test_a_run_is_not_resumed_with_other_spaces(
     variable: str, before: str, after: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -358,7 +325,7 @@ def test_a_run_is_not_resumed_with_other_spaces(
         dppo.train(config, resume=tmp_path / "run")
     for word in words:
         assert any(choice in str(refused.value) for choice in word.split("|"))
-    assert "odd_worlds:changeable" in str(refused.value)
+    assert "worlds.simple:changeable" in str(refused.value)
 
 
 # ------------------------------------------------------------------ printed, not refused
@@ -420,22 +387,23 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
         request.getfixturevalue("ray_session")
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
-    argv = ["odd_worlds:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
+    argv = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
     argv[argv.index("--total-timesteps") + 1] = "1000"
     assert main(["train", *argv]) == 1
     said = capfd.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
-    assert f'odd_worlds.py", line {line_that_raises(where)}, in ' in said
+    assert f'faulty.py", line {line_that_raises(where)}, in ' in said
     assert "LicenceError: licence server said 503" in said
     # The traceback begins with the user's line, not with ours: the first frame is in the user's file.
-    assert "odd_worlds.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
+    assert "faulty.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
     first = said.splitlines()[0]
-    assert re.match(r"dppo train: sampler \d+ \(odd_worlds:Brittle\), env \d+: ", first)
+    assert re.match(r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: ", first)
     assert said.count("licence server said 503") == 2  # in the first line, and at the end of the traceback
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
 
 
+@pytest.mark.slow  # the same with the Ray of all tests is above
 def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
     """The environment is a file in the current folder; the command starts its own Ray."""
     (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")

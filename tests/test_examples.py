@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commandline import descendants
+from processes import descendants
 
 import dppo
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import own_memory_models
-import own_models
 import pytest
 from kinds import ITERATIONS, KINDS, RunOf, settings
 from recorder import Notes
+from worlds import memory_models, models
 
 import dppo
 from dppo.__main__ import main
@@ -45,7 +44,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return runs on an environment that shows what to do in the first observation only, by memory."""
     folder = tmp_path_factory.mktemp("solved")
     base = {
-        "env_id": "memory_worlds:Recalls", "num_samplers": 4, "num_steps": 64, "total_timesteps": 256 * 24,
+        "env_id": "worlds.memory:Recalls", "num_samplers": 4, "num_steps": 64, "total_timesteps": 256 * 24,
         "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,),
     }  # fmt: skip
     kinds: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru", "memory_size": 16}}
@@ -72,8 +71,8 @@ def test_only_with_memory_the_first_observation_is_remembered(memory: str, solve
 @one_fast
 def test_eval_plays_with_memory(memory: str, solved: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(solved(memory).run_dir)
-    assert main(["eval", run, "--episodes", "20", "--env-id", "memory_worlds:Recalls"]) == 0
-    expected = dppo.evaluate(solved(memory), "memory_worlds:Recalls", 20)
+    assert main(["eval", run, "--episodes", "20", "--env-id", "worlds.memory:Recalls"]) == 0
+    expected = dppo.evaluate(solved(memory), "worlds.memory:Recalls", 20)
     assert f"return {expected.mean_return:.1f} " in capsys.readouterr().out
 
 
@@ -123,7 +122,7 @@ def test_a_policy_without_memory_refuses_a_state(solved: RunOf) -> None:
     ],
 )
 def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    base = {"env_id": "memory_worlds:Recalls", "num_steps": 16, "total_timesteps": 128, "progress": "off"}
+    base = {"env_id": "worlds.memory:Recalls", "num_steps": 16, "total_timesteps": 128, "progress": "off"}
     with Notes() as notes:
         result = dppo.train(make_config(base | changes | {"run_dir": tmp_path / "run"}))
     assert any(words.partition("...")[2] in note for note in notes.texts if note.startswith("Network: "))
@@ -142,7 +141,7 @@ def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: 
         ({"memory": "gru", "micro_batch_size": 8}, "micro_batch_size=8 is less than a sequence of 16 steps"),
         ({"memory_size": 32}, "memory_size=32 has no effect: memory=none has no state"),
         ({"sequence_length": 8}, "sequence_length=8 has no effect: only a network with memory learns from sequences"),
-        ({"memory": "gru", "model": own_models.Plain}, "memory=gru has no effect: it applies to the default network"),
+        ({"memory": "gru", "model": models.Plain}, "memory=gru has no effect: it applies to the default network"),
         ({"memory": "gru", "num_learners": 2, "num_actors": 1, "minibatch_size": 112}, "sequences of 16 rows of each"),
     ],
     ids=str,
@@ -155,7 +154,7 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: st
 
 def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
     config = make_config(
-        {"env_id": "CartPole-v1", "model": own_memory_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
+        {"env_id": "CartPole-v1", "model": memory_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
     )
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
         dppo.train(config)

@@ -9,13 +9,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import observed_worlds
 import pytest
 from builders import random_weights
-from faulty_worlds import Faulty
 from gymnasium import spaces
 from kinds import KINDS, RunOf, settings, small
 from recorder import Notes
+from worlds import observed
+from worlds.faulty import Faulty
 
 import dppo
 from dppo.__main__ import main
@@ -45,9 +45,9 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     "kind", ["discrete", "many", "multidiscrete", "multibinary", "number", "grid", "one of", "tuple"]
 )
 def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None:
-    result = dppo.train(tiny(tmp_path / "run", env_id="observed_worlds:Plain", env_kwargs={"kind": kind}))
+    result = dppo.train(tiny(tmp_path / "run", env_id="worlds.observed:Plain", env_kwargs={"kind": kind}))
     policy = dppo.load_policy(result.run_dir)
-    env = make_env("observed_worlds:Plain", {"kind": kind})
+    env = make_env("worlds.observed:Plain", {"kind": kind})
     obs, _ = env.reset(seed=0)
     assert policy.act(obs) in (0, 1, 2)
     assert policy.weights.size == sum(np.isfinite(policy.weights))
@@ -56,13 +56,13 @@ def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "changes",
     [
-        {"env_id": "observed_worlds:Film"},
-        {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 16},
-        {"env_id": "observed_worlds:Film", "image_encoder": "impala"},
-        {"env_id": "observed_worlds:Codes", "memory": "gru"},
-        {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}},
-        {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "hidden_sizes": (8,), "layer_norm": True},
-        {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared", "layer_norm": True},
+        {"env_id": "worlds.observed:Film"},
+        {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 16},
+        {"env_id": "worlds.observed:Film", "image_encoder": "impala"},
+        {"env_id": "worlds.observed:Codes", "memory": "gru"},
+        {"env_id": "worlds.observed:Picture", "env_kwargs": {"size": 36, "channels": 4}},
+        {"env_id": "worlds.observed:Picture", "image_encoder": "flatten", "hidden_sizes": (8,), "layer_norm": True},
+        {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared", "layer_norm": True},
         {"env_id": "CartPole-v1", "trunk": "shared"},
         {"env_id": "CartPole-v1", "layer_norm": True, "activation": "relu"},
     ],
@@ -97,9 +97,9 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
 
 
 def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:
-    result = dppo.train(tiny(tmp_path / "run", env_id="observed_worlds:Numbers", norm_obs=True))
+    result = dppo.train(tiny(tmp_path / "run", env_id="worlds.observed:Numbers", norm_obs=True))
     policy = dppo.load_policy(result.run_dir)
-    space = observed_worlds.Numbers.observation_space
+    space = observed.Numbers.observation_space
     space.seed(0)
     several = [space.sample() for _ in range(5)]
     together = {name: np.stack([one[name] for one in several]) for name in several[0]}
@@ -167,7 +167,7 @@ def test_eval_plays_it(kind: str, run_of: RunOf, capsys: pytest.CaptureFixture[s
 
 
 def test_eval_refuses_other_observations(run_of: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run_of("image").run_dir), "--env-id", "observed_worlds:Film"]) == 2
+    assert main(["eval", str(run_of("image").run_dir), "--env-id", "worlds.observed:Film"]) == 2
     assert "Use the environment of the run" in capsys.readouterr().err
 
 
@@ -199,27 +199,27 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"env_id": "observed_worlds:Everything"}, ("leaf 'mission': is Text(", "drop_obs=mission")),
+        ({"env_id": "worlds.observed:Everything"}, ("leaf 'mission': is Text(", "drop_obs=mission")),
         (
-            {"env_id": "observed_worlds:Everything", "drop_obs": ("mission",)},
+            {"env_id": "worlds.observed:Everything", "drop_obs": ("mission",)},
             ("leaf 'robot.note': is Text(", "Use drop_obs=mission robot.note to leave it out."),
         ),
         (
-            {"env_id": "observed_worlds:Everything", "drop_obs": ("mision",)},
+            {"env_id": "worlds.observed:Everything", "drop_obs": ("mision",)},
             ("drop_obs=mision: is not a leaf", "camera, dials, gear, lamps, mission, robot.arm.0, robot.arm.1"),
         ),
         ({"env_id": "CartPole-v1", "drop_obs": ("velocity",)}, ("single array, which has no names",)),
         (
-            {"env_id": "observed_worlds:Numbers", "drop_obs": ("goal", "step", "lamps")},
+            {"env_id": "worlds.observed:Numbers", "drop_obs": ("goal", "step", "lamps")},
             ("leaves nothing of the observation",),
         ),
-        ({"env_id": "observed_worlds:Picture", "norm_obs": True}, ("norm_obs=True has no effect",)),
+        ({"env_id": "worlds.observed:Picture", "norm_obs": True}, ("norm_obs=True has no effect",)),
         (
-            {"env_id": "observed_worlds:Picture", "image_encoder": "nature"},
+            {"env_id": "worlds.observed:Picture", "image_encoder": "nature"},
             ("image_encoder=nature: its convolutions need images of 36 x 36", "image_encoder=grid or impala"),
         ),
         (
-            {"env_id": "observed_worlds:Picture", "hidden_sizes": (32,)},
+            {"env_id": "worlds.observed:Picture", "hidden_sizes": (32,)},
             ("hidden_sizes=(32,) has no effect", "image_features"),
         ),
         ({"env_id": "CartPole-v1", "image_encoder": "impala"}, ("image_encoder=impala has no effect", "no image")),
@@ -245,7 +245,7 @@ def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None
 
 def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
     discrete, many = (
-        tiny(tmp_path / "run", env_id="observed_worlds:Plain", env_kwargs={"kind": kind})
+        tiny(tmp_path / "run", env_id="worlds.observed:Plain", env_kwargs={"kind": kind})
         for kind in ("discrete", "many")
     )
     run = dppo.train(discrete).run_dir

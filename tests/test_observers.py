@@ -246,8 +246,10 @@ class Raises(dppo.Observer):
         self._at("end")
 
 
-@pytest.mark.parametrize("error", [Pruned("hopeless"), KeyboardInterrupt(), SystemExit(3)])
-@pytest.mark.parametrize("where", ["iteration", "episode"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [("episode", Pruned("hopeless")), ("iteration", KeyboardInterrupt()), ("iteration", SystemExit(3))],
+)
 def test_an_exception_from_an_observer_is_raised_by_train_after_a_checkpoint(
     where: str, error: BaseException, tmp_path: Path, undisturbed: str
 ) -> None:

@@ -151,7 +151,7 @@ def test_statistics_cannot_be_frozen_before_there_are_any(tmp_path: Path) -> Non
 
 
 DROPPING: dict[str, Any] = {
-    "env_id": "faulty_worlds:Faulty",
+    "env_id": "worlds.faulty:Faulty",
     "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
     "on_bad_step": "drop",
     "num_samplers": 4,
@@ -181,7 +181,7 @@ def test_value_normalisation_alone_is_warned_of(norm_adv: bool, tmp_path: Path) 
 # ------------------------------------------------------------------ a part of the observation is normalised
 
 PARTS: dict[str, Any] = {
-    "env_id": "observed_worlds:Everything", "drop_obs": ("mission", "robot.note", "camera"),
+    "env_id": "worlds.observed:Everything", "drop_obs": ("mission", "robot.note", "camera"),
     "norm_obs_keys": ("robot",),
     "norm_value": False,
 }  # fmt: skip

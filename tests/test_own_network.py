@@ -12,16 +12,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import observed_worlds
-import own_models
 import pytest
 import torch
 import yaml
 from builders import DISCRETE
 from commandline import output_of
-from incidents import lasting
-from recorder import Recorder
+from recorder import Recorder, lasting
 from torch import Tensor, nn
+from worlds import models, observed
 
 import dppo
 from dppo.__main__ import main
@@ -40,7 +38,7 @@ KWARGS = {"units": 12}
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
     base = {"env_id": "Pendulum-v1", "num_samplers": 4, "num_steps": 50, "update_epochs": 2, "gamma": 0.9}
     base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 4 * 50 * ITERATIONS}
-    base |= {"model": "own_models:Plain", "model_kwargs": KWARGS, "progress": "off", "run_dir": run_dir}
+    base |= {"model": "worlds.models:Plain", "model_kwargs": KWARGS, "progress": "off", "run_dir": run_dir}
     return make_config(base | changes)
 
 
@@ -59,7 +57,7 @@ def test_actors_and_a_learner_on_ray_give_the_same_weights(
 ) -> None:
     """Passed as a class that only this module has."""
 
-    class Plain(own_models.Plain):
+    class Plain(models.Plain):
         pass
 
     config = settings(tmp_path / "run", num_actors=2, num_learners=num_learners, cpus_per_actor=0.5, model=Plain)
@@ -71,22 +69,22 @@ def test_actors_and_a_learner_on_ray_give_the_same_weights(
 @pytest.mark.parametrize("num_actors", [1, 2])
 def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed by name to one actor, and as a class to two."""
-    model = "own_models:Plain" if num_actors == 1 else own_models.Plain
+    model = "worlds.models:Plain" if num_actors == 1 else models.Plain
     result = dppo.train(settings(tmp_path / "run", num_actors=num_actors, model=model))
     assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 
 def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: Path) -> None:
-    result = dppo.train(settings(tmp_path / "run", model=own_models.Plain))
+    result = dppo.train(settings(tmp_path / "run", model=models.Plain))
     assert result.weights_sha256 == trained.weights_sha256
-    assert result.model_name == "own_models:Plain"
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["network"]["model"] == "own_models:Plain"
+    assert result.model_name == "worlds.models:Plain"
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["network"]["model"] == "worlds.models:Plain"
 
 
 def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
     others: list[dict[str, Any]] = [
         {"model_kwargs": {"units": 13}},
-        {"model": own_models.Residual, "model_kwargs": {"blocks": 2}},
+        {"model": models.Residual, "model_kwargs": {"blocks": 2}},
         {"seed": 2},
     ]
     for number, changes in enumerate(others):
@@ -100,7 +98,7 @@ def test_a_resumed_run_gives_the_same_weights(trained: dppo.Result, tmp_path: Pa
     stopped = dppo.train(settings(run), observers=[Recorder(interrupt_at=2)])
     assert stopped.iterations == 2
     last = Recorder()
-    resumed = dppo.train(settings(run, model=own_models.Plain), resume=run, observers=[last])
+    resumed = dppo.train(settings(run, model=models.Plain), resume=run, observers=[last])
     assert resumed.weights_sha256 == trained.weights_sha256
 
 
@@ -114,11 +112,11 @@ def test_the_command_line_trains_and_resumes_it(
     half["ppo"] |= {"anneal_lr": False}
     half["network"] |= {"model": None, "model_kwargs": {}}
     (tmp_path / "half.yaml").write_text(yaml.safe_dump(half))
-    given = ["--model", "own_models:Plain", "--model-kwargs", json.dumps(KWARGS)]
+    given = ["--model", "worlds.models:Plain", "--model-kwargs", json.dumps(KWARGS)]
     assert main(["train", "--config", str(tmp_path / "half.yaml"), "--run-dir", str(run), *given]) == 0
     resume = ["train", "--resume", str(run), "--total-timesteps", str(4 * 50 * ITERATIONS)]
     assert main(resume) == 2
-    assert "it imports own_models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
     assert main([*resume, "--trust"]) == 0
     whole = dppo.train(settings(tmp_path / "whole", anneal_lr=False))
     assert dppo.load_policy(run).weights.tobytes() == dppo.load_policy(whole.run_dir).weights.tobytes()
@@ -127,7 +125,7 @@ def test_the_command_line_trains_and_resumes_it(
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
     others: list[dict[str, Any]] = [
         {"model": None, "model_kwargs": {}},
-        {"model": own_models.Residual},
+        {"model": models.Residual},
         {"model_kwargs": {}},
     ]
     for changes in others:
@@ -141,7 +139,7 @@ def test_two_learners_give_the_same_weights_with_any_number_of_actors(
 ) -> None:
     """Passed by name, and as a class that only this module has."""
 
-    class Plain(own_models.Plain):
+    class Plain(models.Plain):
         pass
 
     two = {"num_learners": 2, "cpus_per_actor": 0.5}
@@ -156,7 +154,7 @@ def test_two_learners_give_the_same_weights_with_any_number_of_actors(
 
 def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
-    module = own_models.Plain(policy.spaces, head_size=2, **KWARGS)
+    module = models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays["model"].items()})
     obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
@@ -172,10 +170,10 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Resu
 
 
 def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Result) -> None:
-    class Moved(own_models.Plain):
+    class Moved(models.Plain):
         pass
 
-    class Changed(own_models.Plain):
+    class Changed(models.Plain):
         def __init__(self, spaces: dppo.Spaces, head_size: int, units: int) -> None:
             super().__init__(spaces, head_size, units + 1)
 
@@ -183,13 +181,13 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
     np.testing.assert_array_equal(
         dppo.load_policy(trained.run_dir, model=Moved).act(obs), dppo.load_policy(trained.run_dir).act(obs)
     )
-    with pytest.raises(CheckpointError, match="own_models:Plain is not the network that was trained: parameter"):
+    with pytest.raises(CheckpointError, match=r"worlds.models:Plain is not the network that was trained"):
         dppo.load_policy(trained.run_dir, model=Changed)
 
 
 def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own_models", None)
-    with pytest.raises(CheckpointError, match=r"its network cannot be built here: model=own_models:Plain: importing"):
+    monkeypatch.setitem(sys.modules, "worlds.models", None)
+    with pytest.raises(CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"):
         dppo.load_policy(trained.run_dir)
 
 
@@ -198,10 +196,10 @@ def test_evaluation_imports_it_only_if_trusted_or_named(
 ) -> None:
     command = ["eval", str(trained.run_dir), "--episodes", "1"]
     assert main(command) == 2
-    assert "it imports own_models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
-    for more in (["--trust"], ["--model", "own_models:Plain"]):
+    assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    for more in (["--trust"], ["--model", "worlds.models:Plain"]):
         assert main([*command, *more]) == 0
-        assert "imports own_models and calls Plain(units=12)" in capsys.readouterr().out
+        assert "imports worlds.models and calls Plain(units=12)" in capsys.readouterr().out
 
 
 def test_the_trusted_network_is_that_of_the_checkpoint(
@@ -219,9 +217,9 @@ def test_the_trusted_network_is_that_of_the_checkpoint(
 
 # ------------------------------------------------------------------ the contract
 
-BROKEN = {  # class in own_models: part of the message
+BROKEN = {  # class in worlds.models: part of the message
     "not_a_class": "<function not_a_class",
-    "NotAModule": "<class 'own_models.NotAModule'> is not a subclass of torch.nn.Module. Pass one",
+    "NotAModule": "<class 'worlds.models.NotAModule'> is not a subclass of torch.nn.Module. Pass one",
     "Raises": "its constructor raised RuntimeError: no such layer (",
     "RaisesForward": "raised RuntimeError: shapes do not fit (",
     "WideHead": "returned head of shape (3, 3), not (3, 2): [rows, head_size]",
@@ -239,7 +237,7 @@ BROKEN = {  # class in own_models: part of the message
     "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
     "RandomBuffer": "its buffer features is random, so each actor would get different values",
-    "Missing": "the module own_models has no Missing. Check the spelling",
+    "Missing": "the module worlds.models has no Missing. Check the spelling",
 }
 
 
@@ -250,9 +248,9 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_contract_is_reported_before_training_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        dppo.train(cartpole(tmp_path / "run", model=f"own_models:{name}"))
+        dppo.train(cartpole(tmp_path / "run", model=f"worlds.models:{name}"))
     text = str(caught.value)
-    assert text.startswith(f"model=own_models:{name}: ")
+    assert text.startswith(f"model=worlds.models:{name}: ")
     assert BROKEN[name] in text
     assert text.endswith(".")
     assert len(text.splitlines()) == 1
@@ -260,7 +258,7 @@ def test_a_broken_contract_is_reported_before_training_starts(name: str, tmp_pat
 
 
 def test_every_broken_network_is_tested() -> None:
-    made = {name for name, one in vars(own_models).items() if getattr(one, "__module__", "") == "own_models"}
+    made = {name for name, one in vars(models).items() if getattr(one, "__module__", "") == "worlds.models"}
     assert made - {"Plain", "Residual"} == BROKEN.keys() - {"Missing"}
 
 
@@ -286,7 +284,7 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
     """It is built for the trial, for each of four samplers, and twice to draw its initial weights."""
     built, tried = [], []
 
-    class Counted(own_models.Plain):
+    class Counted(models.Plain):
         def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
             super().__init__(spaces, head_size)
             built.append(self)
@@ -307,8 +305,8 @@ def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
 
 def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_session: None) -> None:
     with pytest.raises(ConfigError) as caught:
-        dppo.train(cartpole(tmp_path / "run", model=own_models.WideHead, num_actors=2))
-    assert str(caught.value).startswith("model=own_models:WideHead: forward(obs), with obs of shape (3, 4)")
+        dppo.train(cartpole(tmp_path / "run", model=models.WideHead, num_actors=2))
+    assert str(caught.value).startswith("model=worlds.models:WideHead: forward(obs), with obs of shape (3, 4)")
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -318,7 +316,7 @@ def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
 ) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
-    exec(compile("from own_models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
+    exec(compile("from worlds.models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
     monkeypatch.setitem(sys.modules, "only_here", here)
     model = "only_here:Net" if given == "name" else here.Net
     with pytest.raises(ConfigError) as caught:
@@ -352,7 +350,7 @@ class Pictures(gym.Env[Any, Any]):
 
 
 def test_a_users_network_may_read_images(tmp_path: Path) -> None:
-    result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=own_models.Plain))
+    result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=models.Plain))
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
 
 
@@ -374,7 +372,7 @@ class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize(
-    "model", [None, pytest.param("own_models:Plain", marks=pytest.mark.slow), "own_models:Residual"]
+    "model", [None, pytest.param("worlds.models:Plain", marks=pytest.mark.slow), "worlds.models:Residual"]
 )
 def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weights(
     model: str | None, tmp_path: Path
@@ -394,7 +392,7 @@ class SetsThreadsAndPrecision(gym.Wrapper[Any, Any, Any, Any]):
     """Sets both in each reset, if `sets`, and computes with them in each step."""
 
     def __init__(self, sets: bool) -> None:
-        super().__init__(observed_worlds.Picture(size=8, channels=3))
+        super().__init__(observed.Picture(size=8, channels=3))
         self._sets, self._found = sets, {"highest"}
 
     def reset(self, **arguments: Any) -> Any:

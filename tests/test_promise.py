@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbance import Disturbance, send
-from incidents import lasting
-from recorder import Notes, Recorder
+from processes import Disturbance, send
+from recorder import Notes, Recorder, lasting
 
 import dppo
 from dppo.cluster.collecting.collector import Collected, Collector
@@ -23,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cartpole": {"env_id": "CartPole-v1", "num_steps": 64},
     "continuous": {"env_id": "Pendulum-v1", "num_steps": 120, "norm_obs": True, "norm_reward": True, "gamma": 0.9},
 }
-DELAYED = {"cartpole": "slow_worlds:delayed_cartpole", "continuous": "slow_worlds:delayed_pendulum"}
+DELAYED = {"cartpole": "worlds.slow:delayed_cartpole", "continuous": "worlds.slow:delayed_pendulum"}
 both = pytest.mark.parametrize("case", list(CASES))
 slow = pytest.mark.slow
 QUICK = {"longest_s": 0.004}  # a segment takes a quarter of a second at least, long enough to kill its actor
@@ -112,7 +111,7 @@ def test_actors_killed_in_a_constructor_a_reset_and_a_step_do_not_change_the_wei
         "cartpole",
         tmp_path / "run",
         num_actors=2,
-        env_id="odd_worlds:deadly_cartpole",
+        env_id="worlds.faulty:deadly_cartpole",
         env_kwargs={"folder": str(tmp_path)},
     )
     result = dppo.train(config)
@@ -146,7 +145,7 @@ def test_a_run_can_be_resumed_with_another_number_of_actors(
 
 def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    drifting = {"env_id": "testbeds:drifting_cartpole"}
+    drifting = {"env_id": "worlds.faulty:drifting_cartpole"}
     dppo.train(settings("cartpole", run, **drifting), observers=[Recorder(interrupt_at=2)])
     recorder = Recorder()
     with Notes() as notes:
@@ -276,8 +275,7 @@ def test_overlap_an_actor_killed_in_the_middle_of_a_segment_does_not_change_the_
 
 @both
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(0, 0), *(pytest.param(*one, marks=slow) for one in ((0, 2), (3, 3), (2, 0)))],
+    ("before", "after"), [(0, 0), *(pytest.param(*one, marks=slow) for one in ((0, 2), (3, 3), (2, 0)))]
 )
 def test_overlap_a_stopped_and_resumed_run_gives_the_same_weights(
     case: str, before: int, after: int, overlapped: dict[str, str], tmp_path: Path, ray_session: None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from incidents import lasting
 from kinds import ITERATIONS, KINDS, SMALL, RunOf, settings
-from recorder import Recorder
+from recorder import Recorder, lasting
 
 import dppo
 
@@ -51,7 +50,7 @@ def test_a_killed_actor_does_not_change_the_weights(
         "at_step": SMALL["num_steps"] + 7,
         "marker": str(marker),
     }
-    changes = {"env_id": "testbeds:crashing", "env_kwargs": crashing, "num_actors": 2}
+    changes = {"env_id": "worlds.faulty:crashing", "env_kwargs": crashing, "num_actors": 2}
     result = dppo.train(settings(kind, tmp_path / "run", **changes))
     assert marker.exists()
     assert lasting(result) == {"actor_lost": 1}

@@ -71,9 +71,7 @@ SMALL = AS_A_NEWCOMER | {
         "--total-timesteps 1024 --checkpoint-interval-s 0", r"Done after 1,024 steps"
     ),
     "./dppo train --resume runs/first --num-actors 4": Small(
-        "--num-actors 2",
-        r"(?s)iter_000003 at step 768.*Done after 1,024 steps",
-        before=forget_the_last_checkpoint,
+        "--num-actors 2", r"(?s)iter_000003 at step 768.*Done after 1,024 steps", before=forget_the_last_checkpoint
     ),
     "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
         "--num-actors 0 --total-timesteps 512", r"(?s)Branching .* at step 1,024.*Done after 512 steps"
@@ -85,14 +83,10 @@ SMALL = AS_A_NEWCOMER | {
         fast="",
     ),
     "./dppo train mysim:make --num-actors 4 --env-kwargs '{\"gravity\": 9.81}'": Small(
-        "--num-actors 2 --total-timesteps 1024",
-        r"Done after 1,024 steps",
-        fast="--num-actors 0 --total-timesteps 1024",
+        "--num-actors 2 --total-timesteps 1024", r"Done after 1,024 steps", fast="--num-actors 0 --total-timesteps 1024"
     ),
     "./dppo train mysim:make --num-actors 64 --num-samplers 64 --address auto": Small(
-        "--num-actors 2 --num-samplers 2 --total-timesteps 256",
-        r"Done after 256 steps",
-        fast="",
+        "--num-actors 2 --num-samplers 2 --total-timesteps 256", r"Done after 256 steps", fast=""
     ),
 }
 
@@ -333,7 +327,7 @@ def table_keys(page: Path, heading: str) -> set[str]:
 
 def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     config = dppo.Config(
-        env_id="testbeds:point_mass",
+        env_id="worlds.simple:point_mass",
         num_samplers=1,
         num_steps=60,
         total_timesteps=120,

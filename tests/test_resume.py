@@ -27,7 +27,7 @@ TOTAL = BATCH * ITERATIONS
 def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> list[str]:
     """Return a training in which episodes span iterations, and everything is normalised."""
     return [
-        *("train", "odd_worlds:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
+        *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
         *("--num-samplers", str(SAMPLERS), "--num-steps", str(STEPS), "--total-timesteps", str(TOTAL)),
         *("--norm-obs", "--norm-reward", "--update-epochs", "2", *more),

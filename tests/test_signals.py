@@ -38,7 +38,7 @@ def each_way(*fast: tuple[int, signal.Signals]) -> pytest.MarkDecorator:
 
 def command_line(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str) -> list[str]:
     # The simulators of actors are separate processes, as with most game engines, and must end, too.
-    world = "odd_worlds:outside_cartpole" if num_actors else "odd_worlds:hesitant_cartpole"
+    world = "worlds.slow:outside_cartpole" if num_actors else "worlds.slow:hesitant_cartpole"
     return [
         *("train", world, "--run-dir", str(folder / "run"), "--progress", "plain"),
         *("--env-kwargs", f'{{"folder": "{folder}", "slow_after": {slow_after}}}'),

@@ -71,10 +71,7 @@ def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
             "learner_gpus=0 requests none. Use "
             "learner_gpus=1, or device=cpu.",
         ),
-        (
-            {"learner_gpus": 1},
-            "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use device=cuda.",
-        ),
+        ({"learner_gpus": 1}, "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use device=cuda."),
         (
             {"learner_cpus": 2, "num_learners": 0},
             "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Use num_learners=1 or more.",

@@ -90,14 +90,15 @@ def check_until_it_raises(watch: ClusterWatch, timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("process", "name", "more"),
     [
         ("gcs_server", "Ray's GCS", ()),
-        pytest.param("raylet", "the raylet", (), marks=pytest.mark.slow),
-        pytest.param("raylet", "the raylet", ("--hidden-sizes", "256", "256"), marks=pytest.mark.slow),  # not inline
-        pytest.param("gcs_server", "Ray's GCS", ("--num-learners", "2"), marks=pytest.mark.slow),
-        pytest.param("raylet", "the raylet", ("--num-learners", "2"), marks=pytest.mark.slow),
+        ("raylet", "the raylet", ()),
+        ("raylet", "the raylet", ("--hidden-sizes", "256", "256")),  # not inline
+        ("gcs_server", "Ray's GCS", ("--num-learners", "2")),
+        ("raylet", "the raylet", ("--num-learners", "2")),
     ],
 )
 def test_a_run_that_loses_ray_saves_and_ends(process: str, name: str, more: tuple[str, ...], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from commandline import actors_of_this_process
+from processes import actors_of_this_process
 
 from dppo.cluster.collecting.collector import Collector, hosting
 from dppo.cluster.collecting.engine import Collecting

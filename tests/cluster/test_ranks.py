@@ -19,9 +19,9 @@ import pytest
 import ray
 import torch
 from commandline import QUICK_CHECKS, Command
-from disturbance import Disturbance, in_the_middle_of_an_update, ours, send
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
+from processes import Disturbance, in_the_middle_of_an_update, ours, send
 
 import dppo
 from dppo import streams

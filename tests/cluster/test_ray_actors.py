@@ -16,10 +16,10 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from commandline import SOURCE, TESTS, actors_of_this_process, command_line, output_of, run
-from incidents import lasting
-from odd_worlds import reporting_cartpole
-from recorder import Notes, Recorder
+from commandline import SOURCE, TESTS, output_of, run
+from processes import actors_of_this_process, command_line
+from recorder import Notes, Recorder, lasting
+from worlds.slow import reporting_cartpole
 
 import dppo
 from dppo.config import make_config
@@ -38,7 +38,7 @@ def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None =
     """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
     failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
     failure |= {} if marker is None else {"marker": str(marker)}
-    return settings(run_dir, "testbeds:crashing_cartpole", env_kwargs=failure, **changes)
+    return settings(run_dir, "worlds.faulty:crashing_cartpole", env_kwargs=failure, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
                 os.kill(pid, number)
 
     slow = {"longest_s": 0.02}
-    config = settings(tmp_path / "run", "slow_worlds:delayed_cartpole", env_kwargs=slow, num_actors=3)
+    config = settings(tmp_path / "run", "worlds.slow:delayed_cartpole", env_kwargs=slow, num_actors=3)
     result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_lost": 3}
@@ -106,7 +106,7 @@ def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_tha
     must end, because it may hold a licence or a port that its successor needs.
     """
     slow = {"longest_s": 0.01}
-    base = settings(tmp_path / "undisturbed", "slow_worlds:delayed_cartpole", env_kwargs=slow, num_samplers=2)
+    base = settings(tmp_path / "undisturbed", "worlds.slow:delayed_cartpole", env_kwargs=slow, num_samplers=2)
     undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []
 
@@ -144,7 +144,7 @@ def endless(folder: Path, num_actors: int) -> dppo.Config:
     """Return settings of a run whose steps take 4 ms if the file "slow" is in `folder`."""
     at_work = {"num_actors": num_actors} | ({"segment_timeout_s": DEADLINE_S} if num_actors else {})
     kwargs = {"env_kwargs": {"slow": str(folder / "slow")}, "run_dir": folder / "run"}
-    return make_config({"env_id": "slow_worlds:Endless", **LONG, **at_work, **kwargs})
+    return make_config({"env_id": "worlds.slow:Endless", **LONG, **at_work, **kwargs})
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbance import Disturbance, in_the_middle_of_an_update, send
-from incidents import lasting
-from recorder import Notes, Recorder
+from processes import Disturbance, in_the_middle_of_an_update, send
+from recorder import Notes, Recorder, lasting
 
 import dppo
 from dppo.config import make_config
@@ -66,7 +65,7 @@ def test_two_learners_give_other_weights_and_log_how_fast_they_are(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [3, 8])
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "slow_worlds:delayed_pendulum"])
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "worlds.slow:delayed_pendulum"])
 def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
     num_actors: int, env_id: str, with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
@@ -79,7 +78,7 @@ def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
 def test_a_killed_actor_does_not_change_the_weights_of_two_learners(
     with_two: tuple[str, list[str]], tmp_path: Path
 ) -> None:
-    delayed = {"env_id": "slow_worlds:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
+    delayed = {"env_id": "worlds.slow:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
         result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **delayed))
     assert lasting(result) == {"actor_lost": 1}
@@ -161,7 +160,7 @@ def peak_growth_mb(work: Callable[[], object]) -> float:
 def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
     steps = 192
     batch_mb = 4 * steps * 2**15 * 4 / 2**20
-    common = {"env_id": "wide_worlds:wide", "num_steps": steps, "num_actors": 2, "num_samplers": 4}
+    common = {"env_id": "worlds.simple:wide", "num_steps": steps, "num_actors": 2, "num_samplers": 4}
     common |= {"hidden_sizes": (4,), "norm_obs": False, "update_epochs": 1, "total_timesteps": 4 * steps}
     growth = {}
     for learners in (2, 0):

@@ -78,8 +78,11 @@ def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) 
 # ------------------------------------------------------------------------------------------- store
 
 
+Store = Callable[..., tuple[int, list[str]]]
+
+
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the chosen size and the logged lines for some shared memory and disk usage."""
 
     def size(wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL) -> tuple[int, list[str]]:
@@ -95,22 +98,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]
     return size
 
 
-def test_the_store_has_the_wanted_size_or_the_minimum_of_ray(
-    store: Callable[..., tuple[int, list[str]]],
-) -> None:
+def test_the_store_has_the_wanted_size_or_the_minimum_of_ray(store: Store) -> None:
     assert store(500 * MIB, shm_free=8000 * MIB) == (500 * MIB, [])
     assert store(1, shm_free=8000 * MIB) == (SMALLEST_STORE, [])
     assert store(900 * MIB, shm_free=1000 * MIB) == (900 * MIB, [])
     assert SMALLEST_STORE > 75 * MIB
+    assert store(500 * MIB, shm_free=None) == (500 * MIB, []), "without shared memory"
 
 
-def test_without_shared_memory_the_store_has_the_wanted_size(
-    store: Callable[..., tuple[int, list[str]]],
-) -> None:
-    assert store(500 * MIB, shm_free=None) == (500 * MIB, [])
-
-
-def test_a_store_larger_than_shared_memory_is_reduced_and_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+def test_a_store_larger_than_shared_memory_is_reduced_and_logged(store: Store) -> None:
     size, logged = store(5000 * MIB, shm_free=1000 * MIB)
     assert size == 900 * MIB
     assert logged == [
@@ -119,7 +115,7 @@ def test_a_store_larger_than_shared_memory_is_reduced_and_logged(store: Callable
     ]
 
 
-def test_too_little_shared_memory_is_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+def test_too_little_shared_memory_is_logged(store: Store) -> None:
     size, logged = store(5000 * MIB, shm_free=64 * MIB)
     assert size == SMALLEST_STORE
     assert len(logged) == 1
@@ -127,7 +123,7 @@ def test_too_little_shared_memory_is_logged(store: Callable[..., tuple[int, list
     assert "--shm-size=1g" in logged[0]
 
 
-def test_a_disk_that_is_too_full_for_ray_is_logged(store: Callable[..., tuple[int, list[str]]]) -> None:
+def test_a_disk_that_is_too_full_for_ray_is_logged(store: Store) -> None:
     _, logged = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 960, 40))
     assert len(logged) == 1
     assert f"the disk of {tempfile.gettempdir()} is 96% full: Ray stops creating objects at 95%" in logged[0]
@@ -135,9 +131,7 @@ def test_a_disk_that_is_too_full_for_ray_is_logged(store: Callable[..., tuple[in
     assert store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 940, 60))[1] == []
 
 
-def test_the_checked_disk_is_that_of_rays_temporary_folder(
-    monkeypatch: pytest.MonkeyPatch, store: Callable[..., tuple[int, list[str]]]
-) -> None:
+def test_the_checked_disk_is_that_of_rays_temporary_folder(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/somewhere/else")
     _, logged = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 990, 10))
     assert logged[0].startswith("the disk of /somewhere/else is 99% full")

@@ -65,10 +65,7 @@ def test_numbers_of_actors_take_turns_forwards_and_backwards() -> None:
 
 
 def test_equal_batch_keeps_the_given_number_of_samplers() -> None:
-    assert plan_of("--actors", "0", "4", "--seeds", "1", num_samplers="16", seed="7") == [
-        (0, 16, 7),
-        (4, 16, 7),
-    ]
+    assert plan_of("--actors", "0", "4", "--seeds", "1", num_samplers="16", seed="7") == [(0, 16, 7), (4, 16, 7)]
 
 
 def test_equal_segment_has_one_sampler_per_actor() -> None:
@@ -163,7 +160,7 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
-    assert main(["compare", "testbeds:point_mass", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
+    assert main(["compare", "worlds.simple:point_mass", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
     said = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in said
     assert "4 of 4: in process, seed 2" in said
@@ -183,7 +180,7 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 
 def test_several_seeds_are_compared_without_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert main(["compare", "testbeds:point_mass", "--actors", "0", "--out", str(out), *TINY]) == 0
+    assert main(["compare", "worlds.simple:point_mass", "--actors", "0", "--out", str(out), *TINY]) == 0
     assert "2 of 2: in process, seed 2" in capsys.readouterr().out
     everything = json.loads((out / "compare.json").read_text())
     assert [(run["num_actors"], run["seed"]) for run in everything["runs"]] == [(0, 1), (0, 2)]
@@ -194,7 +191,7 @@ def test_several_seeds_are_compared_without_ray(tmp_path: Path, capsys: pytest.C
 
 def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None) -> None:
     flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
-    assert main(["compare", "testbeds:drifting_cartpole", *flags]) == 1
+    assert main(["compare", "worlds.faulty:drifting_cartpole", *flags]) == 1
     said = capsys.readouterr().err
     assert "THE WEIGHTS DIFFER" in said
     assert "seed 1: 0 actors" in said

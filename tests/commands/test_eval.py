@@ -64,11 +64,7 @@ def test_arguments_of_the_environment_are_json(trained: Path, capsys: pytest.Cap
     ],
 )
 def test_mistakes_are_refused_in_one_line(
-    flags: list[str],
-    words: str,
-    trained: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], words: str, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)

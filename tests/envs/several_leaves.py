@@ -69,8 +69,7 @@ class ReadsLeaves(PPOAgent):
         assert obs.dtype == OBS
         rows = obs.shape
         return super()._outputs(
-            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64),
-            state,
+            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64), state
         )
 
 

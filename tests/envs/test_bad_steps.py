@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import group_of, random_weights, sampler_of
-from faulty_worlds import Faulty
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, Stepper, started
+from worlds.faulty import Faulty
 
 import dppo
 from dppo import streams
@@ -427,7 +427,7 @@ def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, sca
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
 def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
     settings = {
-        "env_id": "faulty_worlds:Faulty",
+        "env_id": "worlds.faulty:Faulty",
         "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
         "on_bad_step": "drop",
         "num_samplers": 2,

@@ -15,7 +15,8 @@ import pytest
 from builders import group_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, Stepper, started
-from testbeds import Counting, DriftingSimulator
+from worlds.faulty import DriftingSimulator
+from worlds.simple import Counting
 
 from dppo import streams
 from dppo.envs.group import EnvGroup

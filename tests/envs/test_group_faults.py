@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, started
-from testbeds import CrashingSimulator
+from worlds.faulty import CrashingSimulator
 
 from dppo import streams
 from dppo.envs.checks.faults import REMEDY
@@ -41,7 +41,7 @@ def test_a_step_that_raises_names_the_place_and_carries_the_users_traceback() ->
     fault = fault_of(CrashingSimulator(CartPoleEnv(), at_step=2))
     assert fault.message.startswith(place("step", 2) + "raised RuntimeError: the simulator failed in its step")
     assert fault.remote_traceback.startswith("Traceback (most recent call last):")
-    assert "testbeds.py" in fault.remote_traceback
+    assert "faulty.py" in fault.remote_traceback
     assert "_fail_if" in fault.remote_traceback
     assert "group.py" not in fault.remote_traceback  # the user's frames only
     assert str(fault) == f"{fault.message}\n{fault.remote_traceback}".rstrip()

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from gymnasium import spaces
-from testbeds import Counting
+from worlds.simple import Counting
 
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.plans import sampler_plan
@@ -85,7 +85,7 @@ def test_ids_that_a_module_registers_are_created() -> None:
 def test_factories_of_a_module_get_their_arguments() -> None:
     check_env_id("users_worlds:factory")
     assert make_env("users_worlds:factory", {"length": 0.25}).get_wrapper_attr("length") == 0.25
-    assert isinstance(make_env("testbeds:Counting", {"truncate_after": 3}), Counting)
+    assert isinstance(make_env("worlds.simple:Counting", {"truncate_after": 3}), Counting)
 
 
 def test_callables_get_their_arguments() -> None:
@@ -284,10 +284,7 @@ class Bare(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (
-            Parallel,
-            ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent"),
-        ),
+        (Parallel, ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent")),
         (Turns, ("made a PettingZoo environment (",)),
         (
             lambda: gym.make_vec("CartPole-v1", 3, vectorization_mode="sync"),

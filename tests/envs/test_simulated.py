@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
-from test_testbeds import rollout
 
 from dppo.envs.make import make_env
 from dppo.envs.simulated import register
@@ -33,6 +33,18 @@ class SleptFor:
 
     def sleep(self, seconds: float) -> None:
         self.times.append(seconds)
+
+
+def rollout(env: gymnasium.Env[Any, Any], seed: int, steps: int = 60) -> list[tuple[Any, ...]]:
+    """Return the results of fixed actions, with a reset to the same seed after each episode."""
+    obs, _ = env.reset(seed=seed)
+    said: list[tuple[Any, ...]] = [tuple(obs)]
+    for action in np.random.default_rng(7).integers(0, 2, steps):
+        obs, reward, terminated, truncated, _ = env.step(int(action))
+        said.append((*obs, reward, terminated, truncated))
+        if terminated or truncated:
+            said.append(tuple(env.reset(seed=seed)[0]))
+    return said
 
 
 # ---------------------------------------------------------------------------------------------- slow

@@ -128,7 +128,7 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
     env = make_env("CartPole-v1", {})
     assert env.spec is not None
     assert describe_spaces(env).deterministic
-    gym.register("worlds/Chance-v0", entry_point="testbeds:Counting", nondeterministic=True)
+    gym.register("worlds/Chance-v0", entry_point="worlds.simple:Counting", nondeterministic=True)
     try:
         assert not describe_spaces(make_env("worlds/Chance-v0", {})).deterministic
     finally:

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from observed_worlds import TEXTS
+from worlds.observed import TEXTS
 
 from dppo.config import Config
 
 KINDS: dict[str, dict[str, Any]] = {
-    "impala": {"env_id": "observed_worlds:Picture", "image_encoder": "impala", "image_features": 16},
-    "grid": {"env_id": "observed_worlds:Codes"},
-    "grid alone": {"env_id": "observed_worlds:Picture", "trunk": "separate"},
-    "nature": {"env_id": "observed_worlds:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
-    "flatten": {"env_id": "observed_worlds:Picture", "image_encoder": "flatten", "layer_norm": True},
-    "film": {"env_id": "observed_worlds:Film", "trunk": "separate", "image_features": 8},
-    "everything": {"env_id": "observed_worlds:Everything", "drop_obs": TEXTS, "image_features": 16},
-    "numbers": {"env_id": "observed_worlds:Numbers"},
-    "normalised numbers": {"env_id": "observed_worlds:Numbers", "norm_obs": True, "trunk": "shared"},
+    "impala": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 16},
+    "grid": {"env_id": "worlds.observed:Codes"},
+    "grid alone": {"env_id": "worlds.observed:Picture", "trunk": "separate"},
+    "nature": {"env_id": "worlds.observed:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
+    "flatten": {"env_id": "worlds.observed:Picture", "image_encoder": "flatten", "layer_norm": True},
+    "film": {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 8},
+    "everything": {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "image_features": 16},
+    "numbers": {"env_id": "worlds.observed:Numbers"},
+    "normalised numbers": {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared"},
     "normalised everything": {
-        "env_id": "observed_worlds:Everything",
+        "env_id": "worlds.observed:Everything",
         "drop_obs": TEXTS,
         "norm_obs": True,
         "image_features": 8,
     },
     "a normalised part": {
-        "env_id": "observed_worlds:Everything",
+        "env_id": "worlds.observed:Everything",
         "drop_obs": (*TEXTS, "camera"),
         "norm_obs": True,
         "norm_obs_keys": ("robot.arm.1",),
     },
-    "embedded": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "many"}},
-    "one hot": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "multidiscrete"}},
-    "one of": {"env_id": "observed_worlds:Plain", "env_kwargs": {"kind": "one of"}},
+    "embedded": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "many"}},
+    "one hot": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "multidiscrete"}},
+    "one of": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "one of"}},
     "vector": {"env_id": "CartPole-v1", "trunk": "shared", "layer_norm": True},
-    "own module": {"env_id": "CartPole-v1", "model": "own_models:Plain"},
+    "own module": {"env_id": "CartPole-v1", "model": "worlds.models:Plain"},
 }
 
 

@@ -55,8 +55,7 @@ def test_several_choices_are_drawn_and_chosen_one_by_one(choices: MultiCategoric
     np.testing.assert_array_equal(choices.sample(head, noise), expected)
     np.testing.assert_array_equal(choices.mode(head), np.stack([one.mode(own) for one, own, _ in pairs], axis=-1))
     np.testing.assert_array_equal(
-        choices.log_prob(head, expected).ravel(),
-        choices.log_prob(head.reshape(24, -1), expected.reshape(24, -1)),
+        choices.log_prob(head, expected).ravel(), choices.log_prob(head.reshape(24, -1), expected.reshape(24, -1))
     )
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import network_checks as checks
 import numpy as np
-import observed_worlds
 import pytest
 import torch
 from builders import agent_of, collect, parts_of, random_weights
 from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
 from torch import nn
+from worlds import observed
 
 from dppo.config import Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -194,7 +194,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 
 def test_only_floats_of_several_leaves_are_normalised() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS)
+    spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     assert normalized_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
@@ -204,7 +204,7 @@ def test_only_floats_of_several_leaves_are_normalised() -> None:
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
-    spaces = described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=("robot/arm/1",))
+    spaces = described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
@@ -227,7 +227,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 )
 def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        described(observed_worlds.WHOLE, drop_obs=observed_worlds.TEXTS, norm_obs_keys=keys)
+        described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=keys)
     assert words in str(caught.value)
 
 

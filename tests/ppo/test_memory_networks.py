@@ -9,12 +9,12 @@ from typing import Any
 
 import network_checks as checks
 import numpy as np
-import own_memory_models as own
 import pytest
 import torch
+import worlds.memory_models as own
 from builders import BOX, DISCRETE, agent_of
-from own_models import Plain
 from torch import Tensor, nn
+from worlds.models import Plain
 
 from dppo.config import make_config
 from dppo.errors import ConfigError
@@ -186,22 +186,16 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
         (own.FirstState, "its state where starts is True differ"),
         (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
         (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
-        (
-            own.WideState,
-            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
-        ),
+        (own.WideState, "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step"),
         (own.MeanState, "depend on the other rows of the batch"),
         (own.OddSize, "its state_size is (8,). It must be the number of elements"),
-        (
-            own.OneStep,
-            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
-        ),
+        (own.OneStep, "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of"),
     ],
 )
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ModuleSpec.of(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes()
-    assert str(caught.value).startswith(f"model=own_memory_models:{model.__name__}: ")
+    assert str(caught.value).startswith(f"model=worlds.memory_models:{model.__name__}: ")
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -209,5 +203,5 @@ def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], wo
 def test_a_module_with_memory_needs_the_length_of_sequences() -> None:
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set sequence_length to a divisor"):
         chosen(VECTOR, model=own.Running)(DISCRETE, "float32")
-    with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=own_models:Plain has no memory"):
+    with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=worlds.models:Plain has no memory"):
         chosen(VECTOR, model=Plain, sequence_length=4)(DISCRETE, "float32")

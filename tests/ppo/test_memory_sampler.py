@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_same_bytes, group_of, random_weights
-from memory_worlds import Recalls
+from worlds.memory import Recalls
 
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger

@@ -134,9 +134,7 @@ def flat_model(spec: MLPSpec) -> tuple[MLP, FlatParameters]:
 
 
 @ACTIONS
-def test_parameters_stay_views_of_the_flat_vector_while_they_are_trained(
-    actions: DiscreteActions | BoxActions,
-) -> None:
+def test_parameters_stay_views_of_the_flat_vector_while_they_are_trained(actions: DiscreteActions | BoxActions) -> None:
     spec = spec_of(actions)
     model, flat = flat_model(spec)
     optimizer = torch.optim.Adam([flat.weights], lr=0.1, fused=True)

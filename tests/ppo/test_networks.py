@@ -12,8 +12,8 @@ import pytest
 import torch
 from builders import BOX, DISCRETE, agent_of, random_weights
 from mlp_twin import initial_mlp
-from own_models import Plain, Residual
 from torch import nn
+from worlds.models import Plain, Residual
 
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale

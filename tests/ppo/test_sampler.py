@@ -13,7 +13,8 @@ import pytest
 from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
-from testbeds import Counting, DriftingSimulator, PointMass
+from worlds.faulty import DriftingSimulator
+from worlds.simple import Counting, PointMass
 
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -73,15 +74,7 @@ def test_truncation_bootstraps_from_the_final_observation() -> None:
     assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
     assert column(segment.truncated) == [False, False, True, False, False, True, False]
     assert not segment.terminated.any()
-    assert column(segment.next_values) == [
-        110,
-        120,
-        130,
-        110,
-        120,
-        130,
-        110,
-    ]  # 130, not 100 as in the new episode
+    assert column(segment.next_values) == [110, 120, 130, 110, 120, 130, 110]  # 130, not 100 as in the new episode
 
 
 def test_termination_starts_a_new_episode_in_the_same_step() -> None:

@@ -28,12 +28,6 @@ from dppo.records.files.disk import Disk
 OLD, NEW = "old", "new"
 
 
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk; `FaultyDisk` below checks that `fsync` is called."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 def small(text: str) -> Checkpoint:
     return Checkpoint({"model": {"weights": np.arange(3.0)}, "samplers": {}}, {"text": text})
 

@@ -266,7 +266,7 @@ class Wandering(gym.Wrapper[Any, Any, Any, Any]):
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_an_environment_may_change_the_current_directory(
-    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: None
 ) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()

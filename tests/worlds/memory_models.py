@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from own_models import Plain
 from torch import Tensor, nn
 
 import dppo
+from worlds.models import Plain
 
 
 class Running(nn.Module):

@@ -1,4 +1,4 @@
-"""Disturb child processes while they are busy: kill, stop, disconnect."""
+"""Find processes that this one has started, and disturb them while they are busy: kill, stop, disconnect."""
 
 from __future__ import annotations
 
@@ -8,8 +8,23 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from commandline import command_line, descendants
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def descendants(pid: int) -> set[int]:
+    """Return all descendants of `pid`."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found, newest = set[int](), {pid}
+    while newest := {child for child, parent in parents.items() if parent in newest} - found:
+        found |= newest
+    return found
 
 
 def ours(title: str) -> list[int]:
@@ -20,6 +35,10 @@ def ours(title: str) -> list[int]:
             if title in command_line(pid):
                 found.append(pid)
     return sorted(found)
+
+
+def actors_of_this_process() -> set[int]:
+    return set(ours("ray::PPOActor"))
 
 
 class Disturbance:

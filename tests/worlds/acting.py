@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from observed_worlds import World
+
+from worlds.observed import World
 
 SPACES: dict[str, spaces.Space[Any]] = {
     "dials": spaces.MultiDiscrete([3, 2, 4], start=[-1, 0, 5]),

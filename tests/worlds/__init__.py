@@ -1,0 +1,1 @@
+"""Environments and users' modules for tests. Actors import them by name: `worlds.acting:Masked`."""

@@ -1,0 +1,192 @@
+"""Environments that fail: they crash, hang, drift, raise in the user's own lines, or return something invalid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+
+from dppo.envs.make import make_env
+
+
+class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
+    """Fails at one place: in a step, in a reset or in its constructor.
+
+    `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
+    its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...) or,
+    if `at_episode` is None, of all episodes together; "reset": the reset that begins that episode; or "constructor".
+    Each instance counts its own episodes and steps. With `marker`, the path of a file that does not exist yet, only one
+    of all processes that see the path fails: the one that creates the file.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        *,
+        how: str = "raise",
+        where: str = "step",
+        at_step: int = 1,
+        at_episode: int | None = 0,
+        marker: str | None = None,
+    ) -> None:
+        super().__init__(env)
+        self._how, self._where, self._at_step, self._at_episode = how, where, at_step, at_episode
+        self._marker = None if marker is None else Path(marker)
+        self._episode, self._steps, self._steps_of_all = -1, 0, 0
+        self._fail_if("constructor", here=True)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._episode, self._steps = self._episode + 1, 0
+        self._fail_if("reset", here=self._episode == self._at_episode)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps, self._steps_of_all = self._steps + 1, self._steps_of_all + 1
+        place = (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
+        self._fail_if("step", here=place == (self._at_episode, self._at_step))
+        return self.env.step(action)
+
+    def _fail_if(self, where: str, *, here: bool) -> None:
+        if where != self._where or not here or not self._is_first():
+            return
+        if self._how == "exit":
+            os._exit(13)
+        if self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self._how == "hang":
+            time.sleep(3600.0)
+        if self._how == "interrupt":
+            raise KeyboardInterrupt
+        if self._how == "bare":
+            raise BaseException("neither an error nor an exit")
+        place = "" if where == "constructor" else f" (episode {self._episode}, step {self._steps})"
+        raise RuntimeError(f"the simulator failed in its {where}{place}")
+
+    def _is_first(self) -> bool:
+        if self._marker is None:
+            return True
+        try:
+            self._marker.touch(exist_ok=False)  # atomic: only one of several processes creates it
+        except FileExistsError:
+            return False
+        return True
+
+
+def crashing_cartpole(**failure: Any) -> gym.Env[Any, Any]:
+    """Return CartPole-v1 that fails; `failure` are the arguments of CrashingSimulator."""
+    return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
+
+
+def crashing(world: str, world_kwargs: dict[str, Any], **failure: Any) -> gym.Env[Any, Any]:
+    """Return the environment `world`, named as in `env_id`, that fails; `failure` are those of CrashingSimulator."""
+    return CrashingSimulator(make_env(world, world_kwargs), **failure)
+
+
+class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose gravity is drawn at each reset, independent of the seed.
+
+    Neither its spec nor the first observation of an episode shows this; only a replay does.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        cartpole: Any = self.env.unwrapped
+        cartpole.gravity = 9.8 + np.random.default_rng().uniform(0.01, 0.1)
+        return self.env.reset(seed=seed, options=options)
+
+
+def drifting_cartpole() -> gym.Env[Any, Any]:
+    """Return CartPole-v1 that no seed reproduces."""
+    return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
+
+
+def deadly_cartpole(folder: str) -> gym.Env[Any, Any]:
+    """CartPole-v1 that kills its process three times in all: in a constructor, in a reset and in a step.
+
+    The files `constructor`, `reset` and `step` in `folder` show that it has happened.
+    """
+    env: Any = CartPoleEnv()
+    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 5, "at_step": 5})):
+        env = CrashingSimulator(env, how="kill", where=where, marker=str(Path(folder) / where), **when)
+    return TimeLimit(env, 500)
+
+
+class LicenceError(Exception):
+    """A user's own exception; with two arguments it cannot be unpickled, like many of them."""
+
+    def __init__(self, server: str, code: int) -> None:
+        super().__init__(f"{server} said {code}")
+
+
+class Brittle(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises at one place: in its constructor, in the reset that begins its second episode, or in its third step."""
+
+    def __init__(self, where: str) -> None:
+        if where == "constructor":
+            raise LicenceError("licence server", 503)  # in constructor
+        super().__init__(gym.make("CartPole-v1"))
+        self._where, self._resets, self._steps = where, 0, 0
+
+    def reset(self, **keywords: Any) -> Any:
+        self._resets += 1
+        if self._where == "reset" and self._resets == 2:
+            raise LicenceError("licence server", 503)  # in reset
+        return self.env.reset(**keywords)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._where == "step" and self._steps == 3:
+            raise LicenceError("licence server", 503)  # in step
+        return self.env.step(action)
+
+
+def line_that_raises(where: str) -> int:
+    """Return the number of the line of this file that raises there."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# in {where}"))
+
+
+class Faulty(gym.Env[Any, Any]):
+    """Count steps in the observation; return one invalid value at step `at_step` of each episode in `episodes`."""
+
+    def __init__(
+        self,
+        *,
+        obs: Any = None,
+        reward: Any = 1.0,
+        terminated: Any = False,
+        at_step: int = 3,
+        episodes: Sequence[int] = (0,),
+        length: int = 6,
+        space: gym.Space[Any] | None = None,
+    ) -> None:
+        self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._bad = (obs, reward, terminated)
+        self._at_step, self._episodes, self._length = at_step, episodes, length
+        self.episode, self.steps = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        self.steps += 1
+        _, reward, terminated = self._bad if self._is_bad() else (None, 1.0, False)
+        return self._observe(), reward, terminated, self.steps >= self._length, {}
+
+    def _is_bad(self) -> bool:
+        return self.steps == self._at_step and self.episode in self._episodes
+
+    def _observe(self) -> Any:
+        if self._is_bad() and self._bad[0] is not None:
+            return self._bad[0]
+        return np.full(2, self.steps, self.observation_space.dtype)

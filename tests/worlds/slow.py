@@ -1,0 +1,138 @@
+"""Environments that wait, be it for a random time or to be disturbed, or that report on their process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Delayed(gym.Wrapper[Any, Any, Any, Any]):
+    """Sleeps before each step, for a random time that does not depend on the seed of the run."""
+
+    def __init__(self, env: gym.Env[Any, Any], longest_s: float) -> None:
+        super().__init__(env)
+        self._longest_s = longest_s
+        self._delays = np.random.default_rng()  # seeded by the operating system
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._delays.uniform(0, self._longest_s))
+        return self.env.step(action)
+
+
+def delayed_cartpole(longest_s: float = 0.004) -> gym.Env[Any, Any]:
+    return Delayed(gym.make("CartPole-v1"), longest_s)
+
+
+def delayed_pendulum(longest_s: float = 0.004) -> gym.Env[Any, Any]:
+    return Delayed(gym.make("Pendulum-v1"), longest_s)
+
+
+class Endless(gym.Env[Any, Any]):
+    """A single endless episode whose observations depend on all actions.
+
+    Each step takes 4 ms if the file `slow` exists when the environment is created.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, slow: str) -> None:
+        self._step_s = 0.004 if Path(slow).exists() else 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._state = seed or 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
+        return self._obs(), self._state % 7 / 7, False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._state % 1009 / 505 - 1, self._state % 997 / 499 - 1], np.float32)
+
+
+class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes a second for each step after the first `slow_after`, while `folder` contains a file named `slow`.
+
+    It creates the file `waiting-PID` when its first slow step begins. If `folder` contains a file named `interrupt`, it
+    removes the file and raises KeyboardInterrupt instead.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str, slow_after: int) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+        self._fast_steps_left = slow_after
+
+    def step(self, action: Any) -> Any:
+        self._fast_steps_left -= 1
+        if self._fast_steps_left < 0 and (self._folder / "interrupt").exists():
+            (self._folder / "interrupt").unlink()
+            raise KeyboardInterrupt
+        if self._fast_steps_left < 0 and (self._folder / "slow").exists():
+            (self._folder / f"waiting-{os.getpid()}").touch()
+            time.sleep(1.0)
+        return self.env.step(action)
+
+
+def hesitant_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
+    return Hesitant(gym.make("CartPole-v1"), folder, slow_after)
+
+
+class Reporting(gym.Wrapper[Any, Any, Any, Any]):
+    """Writes a report about its process when it is created, and at each reset."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str, **rest: Any) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+        self._rest = rest
+        self._report()
+
+    def reset(self, **keywords: Any) -> Any:
+        self._report()
+        return self.env.reset(**keywords)
+
+    def _report(self) -> None:
+        from threadpoolctl import threadpool_info
+
+        report = {
+            "pid": os.getpid(),
+            "kwargs": self._rest,
+            "heavy": sorted({"torch", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
+            "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "omp": os.environ.get("OMP_NUM_THREADS"),
+            "blas_threads": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
+        }
+        path = self._folder / f"{time.monotonic_ns()}-{os.getpid()}"
+        path.write_text(json.dumps(report))
+        path.rename(path.with_suffix(".json"))
+
+
+def reporting_cartpole(folder: str, **rest: Any) -> gym.Env[Any, Any]:
+    return Reporting(gym.make("CartPole-v1"), folder, **rest)
+
+
+class Outside(gym.Wrapper[Any, Any, Any, Any]):
+    """Runs its simulator in a separate process, like most game engines; `close` ends it."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._simulator = subprocess.Popen(["sleep", "1000"])
+
+    def close(self) -> None:
+        self._simulator.kill()
+        self._simulator.wait()
+        self.env.close()
+
+
+def outside_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
+    return Outside(hesitant_cartpole(folder, slow_after))
