@@ -54,9 +54,8 @@ class FirstSegment:
 
     def mask_not_used(self, *, offered: bool) -> list[Incident]:
         """Return what there is to say about the mask that the first reset `offered`."""
-        return (
-            [Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}")] if self._masks and offered else []
-        )
+        said = Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}")
+        return [said] if self._masks and offered else []
 
     def findings(self, obs: np.ndarray) -> list[Incident]:
         """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered."""

@@ -57,7 +57,8 @@ class SpaceChecks:
             EnvironmentFault: the spaces are not equal.
         """
         self._obs = obs
-        self._spaces = [_spaces(env) for env in envs]
+        names = ("observation_space", "action_space")
+        self._spaces = [{name: getattr(env, name) for name in names} for env in envs]
         self._limits = _limits_as_stored(envs[0].observation_space, obs)
         for index, spaces in enumerate(self._spaces):
             for name, space in spaces.items():
@@ -73,7 +74,8 @@ class SpaceChecks:
         same = now.observation_space is known["observation_space"] and now.action_space is known["action_space"]
         return None if same else self._difference(known, now)
 
-    def _difference(self, known: dict[str, gym.Space[Any]], now: gym.Env[Any, Any]) -> str | None:
+    @staticmethod
+    def _difference(known: dict[str, gym.Space[Any]], now: gym.Env[Any, Any]) -> str | None:
         for name, old in known.items():
             new = getattr(now, name)
             if new is not old and new != old:
@@ -145,10 +147,6 @@ def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: in
     else:
         step = open_length - (len(done) - row)
     return open_episode - len(after), step
-
-
-def _spaces(env: gym.Env[Any, Any]) -> dict[str, gym.Space[Any]]:
-    return {"observation_space": env.observation_space, "action_space": env.action_space}
 
 
 def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]:
