@@ -11,18 +11,15 @@ import numpy as np
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import Categories, is_continuous, leaves, parts_of, walk
 
-NESTED = (gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.OneOf)
-
 
 def space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
     """Return name and space of each part of a nested space; None for a leaf.
 
     A OneOf has the number of its branch as its first part.
     """
-    parts = parts_of(space.spaces) if isinstance(space, NESTED) else None
-    if parts is not None and isinstance(space, gym.spaces.OneOf):
-        return [("branch", gym.spaces.Discrete(len(parts))), *parts]
-    return parts
+    if isinstance(space, gym.spaces.OneOf):
+        return [("branch", gym.spaces.Discrete(len(space.spaces))), *(parts_of(space.spaces) or ())]
+    return parts_of(space.spaces) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
 
 
 def droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
