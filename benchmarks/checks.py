@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.cluster.collecting.actor import limit_to_one_thread
+from dppo.cluster.collecting.host import limit_to_one_thread
 from dppo.cluster.plans import build_sampler, network_spec, sampler_plan
 from dppo.config import make_config
 from dppo.envs.checks.observations import SpaceChecks, quick_packer
