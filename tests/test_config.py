@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
-from dppo.cluster.collecting.collector import hosting
+from dppo.cluster.collecting.roster import shares
 from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, make_config, read_settings, resolved
 from dppo.config.parts import PARTS, about, annealed, default_of, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
@@ -41,7 +41,6 @@ def refusal(**settings: Any) -> str:
 def test_defaults_are_eight_samplers_in_this_process() -> None:
     c = config()
     assert (c.num_actors, c.num_samplers, c.batch_size, c.minibatches_per_epoch) == (0, 8, 1024, 4)
-    assert hosting(c.num_samplers, c.num_actors) == [[0, 1, 2, 3, 4, 5, 6, 7]]
     assert c.iterations == 489  # 500,000 / 1024 = 488.3
 
 
@@ -113,7 +112,7 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
 
 @given(st.integers(1, 12), st.integers(0, 30))
 def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int, more: int) -> None:
-    hosts = hosting(actors + more, actors)
+    hosts = shares(actors + more, actors)
     assert len(hosts) == actors
     assert sorted(sampler for samplers in hosts for sampler in samplers) == list(range(actors + more))
     sizes = [len(samplers) for samplers in hosts]

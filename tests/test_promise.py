@@ -11,7 +11,8 @@ from processes import Disturbance, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
-from dppo.cluster.collecting.collector import Collected, Collector
+from dppo.cluster.collecting.collector import Collected
+from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.config import make_config
 from dppo.errors import SegmentsLost
@@ -232,9 +233,9 @@ def test_overlap_changes_the_weights_and_the_seed_still_decides_them(
 
 def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(tmp_path: Path) -> None:
     lags = []
-    receive, update = Collector.receive, LocalTrainer.update
+    receive, update = InProcessCollector.receive, LocalTrainer.update
 
-    def received(self: Collector, stop: Any) -> Collected:
+    def received(self: InProcessCollector, stop: Any) -> Collected:
         collected = receive(self, stop)
         assert {report.policy_version for report in collected.reports} == {collected.policy.version}
         return collected
@@ -244,7 +245,7 @@ def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(tmp_path: P
         return update(self, segments, policy, reward_scale, iteration)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Collector, "receive", received)
+        patch.setattr(InProcessCollector, "receive", received)
         patch.setattr(LocalTrainer, "update", updated)
         for overlap in (True, False):
             dppo.train(settings("cartpole", tmp_path / str(overlap), overlap=overlap))

@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 from dppo.cluster.builders import network_spec
-from dppo.cluster.collecting.actor import PPOActor, ProgressFile
+from dppo.cluster.collecting.host import SamplerHost
+from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Look
-from dppo.cluster.collecting.progress_file import make_progress_file, read_progress_file, remove_progress_file
-from dppo.cluster.collecting.transports import ReplayLog
+from dppo.cluster.collecting.messages import Process
+from dppo.cluster.collecting.progress_file import (
+    ProgressFile,
+    make_progress_file,
+    read_progress_file,
+    remove_progress_file,
+)
 from dppo.cluster.plans import sampler_plan
-from dppo.cluster.wire import Answer, Question
+from dppo.cluster.wire import Answer
 from dppo.config import make_config
 from dppo.envs.progress import BYTES, Phase, ProgressRecord, place_of
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.spaces.spaces import Spaces
 
 STEPS = 30
 
@@ -78,13 +82,10 @@ def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pyte
     assert set(Path(tempfile.gettempdir()).glob("dppo-progress-*")) == before
 
 
-def answered(actor: PPOActor, request: SegmentRequest) -> Answer:
-    spaces = actor.describe(0)
-    assert isinstance(spaces, Spaces)
+def answered(host: SamplerHost, request: SegmentRequest) -> Answer:
+    spaces = host.spaces(0)
     weights = np.zeros(network_spec(PLAN.network, spaces).num_parameters, np.float32)
-    answer = actor.make_segments(Question((request,), (0,)), PolicySnapshot(0, weights))
-    assert isinstance(answer, Answer)
-    return answer
+    return host.collect([request], PolicySnapshot(0, weights), spaces)
 
 
 PLAN = sampler_plan(
@@ -96,7 +97,7 @@ PLAN = sampler_plan(
 
 def test_an_answer_reports_the_cost_of_its_replay() -> None:
     record = ProgressRecord()
-    ledger, first, second = ReplayLedger(1, replay=True), PPOActor(PLAN), PPOActor(PLAN, progress=record)
+    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ProgressRecord()), SamplerHost(PLAN, record)
     for index in range(2):
         answer = answered(first, SegmentRequest(0, index))
         assert (answer.timings.replayed_steps, answer.timings.replay_s) == (0, 0.0)
@@ -107,22 +108,22 @@ def test_an_answer_reports_the_cost_of_its_replay() -> None:
     assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # created, reset, replayed, stepped
     again = answered(second, SegmentRequest(0, 3)).timings
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
-    first.close()
-    second.close()
+    first.close_all_but()
+    second.close_all_but()
 
 
 def test_env_steps_are_counted_for_each_question_without_replays() -> None:
-    record, seen = ProgressRecord(), list[int]()
-    record.on_step = seen.append
-    ledger, first, second = ReplayLedger(1, replay=True), PPOActor(PLAN), PPOActor(PLAN, progress=record)
+    seen: list[int] = []
+    record = ProgressRecord(on_step=seen.append)
+    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ProgressRecord()), SamplerHost(PLAN, record)
     ledger.record(answered(first, SegmentRequest(0, 0)).made[0][0])
     answered(second, SegmentRequest(0, 1, ledger.rebuild(0, 1)))
     assert record.look().steps == 2 * STEPS
     answered(second, SegmentRequest(0, 2))
     assert record.look().steps == 2 * STEPS
     assert seen == [*range(1, 2 * STEPS + 1)] * 2
-    first.close()
-    second.close()
+    first.close_all_but()
+    second.close_all_but()
 
 
 def test_a_long_replay_in_process_is_logged_every_half_minute() -> None:
@@ -150,27 +151,27 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     record.enter(place_of(Phase.STEP))
     record.stepped()
     watching = Watching(here="another node")
-    watching.started(0, ProgressFile(node_id, path))
-    watching.started(1, ProgressFile(node_id, "/no/such/file"))
-    watching.started(2, ProgressFile("ab" * 28, path))  # on a node that is gone
+    watching.started(Process(0, 5), ProgressFile(node_id, path))
+    watching.started(Process(1, 5), ProgressFile(node_id, "/no/such/file"))
+    watching.started(Process(2, 5), ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
-        watching.look(Look(actor_id, 5))
+        watching.look(Process(actor_id, 5))
     found, deadline = [], time.monotonic() + 60
     while not watching.idle:
         found += watching.seen()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert [(one.actor_id, one.process, one.progress.replayed) for one in found] == [(0, 5, 1)]
-    assert [watching.steps_of(actor_id, 5) for actor_id in (0, 1, 3)] == [1, 0, 0]
+    assert [(one.process, one.progress.replayed) for one in found] == [(Process(0, 5), 1)]
+    assert [watching.steps_of(Process(actor_id, 5)) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
     here = Watching()
-    here.started(0, ProgressFile(node_id, path))
-    here.look(Look(0, 5))
+    here.started(Process(0, 5), ProgressFile(node_id, path))
+    here.look(Process(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]
     record.stepped()
-    assert here.steps_of(0, 5) == 2
+    assert here.steps_of(Process(0, 5)) == 2
     record.enter(place_of(Phase.IDLE))
-    assert here.steps_of(0, 5) == 0, "the answer is on its way"
-    here.ended(0)
+    assert here.steps_of(Process(0, 5)) == 0, "the answer is on its way"
+    here.ended(Process(0, 5))
     assert not Path(path).exists()

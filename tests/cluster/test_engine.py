@@ -1,4 +1,4 @@
-"""The engine under the real learner: 2,000 runs in virtual time, with faults of every kind."""
+"""The engine under the real learner: 2,000 runs in virtual time, with faults of every kind, against a plain loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 from virtual import Drawn, Fake, Faults
 
 import dppo
-from dppo.cluster.collecting.collector import Collector, hosting
+from dppo.cluster.collecting.actor_collector import ActorCollector
+from dppo.cluster.collecting.collector import Collector
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.collecting.transports import InProcess, Transport
+from dppo.cluster.collecting.roster import shares
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import make_config
@@ -106,21 +108,18 @@ class Laboratory:
         self.trainers: tuple[Trainers, Trainers] = (Mixing(real.spec), real)
         self.fresh = tuple((one.weights(), one.state()) for one in self.trainers)
         self.expected = {
-            (overlap, real): self.run(InProcess(self.plan), overlap, real=real)
-            for overlap in (False, True)
-            for real in (False, True)
+            (overlap, real): self.run(None, overlap, real=real) for overlap in (False, True) for real in (False, True)
         }
 
     def _spaces(self) -> Spaces:
-        transport = InProcess(self.plan)
-        ledger = ReplayLedger(SAMPLERS, replay=True)
-        spaces = Collector(Collecting([[0, 1, 2]], ledger, Limits()), transport, print).describe(StopSignals())
-        transport.close()
+        collector = InProcessCollector(self.plan, ReplayLedger(SAMPLERS, replay=True))
+        spaces = collector.describe(StopSignals())
+        collector.close()
         return spaces
 
     def run(
         self,
-        transport: Transport,
+        world: Fake | None,
         overlap: bool,
         *,
         real: bool = False,
@@ -132,12 +131,16 @@ class Laboratory:
         """Train until `stop_after`; return the state of the learner.
 
         Args:
+            world: the actors; None collects in process, without the engine.
             real: train with PPO instead of `Mixing`, which is faster and more sensitive.
         """
-        world = transport if isinstance(transport, Fake) else None
         ledger, said = ReplayLedger(SAMPLERS, replay=True), list[str]()
-        engine = Collecting(hosting(SAMPLERS, num_actors), ledger, LIMITS if world else Limits())
-        collector = Collector(engine, transport, said.append, world.clock if world else lambda: 0.0)
+        collector: Collector
+        if world is None:
+            collector = InProcessCollector(self.plan, ledger)
+        else:
+            engine = Collecting(shares(SAMPLERS, num_actors), ledger, LIMITS)
+            collector = ActorCollector(engine, world, said.append, clock=world.clock)
         trainers = Losing(self.trainers[real], lost, world)
         trainers.load(*self.fresh[real])
         statistics = Statistics(Moments.empty((2,)), Moments.empty(()))
@@ -189,9 +192,8 @@ def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: La
         stops = sorted({ITERATIONS, *rng.sample(range(1, ITERATIONS), rng.choice([0, 0, 1]))})
         lost = [index for index in range(ITERATIONS) if rng.random() < 0.05]
         for stop_after in stops:
-            transport = Fake(laboratory.plan, rng, faults)
             state = laboratory.run(
-                transport,
+                Fake(laboratory.plan, rng, faults),
                 overlap,
                 real=real,
                 num_actors=rng.randint(1, SAMPLERS),

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from processes import actors_of_this_process
 
-from dppo.cluster.collecting.collector import Collector, hosting
+from dppo.cluster.collecting.actor_collector import ActorCollector
+from dppo.cluster.collecting.collector import Collector
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.ray_transport import RayTransport
-from dppo.cluster.collecting.transports import InProcess
+from dppo.cluster.collecting.roster import shares
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import make_config
@@ -66,9 +68,12 @@ def train(num_actors: int, log: Callable[[str], None], is_last: Callable[[Iterat
     sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,)}
     config = make_config({"env_id": "CartPole-v1", "num_actors": num_actors, **sizes})
     ledger, stop, plan = ReplayLedger(4, replay=True), StopSignals(), sampler_plan(config)
-    hosts = hosting(4, num_actors)
-    transport = RayTransport(plan, config.actors) if num_actors else InProcess(plan)
-    collector = Collector(Collecting(hosts, ledger, LIMITS), transport, log)
+    collector: Collector
+    if num_actors:
+        engine = Collecting(shares(4, num_actors), ledger, LIMITS)
+        collector = ActorCollector(engine, RayTransport(plan, config.actors), log)
+    else:
+        collector = InProcessCollector(plan, ledger, log)
     try:
         trainers = LocalTrainer(trainer_plan(config), collector.describe(stop))
         learner = PPOLearner(collector, trainers, ledger, Statistics(None, None), notify=log)

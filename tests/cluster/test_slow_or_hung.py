@@ -14,7 +14,6 @@ from dppo.cluster.collecting.messages import (
     Ask,
     Command,
     Describe,
-    Described,
     Died,
     Joined,
     Kill,
@@ -22,8 +21,8 @@ from dppo.cluster.collecting.messages import (
     Limits,
     Log,
     Look,
+    Process,
     Progressed,
-    Report,
     Start,
     Started,
 )
@@ -57,17 +56,17 @@ class Driver:
         if not described:
             return
         for actor_id in range(len(hosting)):
-            self.on(Started(actor_id, 1))
+            self.on(Started(Process(actor_id, 1)))
         describe = self.all(Describe)[0]
-        self.on(Described(describe.actor_id, describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
+        self.on(Answered(describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
 
     def _take(self, commands: list[Command]) -> None:
         for command in commands:
             self.commands.append((self.now, command))
             self.asks += [command] if isinstance(command, Ask) else []
-            if isinstance(command, Look) and command.actor_id in self.moving:
-                seen = self.moving[command.actor_id](self.now)
-                self._take(self.engine.on(Progressed(command.actor_id, command.process, seen), self.now))
+            if isinstance(command, Look) and command.process.actor_id in self.moving:
+                seen = self.moving[command.process.actor_id](self.now)
+                self._take(self.engine.on(Progressed(command.process, seen), self.now))
 
     def on(self, event: Any) -> None:
         self._take(self.engine.on(event, self.now))
@@ -87,8 +86,8 @@ class Driver:
         asks, self.asks = self.asks, []
         for ask in asks:
             if not self.engine.finished:
-                made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.requests)
-                self.on(Answered(ask.actor_id, ask.process, ask.ask_id, Answer(made, Timings())))
+                made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.question.requests)
+                self.on(Answered(ask.process, ask.ask_id, Answer(made, Timings())))
         for one, _ in self.engine.received.values():
             self.ledger.record(one)
 
@@ -99,7 +98,10 @@ class Driver:
         return [when for when, command in self.commands if isinstance(command, kind)]
 
     def logged(self) -> list[str]:
-        return [command.text for command in self.all(Log)]
+        return [command.text for command in self.all(Log) if command.incident is None]
+
+    def reported(self) -> list[Any]:
+        return [command for command in self.all(Log) if command.incident is not None]
 
     def forget(self) -> None:
         self.commands.clear()
@@ -131,9 +133,9 @@ def one_that_rebuilds() -> Driver:
         driver.request(index)
         driver.answer()
     driver.request(2)
-    driver.on(Died(0, 1, "died"))
-    driver.on(Started(0, 2))
-    assert driver.all(Ask)[-1].requests[0].rebuild is not None
+    driver.on(Died(Process(0, 1), "died"))
+    driver.on(Started(Process(0, 2)))
+    assert driver.all(Ask)[-1].question.requests[0].rebuild is not None
     driver.forget()
     return driver
 
@@ -149,7 +151,7 @@ def test_a_progressing_replay_has_no_deadline() -> None:
     driver.forget()
     driver.answer()
     assert driver.engine.finished
-    assert not driver.all(Report)
+    assert not driver.reported()
 
 
 def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress() -> None:
@@ -157,7 +159,7 @@ def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress(
     driver.moving[0] = replaying(3, 3700, until=100)
     driver.wait(200)
     assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
-    lost = driver.all(Report)[0]
+    lost = driver.reported()[0]
     assert lost.incident.kind == "actor_hung"
     assert "actor 0 (sampler 0) made no progress for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
         lost.text
@@ -184,7 +186,7 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     driver.wait(200)
     assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
-    assert words in driver.all(Report)[0].text
+    assert words in driver.reported()[0].text
 
 
 def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments() -> None:
@@ -194,7 +196,7 @@ def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments(
     driver.request(1)
     driver.wait(40)
     assert driver.times(Kill)[0] == pytest.approx(30, abs=LIMITS.look_s / 2 + 2 * STEP_S)
-    assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in driver.all(Report)[0].text
+    assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in driver.reported()[0].text
 
 
 def test_no_actor_is_looked_at_that_has_no_question() -> None:
@@ -209,12 +211,12 @@ def test_no_actor_is_looked_at_that_has_no_question() -> None:
 def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -> None:
     driver = Driver([[0]], described=False)
     driver.moving[0] = replaying(1, 0)
-    driver.on(Started(0, 1))
+    driver.on(Started(Process(0, 1)))
     driver.wait(100)
     assert not driver.all(Kill)
     driver.moving.clear()
     driver.wait(20)
-    assert "made no environment within segment_timeout_s=10" in driver.all(Report)[0].text
+    assert "made no environment within segment_timeout_s=10" in driver.reported()[0].text
 
 
 def test_after_its_replay_an_actor_has_ordinary_deadlines_again() -> None:
@@ -240,13 +242,13 @@ def test_after_a_long_update_the_engine_looks_at_an_actor_before_it_counts_as_hu
 
 def test_progress_of_an_abandoned_process_is_ignored() -> None:
     driver = one_that_rebuilds()
-    driver.on(Died(0, 2, "died"))
+    driver.on(Died(Process(0, 2), "died"))
     driver.wait(2)
-    driver.on(Started(0, 3))
+    driver.on(Started(Process(0, 3)))
     for moves in range(100):
-        driver.on(Progressed(0, 2, Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)))
+        driver.on(Progressed(Process(0, 2), Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)))
         driver.wait(0.5)
-    assert "counts as hung" in driver.all(Report)[1].text
+    assert "counts as hung" in driver.reported()[1].text
 
 
 # ------------------------------------------------------------------ logged lines
@@ -266,9 +268,9 @@ def test_the_restart_of_an_actor_is_logged() -> None:
     driver = Driver([[0, 1], [2]], limits)
     driver.request(0)
     for ask in driver.all(Ask)[1:]:
-        made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.requests)
-        driver.on(Answered(1, 1, ask.ask_id, Answer(made, Timings())))
-    driver.on(Died(0, 1, "died"))
+        made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.question.requests)
+        driver.on(Answered(Process(1, 1), ask.ask_id, Answer(made, Timings())))
+    driver.on(Died(Process(0, 1), "died"))
     driver.wait(35)
     assert driver.logged() == [
         "waiting for 2 of 3 segments for 30 s (samplers 0, 1); actor 0 is being restarted; an actor that makes no "
@@ -281,7 +283,7 @@ def test_no_wait_is_logged_between_two_requests() -> None:
     driver = Driver([[0], [1]])
     driver.request(0)
     driver.answer()
-    driver.on(Died(1, 1, "died"))
+    driver.on(Died(Process(1, 1), "died"))
     driver.wait(100)
     assert driver.engine.finished
     assert not driver.logged()
@@ -301,7 +303,7 @@ def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
     )
     driver.request(0)
     for actor in range(9):
-        driver.on(Died(actor, 1, "died"))
+        driver.on(Died(Process(actor, 1), "died"))
     driver.wait(31)
     assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
     assert "waiting for 9 of 9 segments" in driver.logged()[0]
@@ -316,18 +318,18 @@ def test_samplers_move_from_a_lost_actor_and_return_with_it() -> None:
     driver.answer()
     driver.request(1)
     driver.on(Left(0))
-    moved = driver.all(Report)[0]
+    moved = driver.reported()[0]
     assert moved.incident.kind == "samplers_moved"
     assert moved.text == "actor 0 has left; until it is back, its samplers 0, 1 are on actor 1"
     driver.answer()
     driver.forget()
     driver.request(2)
-    assert [(ask.actor_id, ask.hosted) for ask in driver.all(Ask)] == [(1, (0, 1, 2, 3))]
+    assert [(ask.process.actor_id, ask.question.hosted) for ask in driver.all(Ask)] == [(1, (0, 1, 2, 3))]
     driver.answer()
     driver.on(Joined(0))
     start = driver.all(Start)[-1]
-    driver.on(Started(0, start.process))
+    driver.on(Started(start.process))
     assert driver.logged() == ["actor 0 is back"]
     driver.forget()
     driver.request(3)
-    assert sorted((ask.actor_id, len(ask.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]
+    assert sorted((ask.process.actor_id, len(ask.question.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]

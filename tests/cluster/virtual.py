@@ -12,12 +12,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.actor_collector import UnderWay
 from dppo.cluster.collecting.messages import (
     Answered,
     Ask,
     Describe,
-    Described,
     Died,
     Event,
     ForTransport,
@@ -25,13 +26,13 @@ from dppo.cluster.collecting.messages import (
     Kill,
     Left,
     Look,
+    Process,
     Progressed,
     Start,
     Started,
 )
-from dppo.cluster.collecting.transports import UnderWay
 from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.wire import Answer, Question
+from dppo.cluster.wire import Answer
 from dppo.envs.progress import Phase, Progress
 from dppo.signals import StopSignals
 
@@ -87,79 +88,79 @@ class Faults:
 class Fake:
     """A transport without processes; its clock advances only during waits."""
 
-    parallel = True
-
     def __init__(self, plan: SamplerPlan, rng: random.Random, faults: Faults) -> None:
         self.now = 0.0
-        self._plan, self._rng, self._faults = plan, rng, faults
+        self._plan, self._rng, self._faults = wire.pack(plan), rng, faults
         self._order = itertools.count()
         self._due: list[tuple[float, int, Callable[[], Event | None]]] = []
-        self._actors: dict[tuple[int, int], PPOActor] = {}
-        self._killed: set[tuple[int, int]] = set()
+        self._actors: dict[Process, PPOActor] = {}
+        self._killed: set[Process] = set()
         self._answers: dict[int, Event] = {}
-        self._busy: dict[tuple[int, int], float] = {}  # time at which a process has answered all questions
-        self._moves: dict[tuple[int, int], tuple[float, float]] = {}  # a process progresses between these times
+        self._busy: dict[Process, float] = {}  # time at which a process has answered all questions
+        self._moves: dict[Process, tuple[float, float]] = {}  # a process progresses between these times
 
     def clock(self) -> float:
         return self.now
 
     def do(self, command: ForTransport) -> None:
-        who = command.actor_id, command.process
+        who = command.process
         if isinstance(command, Kill):
             self._killed.add(who)
             return
         assert who not in self._killed, f"{command} to a process that was killed"
         if isinstance(command, Look):
             found = self._progress(who)
-            self._later(self._rng.uniform(0, 1), lambda: Progressed(*who, found))
+            self._later(self._rng.uniform(0, 1), lambda: Progressed(who, found))
             return
         if isinstance(command, Start):
             assert who not in self._actors
-            assert all(one in self._killed for one in self._actors if one[0] == who[0]), "two processes of one actor"
+            assert all(one in self._killed for one in self._actors if one.actor_id == who.actor_id), (
+                "two processes of one actor"
+            )
             self._actors[who] = PPOActor(self._plan)
             slow = self._faults.strikes(self._rng, "never_starts_soon")
-            self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(*who))
+            self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(who))
         else:
             self._ask(command, who)
 
-    def _ask(self, command: Ask | Describe, who: tuple[int, int]) -> None:
+    def _ask(self, command: Ask | Describe, who: Process) -> None:
         rng, faults = self._rng, self._faults
         begins = max(self.now, self._busy.get(who, 0.0))
-        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.requests)
+        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.question.requests)
         slow = replays and faults.strikes(rng, "replays_long")
         delay = begins + (rng.uniform(30, 90) if slow else rng.uniform(0, 8)) - self.now
         self._busy[who] = self.now + delay
         self._moves[who] = begins, self.now + delay
         if faults.strikes(rng, "dies"):
-            self._later(delay, lambda: Died(*who, "died: of a fault in virtual time"))
+            self._later(delay, lambda: Died(who, "died: of a fault in virtual time"))
         elif not faults.strikes(rng, "hangs"):
             forged = faults.strikes(rng, "forges")
             self._later(delay, lambda: self._answer(command, who, forged))
             if rng.random() < faults.repeats:
                 self._later(delay + rng.uniform(0, 30), lambda: self._answers.get(command.ask_id))
         if faults.strikes(rng, "leaves"):
-            self._later(rng.uniform(0, 10), lambda: Left(who[0]))
-            back = rng.choice([who[0], who[0] + 10])
+            self._later(rng.uniform(0, 10), lambda: Left(who.actor_id))
+            back = rng.choice([who.actor_id, who.actor_id + 10])
             self._later(rng.uniform(10, 60), lambda: Joined(back))
 
-    def _progress(self, who: tuple[int, int]) -> Progress:
+    def _progress(self, who: Process) -> Progress:
         """Return the progress of a process, which takes ten steps per second while it works."""
         begins, ends = self._moves.get(who, (0.0, 0.0))
         done = int(10 * max(0.0, min(self.now, ends) - begins))
         return Progress(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
 
-    def _answer(self, command: Ask | Describe, who: tuple[int, int], forged: bool) -> Event | None:
+    def _answer(self, command: Ask | Describe, who: Process, forged: bool) -> Event | None:
         if who in self._killed and self._rng.random() < 0.5:
             return None  # half of the killed processes still answer
         actor = self._actors[who]
         if isinstance(command, Describe):
-            return self._sent(command.ask_id, Described(*who, command.ask_id, actor.describe(command.sampler_id)))
-        answer = actor.make_segments(Question(command.requests, command.hosted, command.spaces), command.policy)
+            return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
+        answer = actor.make_segments(command.question, command.policy)
         assert isinstance(answer, Answer)
         if forged:
             (report, segment), *rest = answer.made
             answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))
-        return self._sent(command.ask_id, Answered(*who, command.ask_id, answer))
+        return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
 
     def _sent(self, ask_id: int, event: Event) -> Event:
         self._answers[ask_id] = event

@@ -80,18 +80,6 @@ def decode_policy(message: bytes | PolicySnapshot) -> PolicySnapshot:
     return policy
 
 
-def encode_question(question: Question) -> bytes:
-    """Pickle a question."""
-    return pack(question)
-
-
-def decode_question(message: bytes) -> Question:
-    """Return the question in `message`."""
-    question = unpack(message)
-    assert isinstance(question, Question)
-    return question
-
-
 def encode_answer(answer: Answer | Fault) -> bytes | Parcel:
     """Return an answer ready to send; reports are always pickled, so that a kept report does not pin a segment."""
     if isinstance(answer, Fault) or all(segment.obs.nbytes <= SMALL for _, segment in answer.made):

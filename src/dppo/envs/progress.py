@@ -59,18 +59,21 @@ class ProgressRecord:
     """Record the activity of a process's environments, with a few stores a step, no lock and no system call."""
 
     def __init__(
-        self, cells: memoryview | None = None, on_replay: Callable[[int, int], None] = lambda replayed, to_replay: None
+        self,
+        cells: memoryview | None = None,
+        on_replay: Callable[[int, int], None] = lambda replayed, to_replay: None,
+        on_step: Callable[[int], None] | None = None,
     ) -> None:
         """Start a record.
 
         Args:
             cells: `CELLS` int64 to write to, which another process may read; None allocates private memory.
             on_replay: called after each replayed step with the number of steps replayed and to replay.
+            on_step: called after each env step with the number of steps made for the current question.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
-        self.on_step: Callable[[int], None] | None = None
-        """Called after each env step with the number of steps made for the current question."""
+        self._on_step = on_step
         self.replay_s = 0.0
         """Seconds spent on replay for the current question."""
 
@@ -98,8 +101,8 @@ class ProgressRecord:
         """Count an env step."""
         cells = self._cells
         cells[_STEPS] += 1
-        if self.on_step is not None:
-            self.on_step(cells[_STEPS])
+        if self._on_step is not None:
+            self._on_step(cells[_STEPS])
 
     def look(self) -> Progress:
         """Return a copy of the record."""

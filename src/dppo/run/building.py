@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dppo.cluster.collecting.collector import Collector, make_collector
+from dppo.cluster.collecting.collector import Collector
+from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
@@ -127,14 +128,17 @@ def _make_collector(
     stack: ExitStack,
     on_progress: Callable[[CollectionProgress], None],
 ) -> Collector:
-    collector = make_collector(
-        sampler_plan(config),
-        config.actors,
-        ledger,
-        by_reference=config.num_learners > 0,
-        notify=logger.warning,
-        on_progress=on_progress,
-    )
+    plan = sampler_plan(config)
+    collector: Collector
+    if config.num_actors == 0:
+        collector = InProcessCollector(plan, ledger, logger.warning, on_progress)
+    else:
+        from dppo.cluster.collecting.ray_transport import collector_on_ray
+
+        by_reference = config.num_learners > 0
+        collector = collector_on_ray(
+            plan, config.actors, ledger, logger.warning, on_progress, by_reference=by_reference
+        )
     stack.callback(collector.close)
     return collector
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from dppo.cluster.faults import Fault
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, Question
 from dppo.envs.progress import Progress
 from dppo.errors import DppoError
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 
@@ -39,82 +39,67 @@ class Limits:
         return max(self.start_timeout_s, self.segment_timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of an actor: the actor keeps its id, its processes are numbered 1, 2, ..."""
+
+    actor_id: int
+    number: int
+
+
 # ------------------------------------------------------------------ commands
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start process number `process` of an actor."""
+    """Start a process."""
 
-    actor_id: int
-    process: int
+    process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the process of an actor, even if it seems dead: it must no longer answer or step a simulator."""
+    """End a process, even if it seems dead: it must no longer answer or step a simulator."""
 
-    actor_id: int
-    process: int
+    process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask a running actor for segments; it sends one answer."""
+    """Ask a running process for segments; it sends one answer."""
 
-    actor_id: int
-    process: int
+    process: Process
     ask_id: int
-    requests: tuple[SegmentRequest, ...]
-    hosted: tuple[int, ...]
-    """All samplers that the actor hosts now; it closes the environments of all others."""
+    question: Question
     policy: PolicySnapshot
-    spaces: Spaces | None = None
-    """Those that every sampler must have; None where none is built for this question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask a running actor for the spaces of a sampler's environments."""
+    """Ask a running process for the spaces of a sampler's environments; it sends one answer."""
 
-    actor_id: int
-    process: int
+    process: Process
     ask_id: int
     sampler_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look at the progress of a running actor, which may be too busy to answer."""
+    """Look at the progress of a running process, which may be too busy to answer."""
 
-    actor_id: int
-    process: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Count an incident, and log it."""
-
-    incident: Incident
-    text: str
+    process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Log a line."""
+    """Log a line, and count an incident if it is about one."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """End the run with this error; a `KeyboardInterrupt` stops it like Ctrl-C."""
-
-    error: DppoError | KeyboardInterrupt
+    incident: Incident | None = None
 
 
 ForTransport = Start | Kill | Ask | Describe | Look
-Command = ForTransport | Report | Log | Fail
+Command = ForTransport | Log
 
 
 # ------------------------------------------------------------------ events
@@ -124,16 +109,14 @@ Command = ForTransport | Report | Log | Fail
 class Started:
     """A process is running and accepts questions."""
 
-    actor_id: int
-    process: int
+    process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
     """A process has ended or cannot be reached any more."""
 
-    actor_id: int
-    process: int
+    process: Process
     reason: str
     """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
     error: DppoError | None = None
@@ -142,30 +125,18 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to an `Ask`."""
+    """The answer to an `Ask` or a `Describe`."""
 
-    actor_id: int
-    process: int
+    process: Process
     ask_id: int
-    answer: Answer | Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """The answer to a `Describe`."""
-
-    actor_id: int
-    process: int
-    ask_id: int
-    answer: Spaces | Fault
+    answer: Answer | Spaces | Fault
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The result of a `Look`; not sent if the progress of the actor cannot be read."""
+    """The result of a `Look`; not sent if the progress cannot be read."""
 
-    actor_id: int
-    process: int
+    process: Process
     progress: Progress
 
 
@@ -183,4 +154,4 @@ class Left:
     actor_id: int
 
 
-Event = Started | Died | Answered | Described | Progressed | Joined | Left
+Event = Started | Died | Answered | Progressed | Joined | Left

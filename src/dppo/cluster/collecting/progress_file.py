@@ -6,8 +6,18 @@ import mmap
 import os
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 
 from dppo.envs.progress import BYTES, Progress, ProgressRecord, look_at
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFile:
+    """Location of the file in which a process records its progress."""
+
+    node_id: str
+    path: str
+    """"" if there is no such file."""
 
 
 def make_progress_file() -> tuple[str, ProgressRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,28 +13,31 @@ from ray.exceptions import RayError
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.actor_collector import ActorCollector, UnderWay
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
     Ask,
     Describe,
-    Described,
     Died,
     Event,
     ForTransport,
     Kill,
+    Limits,
     Look,
+    Process,
     Start,
     Started,
 )
-from dppo.cluster.collecting.transports import UnderWay
+from dppo.cluster.collecting.roster import shares
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.user_code import import_paths, packed_model
-from dppo.cluster.wire import Question
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import CollectionProgress, PolicySnapshot
 from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
@@ -53,22 +57,10 @@ class _Call:
     """References to the arrays, which stay with Ray; None if the answer contains them."""
 
 
-def _is_ask(call: _Call) -> bool:
-    return isinstance(call.command, Ask)
-
-
 class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
-    parallel = True
-
-    def __init__(
-        self,
-        plan: SamplerPlan,
-        actors: Actors,
-        *,
-        by_reference: bool = False,
-    ) -> None:
+    def __init__(self, plan: SamplerPlan, actors: Actors, *, by_reference: bool = False) -> None:
         """Pickle the plan for the actors.
 
         Args:
@@ -96,7 +88,7 @@ class RayTransport:
         )
         self._keep_gpus = actors.actor_gpus > 0
         self._by_reference = by_reference
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._watching = Watching()
         self._policy: tuple[PolicySnapshot, Any] | None = None
@@ -113,15 +105,15 @@ class RayTransport:
         """
         began = time.monotonic()
         if isinstance(command, Kill):
-            self._kill(command.actor_id)
+            self._kill(command.process)
         elif isinstance(command, Start):
             handle: Any = self._remote_class.remote(self._plan, import_paths(), self._model)
-            self._handles[command.actor_id] = handle
+            self._handles[command.process] = handle
             self._calls[handle.alone_in_process.remote(self._keep_gpus)] = _Call(command)
         elif isinstance(command, Look):
-            self._watching.look(command)
+            self._watching.look(command.process)
         elif isinstance(command, Describe):
-            self._calls[self._handles[command.actor_id].describe.remote(command.sampler_id)] = _Call(command)
+            self._calls[self._handles[command.process].describe.remote(command.sampler_id)] = _Call(command)
         else:
             self._ask(command)
         self._seconds += time.monotonic() - began
@@ -129,10 +121,10 @@ class RayTransport:
     def _ask(self, ask: Ask) -> None:
         if self._is_ray_lost():
             return  # large arguments would end this process if the raylet has died; the next `events` raises
-        handle, policy = self._handles[ask.actor_id], self._sent(ask.policy)
-        question = wire.encode_question(Question(ask.requests, ask.hosted, ask.spaces))
+        handle, policy = self._handles[ask.process], self._sent(ask.policy)
+        question = wire.pack(ask.question)
         if self._by_reference:
-            method = handle.make_segments_apart.options(num_returns=1 + len(ask.requests))
+            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.requests))
             head, *segments = method.remote(question, policy)
             self._calls[head] = _Call(ask, tuple(segments))
         else:
@@ -159,12 +151,12 @@ class RayTransport:
             return True
         return False
 
-    def _kill(self, actor_id: int) -> None:
-        handle = self._handles.pop(actor_id, None)
+    def _kill(self, process: Process) -> None:
+        handle = self._handles.pop(process, None)
         if handle is not None:
             within(KILLING_S, lambda: ray.kill(handle))
-        self._watching.ended(actor_id)
-        self._calls = {ref: call for ref, call in self._calls.items() if call.command.actor_id != actor_id}
+        self._watching.ended(process)
+        self._calls = {ref: call for ref, call in self._calls.items() if call.command.process != process}
 
     # ------------------------------------------------------------------ events
 
@@ -192,22 +184,22 @@ class RayTransport:
         try:
             message = ray.get(ref, timeout=FETCH_TIMEOUT_S)
         except RayError as error:  # the process, its node or the segment in transit is lost
-            return Died(command.actor_id, command.process, cause_of_death(error), incurable(error))
+            return Died(command.process, cause_of_death(error), incurable(error))
         if isinstance(command, Start):
-            self._watching.started(command.actor_id, message)
-            return Started(command.actor_id, command.process)
+            self._watching.started(command.process, message)
+            return Started(command.process)
         if isinstance(command, Describe):
-            return Described(command.actor_id, command.process, command.ask_id, message)
+            return Answered(command.process, command.ask_id, message)
         if call.segments is None:
             answer = wire.decode_answer(message)
         else:
             answer = wire.put_together(message, call.segments)
-        return Answered(command.actor_id, command.process, command.ask_id, answer)
+        return Answered(command.process, command.ask_id, answer)
 
     def under_way(self) -> UnderWay:
         """Return the env steps made for unanswered questions, as seen in the actors' progress files."""
-        asked = {call.command.actor_id: call.command.process for call in self._calls.values() if _is_ask(call)}
-        return UnderWay(sum(self._watching.steps_of(*actor) for actor in asked.items()), len(asked))
+        asked = {call.command.process for call in self._calls.values() if isinstance(call.command, Ask)}
+        return UnderWay(sum(map(self._watching.steps_of, asked)), len(asked))
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -217,11 +209,32 @@ class RayTransport:
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
         patience_s = INTERRUPTED_S if any(isinstance(call.command, Ask) for call in self._calls.values()) else CLOSING_S
-        starting = {call.command.actor_id for call in self._calls.values() if isinstance(call.command, Start)}
-        closing = [handle.close.remote() for actor_id, handle in self._handles.items() if actor_id not in starting]
+        starting = {call.command.process for call in self._calls.values() if isinstance(call.command, Start)}
+        closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=patience_s)
-        for actor_id in self._handles:
-            self._watching.ended(actor_id)
+        for process in self._handles:
+            self._watching.ended(process)
         handles, self._handles = [*self._handles.values(), *self._watching.take_witnesses()], {}
         within(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
+
+
+def collector_on_ray(
+    plan: SamplerPlan,
+    actors: Actors,
+    ledger: ReplayLedger,
+    notify: Callable[[str], None],
+    on_progress: Callable[[CollectionProgress], None],
+    *,
+    by_reference: bool,
+) -> ActorCollector:
+    """Return a collector whose actors run on Ray.
+
+    Args:
+        on_progress: called about once a second while segments are being collected.
+        by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
+    """
+    limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
+    engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
+    transport = RayTransport(plan, actors, by_reference=by_reference)
+    return ActorCollector(engine, transport, notify, on_progress, batch_size=plan.sampling.batch_size)

@@ -1,12 +1,13 @@
-"""The engine's record of one actor: its process, its unanswered questions and its deadline. Pure."""
+"""The engine's record of each actor: its samplers, its process, its unanswered questions and its deadline. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dppo.cluster.collecting.messages import Limits
+from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.envs.progress import Progress
 
 
@@ -21,10 +22,12 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Actor:
-    """One actor. Its process may be replaced; its number stays."""
+    """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    process: int = 0
+    samplers: set[int] = field(default_factory=set)
+    """Those that it hosts, running or not; every sampler has one host."""
+    number: int = 0
     """Number of its newest process; events from any other are ignored."""
     state: State = State.ABSENT
     start_at: float = 0.0
@@ -46,19 +49,62 @@ class Actor:
     progress: Progress | None = None
     """Result of the last look since the last question."""
 
+    @property
+    def process(self) -> Process:
+        """Its newest process."""
+        return Process(self.actor_id, self.number)
+
+    @property
+    def has_process(self) -> bool:
+        """True if its newest process has not been abandoned."""
+        return self.state in (State.STARTING, State.RUNNING)
+
+    @property
+    def pending(self) -> set[int]:
+        """Samplers whose segments have been asked for and not been received."""
+        return {sampler for samplers in self.asked.values() for sampler in samplers}
+
+    # ------------------------------------------------------------------ its process
+
+    def wanted(self, now: float) -> None:
+        """Let a process be started now."""
+        self.state, self.start_at, self.missing_since = State.ABSENT, now, now
+
+    def start(self) -> Start:
+        """Request a new process."""
+        self.number, self.state = self.number + 1, State.STARTING
+        return Start(self.process)
+
+    def end(self, now: float) -> Kill:
+        """Abandon its process; a new one is due now."""
+        self.wanted(now)
+        self.asked.clear()
+        self.holds.clear()
+        self._rest()
+        return Kill(self.process)
+
+    # ------------------------------------------------------------------ its questions
+
     def ask(self, ask_id: int, samplers: tuple[int, ...], now: float, limits: Limits, *, rebuilds: bool) -> None:
         """Record a question."""
         self.asked[ask_id] = samplers
         self.rebuilds |= rebuilds
         self.progress, self.look_at = None, now + limits.look_s
-        self.extend(now, limits)
+        self._extend(now, limits)
 
-    def extend(self, now: float, limits: Limits) -> None:
-        """Set the deadline after a question or an answer."""
-        owed = sum(map(len, self.asked.values()))
-        self.due = now + owed * limits.segment_timeout_s if owed else math.inf
-        if not owed:
-            self.rebuilds, self.progress, self.look_at = False, None, math.inf
+    def answered(self, ask_id: int, now: float, limits: Limits) -> None:
+        """Record the answer to a question."""
+        del self.asked[ask_id]
+        if self.asked:
+            self._extend(now, limits)
+        else:
+            self._rest()
+
+    def _extend(self, now: float, limits: Limits) -> None:
+        self.due = now + sum(map(len, self.asked.values())) * limits.segment_timeout_s
+
+    def _rest(self) -> None:
+        self.rebuilds, self.progress, self.due, self.look_at = False, None, math.inf, math.inf
 
     def progressed(self, progress: Progress, now: float, limits: Limits) -> None:
         """Record a look; extend the deadline if the actor has progressed since the last one.
@@ -84,10 +130,36 @@ class Actor:
             return False
         return True
 
-    def end(self, now: float) -> None:
-        """Abandon its process; a new one is due now."""
-        self.state, self.start_at, self.missing_since = State.ABSENT, now, now
-        self.asked.clear()
-        self.holds.clear()
-        self.due = self.look_at = math.inf
-        self.rebuilds, self.progress = False, None
+
+# ------------------------------------------------------------------ which actor hosts which sampler
+
+
+def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
+    """Return the samplers of each actor at the start."""
+    return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
+
+
+def move(samplers: Iterable[int], running: Collection[Actor]) -> list[int]:
+    """Add each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+    hosts = set[int]()
+    for sampler in samplers:
+        host = min(running, key=lambda actor: len(actor.samplers))
+        host.samplers.add(sampler)
+        hosts.add(host.actor_id)
+    return sorted(hosts)
+
+
+def balance(actors: Collection[Actor]) -> None:
+    """Even out the samplers of the running actors, to a difference of one; called between two segments.
+
+    Samplers of other actors come first: these have no room.
+    """
+    running = [actor for actor in actors if actor.state is State.RUNNING]
+    while running:
+        least = min(running, key=lambda actor: len(actor.samplers))
+        most = max(actors, key=lambda actor: (len(actor.samplers), actor.state is not State.RUNNING))
+        if len(most.samplers) - len(least.samplers) < 2:
+            return
+        sampler = max(most.samplers)
+        most.samplers.remove(sampler)
+        least.samplers.add(sampler)

@@ -9,9 +9,8 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dppo.cluster.collecting.actor import ProgressFile
-from dppo.cluster.collecting.messages import Look, Progressed
-from dppo.cluster.collecting.progress_file import Witness, read_progress_file, remove_progress_file
+from dppo.cluster.collecting.messages import Process, Progressed
+from dppo.cluster.collecting.progress_file import ProgressFile, Witness, read_progress_file, remove_progress_file
 from dppo.envs.progress import Phase, Progress
 
 
@@ -28,42 +27,42 @@ class Watching:
             here: id of the node whose files can be read directly; by default the node of this process.
         """
         self._here = here
-        self._files: dict[int, ProgressFile] = {}
+        self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
-        self._looks: dict[ObjectRef[Any], tuple[Look, str]] = {}
+        self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
         self._seen: list[Progressed] = []
-        self._latest: dict[int, Progress] = {}  # by actor
+        self._latest: dict[Process, Progress] = {}
 
-    def started(self, actor_id: int, file: ProgressFile) -> None:
-        """Record the progress file of an actor's new process."""
-        self._files[actor_id] = file
+    def started(self, process: Process, file: ProgressFile) -> None:
+        """Record the progress file of a new process."""
+        self._files[process] = file
 
-    def ended(self, actor_id: int) -> None:
-        """Forget the process of an actor."""
-        self._latest.pop(actor_id, None)
-        file = self._files.pop(actor_id, None)
+    def ended(self, process: Process) -> None:
+        """Forget a process."""
+        self._latest.pop(process, None)
+        file = self._files.pop(process, None)
         if file is not None and self._is_here(file):
             remove_progress_file(file.path)
 
-    def look(self, look: Look) -> None:
-        """Look at an actor; does not wait."""
-        file = self._files.get(look.actor_id)
+    def look(self, process: Process) -> None:
+        """Look at a process; does not wait."""
+        file = self._files.get(process)
         if file is None or not file.path:
             return
         if self._is_here(file):
-            self._take(look, read_progress_file(file.path))
+            self._take(process, read_progress_file(file.path))
             return
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        self._looks[self._witnesses[file.node_id].look.remote(file.path)] = look, file.node_id
+        self._looks[self._witnesses[file.node_id].look.remote(file.path)] = process, file.node_id
 
-    def steps_of(self, actor_id: int, process: int) -> int:
-        """Return the env steps that an actor has made for its current question; on another node, as last seen."""
-        if not any(look.actor_id == actor_id for look, _ in self._looks.values()):
-            self.look(Look(actor_id, process))
-        progress = self._latest.get(actor_id)
+    def steps_of(self, process: Process) -> int:
+        """Return the env steps made for the current question of a process; on another node, as last seen."""
+        if not any(looked_at == process for looked_at, _ in self._looks.values()):
+            self.look(process)
+        progress = self._latest.get(process)
         return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
 
     def seen(self) -> list[Progressed]:
@@ -71,9 +70,9 @@ class Watching:
         if self._looks:
             ready, _ = ray.wait(list(self._looks), num_returns=len(self._looks), timeout=0)
             for ref in ready:
-                look, node_id = self._looks.pop(ref)
+                process, node_id = self._looks.pop(ref)
                 try:
-                    self._take(look, ray.get(ref, timeout=1))
+                    self._take(process, ray.get(ref, timeout=1))
                 except RayError:  # the witness is lost, perhaps with its node; the next look starts another
                     self._witnesses.pop(node_id, None)
         seen, self._seen = self._seen, []
@@ -91,10 +90,10 @@ class Watching:
         self._looks.clear()
         return witnesses
 
-    def _take(self, look: Look, progress: Progress | None) -> None:
+    def _take(self, process: Process, progress: Progress | None) -> None:
         if progress is not None:
-            self._latest[look.actor_id] = progress
-            self._seen.append(Progressed(look.actor_id, look.process, progress))
+            self._latest[process] = progress
+            self._seen.append(Progressed(process, progress))
 
     def _is_here(self, file: ProgressFile) -> bool:
         if self._here is None:

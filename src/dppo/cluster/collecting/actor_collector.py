@@ -1,0 +1,146 @@
+"""ActorCollector: collects from actors, which may be lost at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dppo.cluster.collecting.collector import Collected, ProgressReports
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log
+from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot
+from dppo.signals import StopSignals
+from dppo.spaces.spaces import Spaces
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """The state of the questions that have not been answered."""
+
+    steps: int
+    """Env steps made for them so far."""
+    processes: int
+    """Processes that are working on them."""
+
+
+class Transport(Protocol):
+    """Starts and stops the processes of actors, and exchanges messages with them."""
+
+    def do(self, command: ForTransport) -> None:
+        """Execute a command; does not wait."""
+
+    def events(self, stop: StopSignals) -> list[Event]:
+        """Return new events, if any.
+
+        Waits for: the first event, half a second at most. Fails when: `stop` was requested.
+        """
+
+    def under_way(self) -> UnderWay:
+        """Return how many env steps have been made for unanswered questions; does not wait."""
+
+    def take_seconds(self) -> float:
+        """Return the seconds spent on sending questions and receiving answers since the last call."""
+
+    def close(self) -> None:
+        """Stop all processes; close all environments."""
+
+
+class ActorCollector:
+    """Runs the loop between engine and transport: the engine decides, the transport acts, this class waits."""
+
+    def __init__(
+        self,
+        engine: Collecting,
+        transport: Transport,
+        notify: Callable[[str], None],
+        on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
+        *,
+        batch_size: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take over the engine and the transport.
+
+        Args:
+            on_progress: called about once a second while segments are being collected.
+            batch_size: env steps of an iteration, for `on_progress`.
+        """
+        self._engine = engine
+        self._transport = transport
+        self._notify = notify
+        self._clock = clock
+        self._reports = ProgressReports(on_progress, batch_size, clock)
+        self._steps_seen = 0
+        self._incidents: list[Incident] = []
+        self._request: tuple[PolicySnapshot, int] | None = None
+        self._requested_at = 0.0
+
+    def describe(self, stop: StopSignals) -> Spaces:
+        """Start the actors; return the spaces of the environments of one sampler."""
+        self._do(self._engine.describe(self._clock()))
+        self._wait(stop, lambda: self._engine.spaces is not None)
+        assert self._engine.spaces is not None
+        return self._engine.spaces
+
+    def request(self, policy: PolicySnapshot, index: int) -> None:
+        """Ask every actor for the segments of its samplers; does not wait."""
+        self._request, self._requested_at = (policy, index), self._clock()
+        self._reports.begin(index)
+        self._transport.take_seconds()
+        self._do(self._engine.request(policy, index, self._requested_at))
+
+    def receive(self, stop: StopSignals) -> Collected:
+        """Receive all requested segments, in sampler order."""
+        assert self._request is not None, "receive() without request()"
+        self._wait(stop, lambda: self._engine.finished)
+        (policy, index), self._request = self._request, None
+        made, timings = self._engine.take()
+        incidents, self._incidents = self._incidents, []
+        return Collected(
+            index=index,
+            policy=policy,
+            reports=[report for report, _ in made],
+            segments=[segment for _, segment in made],
+            timings=timings,
+            collect_s=self._clock() - self._requested_at,
+            transfer_s=self._transport.take_seconds(),
+            incidents=incidents,
+        )
+
+    def renew(self) -> None:
+        """Replace all actors, because received segments were lost and must be collected again."""
+        self._request = None
+        self._do(self._engine.renew(self._clock()))
+
+    def alive(self) -> int:
+        """Count the actors with a process."""
+        return self._engine.alive()
+
+    def close(self) -> None:
+        """Stop all actors; close all environments."""
+        self._transport.close()
+
+    def _wait(self, stop: StopSignals, over: Callable[[], bool]) -> None:
+        while not over():
+            for event in self._transport.events(stop):
+                self._do(self._engine.on(event, self._clock()))
+            self._do(self._engine.tick(self._clock()))
+            if self._reports.due:
+                self._report_progress()
+
+    def _report_progress(self) -> None:
+        under_way = self._transport.under_way()
+        steps = under_way.steps + self._engine.steps_received
+        if steps > self._steps_seen:
+            self._engine.heard(self._clock())
+        self._steps_seen = steps
+        self._reports.send(steps, under_way.processes)
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Log):
+                self._notify(command.text)
+                self._incidents += [] if command.incident is None else [command.incident]
+            else:
+                self._transport.do(command)

@@ -1,0 +1,112 @@
+"""InProcessCollector: collects in this process, without Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dppo.cluster.collecting.collector import Collected, ProgressReports
+from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.plans import SamplerPlan
+from dppo.envs.progress import ProgressRecord, replaying
+from dppo.ppo.exchange.records import CollectionProgress, PolicySnapshot, SegmentRequest
+from dppo.signals import StopSignals
+from dppo.spaces.spaces import Spaces
+
+REPLAY_LOG_S = 30.0  # between two lines about a long replay
+
+
+class InProcessCollector:
+    """A collector for debugging, for fast environments, and as the reference in tests."""
+
+    def __init__(
+        self,
+        plan: SamplerPlan,
+        ledger: ReplayLedger,
+        notify: Callable[[str], None] = lambda text: None,
+        on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
+    ) -> None:
+        """Create no environment yet.
+
+        Args:
+            on_progress: called about once a second while segments are being collected.
+        """
+        self._num_samplers = plan.sampling.num_samplers
+        self._ledger = ledger
+        self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
+        self._host = SamplerHost(plan, ProgressRecord(on_replay=ReplayLog(notify), on_step=self._report))
+        self._threads = limit_to_one_thread()
+        self._spaces: Spaces | None = None
+        self._request: tuple[PolicySnapshot, int] | None = None
+        self._next = 0  # index of the segment that the samplers can collect without being rebuilt
+
+    def describe(self, stop: StopSignals) -> Spaces:
+        """Create the environments of the first sampler and return their spaces."""
+        with stop.interruptible():
+            self._spaces = self._host.spaces(0)
+        return self._spaces
+
+    def request(self, policy: PolicySnapshot, index: int) -> None:
+        """Store the request, which `receive` carries out."""
+        self._request = policy, index
+        self._reports.begin(index)
+
+    def receive(self, stop: StopSignals) -> Collected:
+        """Collect the requested segments; a signal ends this in the middle of a step."""
+        assert self._request is not None, "receive() without request()"
+        (policy, index), self._request = self._request, None
+        began = time.monotonic()
+        rebuilt = index != self._next
+        requests = [
+            SegmentRequest(sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None)
+            for sampler in range(self._num_samplers)
+        ]
+        with stop.interruptible():
+            answer = self._host.collect(requests, policy, self._spaces if rebuilt or index == 0 else None)
+        self._next = index + 1
+        return Collected(
+            index=index,
+            policy=policy,
+            reports=[report for report, _ in answer.made],
+            segments=[segment for _, segment in answer.made],
+            timings=[answer.timings],
+            collect_s=time.monotonic() - began,
+        )
+
+    def renew(self) -> None:
+        """Close all environments; the next `receive` rebuilds the samplers."""
+        self._host.close_all_but()
+        self._request, self._next = None, 0
+
+    def alive(self) -> int:
+        """Return 0: there are no actors."""
+        return 0
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._host.close_all_but()
+        self._threads.restore_original_limits()
+
+    def _report(self, steps: int) -> None:
+        """Report progress after an env step: nobody else can look while this process is busy."""
+        if self._reports.due:
+            self._reports.send(steps, processes=1)
+
+
+class ReplayLog:
+    """Logs the progress of a long replay every half minute."""
+
+    def __init__(self, notify: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._notify = notify
+        self._clock = clock
+        self._logged_at = 0.0
+
+    def __call__(self, replayed: int, to_replay: int) -> None:
+        """Take note of one more replayed step."""
+        now = self._clock()
+        if replayed == 1:
+            self._logged_at = now
+        if now - self._logged_at >= REPLAY_LOG_S:
+            self._logged_at = now
+            self._notify(replaying(replayed, to_replay))
