@@ -172,16 +172,8 @@ def make_batch(
     rewards = merged["rewards"] if shape_rewards is None else shape_rewards(merged["rewards"])
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
-    advantages = generalized_advantages(
-        rewards,
-        values,
-        merged["next_values"],
-        merged["terminated"],
-        merged["truncated"],
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        valid=valid,
-    )
+    after = [merged[name] for name in ("next_values", "terminated", "truncated")]
+    advantages = generalized_advantages(rewards, values, *after, gamma=gamma, gae_lambda=gae_lambda, valid=valid)
 
     def rows(array: np.ndarray) -> Tensor:
         if valid is not None:

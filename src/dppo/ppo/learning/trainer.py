@@ -92,9 +92,7 @@ class PPOTrainer:
         *,
         lagged: bool = False,
     ) -> Update:
-        """Train K epochs on `batch`, in minibatches drawn by `order`.
-
-        A minibatch without any transition on any rank is skipped.
+        """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
 
         Args:
             learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
