@@ -142,7 +142,7 @@ def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
     ],
 )
 def test_a_part_that_is_replaced_during_the_run_changes_no_file_elsewhere(
-    part: str, trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path
+    part: str, trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path, pictures: None
 ) -> None:
     """The picture is renamed to its name, and the events have a new one."""
     run = tmp_path / "run"
@@ -175,7 +175,7 @@ def test_a_new_event_file_has_a_name_after_all_links_of_such_names(run: Path, pr
     assert _new_event_file(run).name == later.name.replace("9990", "9991")
 
 
-def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path) -> None:
+def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, pictures: None) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     (tmp_path / "disk" / "a").mkdir()
