@@ -21,7 +21,7 @@ MODULES = [
         "networks.network",
         "learning.losses",
         "learning.batch",
-        "learning.gae_inputs",
+        "learning.recompute",
         "networks.recall",
         "networks.memory.recurrence",
         "networks.memory.cells",

@@ -87,7 +87,7 @@ def test_acting_and_learning_normalise_in_float64_before_rounding(nest: bool, dt
     built = build_sampler(sampler_plan(config), 0)
     trainer = build_trainer(trainer_plan(config), built.spaces)
     report, _ = built.sampler.collect(SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs))
-    scale = ObsScale.of(report.statistics.obs)  # type: ignore[arg-type]
+    scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
     _, segment = built.sampler.collect(SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs))
     batch = make_batch([segment], scale, None, gamma=0.99, gae_lambda=0.95)
     seen = batch.obs["far"] if isinstance(batch.obs, dict) else batch.obs
@@ -101,7 +101,7 @@ def test_acting_and_learning_normalise_in_float64_before_rounding(nest: bool, dt
 
 def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
     """Return a policy; without a scale, one that normalises with no samples."""
-    return PolicySnapshot(0, weights, scale or ObsScale.of(Moments.empty(normalized_shape(obs))))
+    return PolicySnapshot(0, weights, scale or ObsScale(*Moments.empty(normalized_shape(obs)).mean_and_std()))
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
 def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> None:
     config = config_of(env_kwargs={"nest": nest, "dtype": dtype})
     built = build_sampler(sampler_plan(config), 0)
-    agent = built.sampler._agent
+    agent = built.sampler.agent
     scale = ObsScale(np.array([0.0, OFFSET]), np.array([1.0, 4.0]))
     agent.load(snapshot(random_weights(agent.spec), scale, built.spaces.obs))
     obs = np.zeros(7, built.spaces.obs)
@@ -146,7 +146,7 @@ def test_integers_that_the_network_cannot_tell_apart_are_reported(nest: bool, dt
     """A network of float64 can."""
     config = config_of(env_kwargs={"nest": nest, "dtype": "int64"}, dtype=dtype, obs_dtype="float32", norm_obs=False)
     built = build_sampler(sampler_plan(config), 0)
-    weights = random_weights(built.sampler._agent.spec)
+    weights = random_weights(built.sampler.agent.spec)
     report, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, weights))
     assert leaves(segment.obs)["far" if nest else ""].dtype == np.int64
     messages = [incident.message for incident in report.incidents]

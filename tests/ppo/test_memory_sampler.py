@@ -169,9 +169,9 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     with torch.no_grad():
         model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
     batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=LENGTH)
-    assert batch.rollout is not None
+    assert batch.gae_inputs is not None
     for rows in (LENGTH, 10, 1000):
-        again = with_new_advantages(batch, batch.rollout, model.values, rows)
+        again = with_new_advantages(batch, batch.gae_inputs, model.values, rows)
         np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
 

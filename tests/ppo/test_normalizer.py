@@ -126,7 +126,7 @@ def test_normalize_standardises_and_clips() -> None:
 
 def test_the_scale_of_observations_is_read_only() -> None:
     """Samplers and the trainer share it."""
-    scale = ObsScale.of(Moments.empty((3,)).merge(Moments.of(chunks(8, [5])[0])))
+    scale = ObsScale(*Moments.empty((3,)).merge(Moments.of(chunks(8, [5])[0])).mean_and_std())
     for array in (scale.mean, scale.std):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1

@@ -25,11 +25,12 @@ from torch.distributions import Categorical, Independent, Normal
 from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
+from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
-from dppo.ppo.learning.rewards import reward_shaping, shaped_rewards
+from dppo.ppo.learning.recompute import estimated_again
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.spaces.actions import BoxActions, DiscreteActions
@@ -265,7 +266,7 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
 
     first, second = (make_trainer(spec, update_epochs=1, clip_vloss=True) for _ in range(2))
     order = np.random.default_rng(0)
-    plain = dataclasses.replace(batch, rollout=None)
+    plain = dataclasses.replace(batch, gae_inputs=None)
     first.update(plain, 1e-2, order)
     second.load(first.weights(), first.state())
 
@@ -294,15 +295,15 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
 def test_estimated_with_the_weights_that_collected_advantages_are_the_same() -> None:
     segment, _, spec = collect(0)
     batch = make_batch([segment], None, None, gamma=GAMMA, gae_lambda=LAMBDA)
-    assert batch.rollout is not None
+    assert batch.gae_inputs is not None
     trainer = make_trainer(spec, update_epochs=3)
     before = trainer.weights()
     trainer.update(batch, 1e-300, np.random.default_rng(0))  # nothing moves
     np.testing.assert_array_equal(trainer.weights(), before)
     assert isinstance(batch.obs, torch.Tensor)
-    assert isinstance(batch.rollout.successors, torch.Tensor)
-    values, after = (trainer.model.values(obs).numpy() for obs in (batch.obs, batch.rollout.successors))
-    advantages, returns = batch.rollout.estimate(values, after, 1)
+    assert isinstance(batch.gae_inputs.successors, torch.Tensor)
+    values, after = (trainer.model.values(obs).numpy() for obs in (batch.obs, batch.gae_inputs.successors))
+    advantages, returns = estimated_again(batch.gae_inputs, values, after, 1)
     np.testing.assert_allclose(advantages, batch.advantages, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(returns, batch.returns, rtol=1e-10, atol=1e-12)
 
@@ -337,7 +338,7 @@ def test_segments_hold_no_successors_unless_asked() -> None:
     sampler, spec = sampler_of([CartPoleEnv()], num_steps=5)
     _, segment = sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))
     assert segment.successors is None
-    assert make_batch([segment], None, None, gamma=GAMMA, gae_lambda=LAMBDA).rollout is None
+    assert make_batch([segment], None, None, gamma=GAMMA, gae_lambda=LAMBDA).gae_inputs is None
 
 
 # -------------------------------------------------------------------------------------------- rewards

@@ -23,8 +23,7 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import merged_moments, moments_of, moments_of_all
-from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.parallel import Alone, Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
 
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
@@ -428,7 +427,7 @@ def test_gradients_are_summed_over_ranks() -> None:
 def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:
     rng = np.random.default_rng(1)
     parts = [rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)]
-    found = merged_moments(torch.stack([moments_of(torch.from_numpy(part)) for part in parts]))
+    found = merged_moments(torch.stack([row_moments(torch.from_numpy(part)) for part in parts]))
     everything = np.concatenate(parts, axis=1)
     np.testing.assert_array_equal(found[:, 0], sum(sizes))
     np.testing.assert_allclose(found[:, 1], everything.mean(axis=1), rtol=1e-14)
@@ -437,10 +436,10 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
 
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
-    moments = moments_of(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
+    moments = row_moments(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
     assert torch.equal(moments_of_all(moments, Alone()), moments)
 
 
 def test_a_row_of_one_sample_has_deviation_zero() -> None:
-    found = moments_of(torch.tensor([[3.0], [-1.0]]))
+    found = row_moments(torch.tensor([[3.0], [-1.0]]))
     assert found.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

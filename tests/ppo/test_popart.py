@@ -16,9 +16,8 @@ from test_options import make_trainer, random_batch
 from torch import nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import Moments
+from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.exchange.value_scale import STATE, ValueScale
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.popart import last_layer
 from dppo.ppo.networks.default.mlp import MLPSpec
@@ -51,10 +50,10 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
     trainer, obs = make_trainer(SPEC, norm_value=True), random_batch(SPEC).obs
     assert trainer._popart is not None
     for shift in (0.0, 5e3, -70.0):
-        before = trainer._popart.restoring(trainer.model.values)(obs)
+        before = trainer._popart.scale.restore(trainer.model.values(obs))
         batch = random_batch(SPEC, seed=2)
         trainer._popart.learn(dataclasses.replace(batch, returns=batch.returns * 100 + shift), trainer._parallel)
-        after = trainer._popart.restoring(trainer.model.values)(obs)
+        after = trainer._popart.scale.restore(trainer.model.values(obs))
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
@@ -100,7 +99,7 @@ def test_all_ranks_have_one_unit_and_the_weights_of_one_trainer(size: int) -> No
         one_minibatch = np.random.default_rng(parallel.rank)
         trainer.minibatches = 1
         trainer.update(share, 1e-3, one_minibatch)
-        return trainer.weights(), trainer.state()[STATE]
+        return trainer.weights(), trainer.state()[VALUE_TARGETS]
 
     results = Meeting(size).all_do(train)
     alone = make_trainer(SPEC, norm_value=True, norm_adv=False, update_epochs=2)
@@ -110,7 +109,7 @@ def test_all_ranks_have_one_unit_and_the_weights_of_one_trainer(size: int) -> No
         assert weights.tobytes() == results[0][0].tobytes()
         assert moments.tobytes() == results[0][1].tobytes()
         np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(moments, alone.state()[STATE])
+        np.testing.assert_allclose(moments, alone.state()[VALUE_TARGETS])
 
 
 def test_state_continues_to_the_bit() -> None:

@@ -172,7 +172,7 @@ def test_discounted_returns_of_all_environments_are_samples() -> None:
 
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
     sampler, spec = sampler_of([Counting(truncate_after=4), Counting()], num_steps=6)
-    snapshot = PolicySnapshot(0, telling_snapshot(spec).weights, ObsScale.of(Moments.empty((1,))))
+    snapshot = PolicySnapshot(0, telling_snapshot(spec).weights, ObsScale(*Moments.empty((1,)).mean_and_std()))
     report, segment = sampler.collect(SegmentRequest(0, 0), snapshot)
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
 
@@ -285,7 +285,7 @@ def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
 def test_samplers_that_collect_together_make_the_same_bytes_as_alone(envs: str, samplers: int) -> None:
     together, spec = a_lot(envs, samplers)
     alone, _ = a_lot(envs, samplers)
-    scale = ObsScale.of(Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))))
+    scale = ObsScale(*Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))).mean_and_std())
     for snapshot in snapshots(spec):
         policy = dataclasses.replace(snapshot, obs_scale=scale if snapshot.version % 2 else None)
         requests = [SegmentRequest(s, policy.version) for s in range(samplers)]

@@ -15,9 +15,8 @@ import numpy as np
 from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
-from dppo.ppo.exchange.normalizer import Statistics
+from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
-from dppo.ppo.exchange.value_scale import ValueScale
 from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts

@@ -8,9 +8,8 @@ import numpy as np
 
 from dppo.ppo.distributions import allowed
 from dppo.ppo.exchange.inputs import normalized, scale_for, unprocessed_inputs
-from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.normalizer import ObsScale, ValueScale
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.exchange.value_scale import restoring
 from dppo.ppo.networks.building import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
@@ -50,13 +49,13 @@ class PPOAgent:
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
+        self._value_scale: ValueScale | None = None
         self._scales: dict[np.dtype[Any], ObsScale | None] = {}  # by the dtype of observations
 
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
-        self._step = restoring(self._network.step, snapshot.value_scale)
-        self._obs_scale = snapshot.obs_scale
+        self._obs_scale, self._value_scale = snapshot.obs_scale, snapshot.value_scale
         self._scales = {}
 
     def start(self, *rows: int) -> np.ndarray:
@@ -70,13 +69,11 @@ class PPOAgent:
             state: [..., E, S] before the step, of a network with memory.
         """
         head, values, after = self._outputs(obs, state)
-        head = self._allowed(head, obs)
         return Decision(self.distribution.sample(head, noise), head, values, after)
 
     def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> Decision:
         """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
         head, values, after = self._outputs(obs, state)
-        head = self._allowed(head, obs)
         return Decision(self.distribution.mode(head), head, values, after)
 
     def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
@@ -95,16 +92,19 @@ class PPOAgent:
         """Return the masks [..., M] of stored observations [...]; None if there are none."""
         return None if self.mask is None else masks_of(obs)
 
-    def _allowed(self, head: np.ndarray, obs: np.ndarray) -> np.ndarray:
-        masks = self.masks(obs)
-        return head if masks is None else allowed(head, masks)
-
-    def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
-        obs = self.readable(obs)
-        if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            return self._step(unprocessed_inputs(obs, self._dtype, self._scale(obs.dtype)), state)
+    def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
+        obs, masks = self.readable(stored), self.masks(stored)
         scale = self._scale(obs.dtype)
-        return self._step(obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale), state)
+        if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
+            outputs = self._network.step(unprocessed_inputs(obs, self._dtype, scale), state)
+        else:
+            inputs = obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale)
+            outputs = self._network.step(inputs, state)
+        if masks is not None:
+            outputs = outputs._replace(head=allowed(outputs.head, masks))
+        if self._value_scale is not None:
+            outputs = outputs._replace(values=self._value_scale.restore(outputs.values))
+        return outputs
 
     def _scale(self, obs: np.dtype[Any]) -> ObsScale | None:
         if self._obs_scale is not None and obs not in self._scales:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,82 +25,63 @@ from dppo.ppo.exchange.records import (
 )
 
 
+@dataclass(eq=False)
 class PPOSampler:
     """Collect segments of T steps from E environments, whose episodes continue from one segment to the next."""
 
-    def __init__(
-        self,
-        sampler_id: int,
-        agent: PPOAgent,
-        envs: Environments,
-        *,
-        num_steps: int,
-        gamma: float,
-        noise: Callable[[int], np.random.Generator],
-        track_returns: bool,
-        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
-        keep_successors: bool = False,
-        sequence_length: int = 1,
-    ) -> None:
-        """Take over `envs`, which must not have been started.
+    sampler_id: int
+    agent: PPOAgent
+    envs: Environments
+    """Not started yet."""
+    _: KW_ONLY
+    num_steps: int
+    gamma: float
+    noise: Callable[[int], np.random.Generator]
+    """Returns the generator of a segment's exploration noise, given the segment's index."""
+    track_returns: bool
+    """Report moments of discounted returns, for the normalizer of rewards."""
+    shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None
+    """Transforms raw rewards before returns are tracked; None to leave them as they are."""
+    keep_successors: bool = False
+    """Let segments hold the observations that follow their last rows."""
+    sequence_length: int = 1
+    """L, the steps of a sequence in training, for a network with memory; divides T."""
 
-        Args:
-            noise: returns the generator of a segment's exploration noise, given the segment's index.
-            track_returns: report moments of discounted returns, for the normaliser of rewards.
-            shape_rewards: transforms raw rewards before returns are tracked; None to leave them as they are.
-            keep_successors: let segments hold the observations that follow their last rows.
-            sequence_length: L, the steps of a sequence in training, for a network with memory; divides T.
-        """
-        self.sampler_id = sampler_id
-        self._agent = agent
-        self._envs = envs
-        self._num_steps = num_steps
-        self._gamma = gamma
-        self._noise = noise
-        self._track_returns = track_returns
-        self._shape_rewards = shape_rewards
-        self._keep_successors = keep_successors
-        self._obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None before the first
-        self._discounted_returns = np.zeros(envs.num_envs)
-        self._sequence_length = sequence_length
-        self._memory = agent.start(envs.num_envs) if agent.state_size else None  # [E, S] where the next segment starts
+    def __post_init__(self) -> None:
+        """Begin without observations [E, *O]: the first segment starts the environments."""
+        agent, num_envs = self.agent, self.envs.num_envs
+        self.obs: np.ndarray | None = None  # where the next segment starts, like the two below
+        self.memory = agent.start(num_envs) if agent.state_size else None  # [E, S]
+        self._discounted_returns = np.zeros(num_envs)
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
-        """Collect the segment that `request` names, under the weights of `snapshot`.
-
-        The state of the environments is all that is carried over from earlier segments.
-
-        Raises:
-            EnvironmentFault: an environment failed.
-        """
+        """Collect one segment, as `collect_together` does."""
         return collect_together([self], [request], snapshot)[0]
 
-    def _begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
-        """Start or restore the episodes, so that `_obs` holds observations to act on."""
-        self._obs = np.empty(self._envs.num_envs, self._envs.obs)
+    def begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
+        """Start or restore the episodes, so that `obs` holds observations to act on."""
+        self.obs = np.empty(self.envs.num_envs, self.envs.obs)
         if rebuild is None:
-            self._envs.start(self._obs, log)
+            self.envs.start(self.obs, log)
             return []
-        incidents = self._envs.restore(rebuild.carry, rebuild.actions, self._obs, log)
+        incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
-        self._memory = None if rebuild.carry.memory is None else rebuild.carry.memory.copy()
+        self.memory = _copy(rebuild.carry.memory)
         for incident in incidents:
             assert incident.env is not None
             self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
-            if self._memory is not None:
-                self._memory[incident.env] = 0.0
+            if self.memory is not None:
+                self.memory[incident.env] = 0.0
         return incidents
 
-    def _finish(self, run: _Collection, at: int) -> tuple[SegmentReport, Segment]:
+    def finish(self, run: _Collection, at: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
-        self._obs = run.obs[at, -1].copy()
-        self._memory = None if run.states is None else run.states.before[at].copy()
-        seen = Statistics()
-        if self._track_returns or snapshot.obs_scale is not None:
-            seen, self._discounted_returns = self._moments(segment, snapshot.obs_scale)
+        self.obs = run.obs[at, -1].copy()
+        self.memory = None if run.states is None else run.states.before[at].copy()
+        seen = self._moments(segment, snapshot.obs_scale)
         done = segment.terminated | segment.truncated
-        self._envs.check(run.obs[at], done, log, first=request.index == 0)
+        self.envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
@@ -108,11 +89,11 @@ class PPOSampler:
             steps=int(segment.valid.sum()),
             carry=SamplerCarry(
                 discounted_returns=self._discounted_returns.copy(),
-                memory=None if self._memory is None else self._memory.copy(),
-                **self._envs.open_episodes(),
+                memory=_copy(self.memory),
+                **self.envs.open_episodes(),
             ),
             open_actions=tuple(
-                segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self._envs.num_envs)
+                segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self.envs.num_envs)
             ),
             episodes=tuple(log.episodes),
             statistics=seen,
@@ -121,24 +102,25 @@ class PPOSampler:
         )
         return report, segment
 
-    def _moments(self, segment: Segment, scale: ObsScale | None) -> tuple[Statistics, np.ndarray]:
-        """Return moments for the normalisers, and the running discounted returns [E] at the end of the segment.
+    def _moments(self, segment: Segment, scale: ObsScale | None) -> Statistics:
+        """Return moments for the normalizers, and let the discounted returns run to the end of the segment.
 
         R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
         not transitions are not counted, and reset R to zero.
         """
-        running, valid = self._discounted_returns, segment.valid
+        valid = segment.valid
         obs = None if scale is None else Moments.of(normalized_part(segment.obs[valid], scale.names))
-        if not self._track_returns:
-            return Statistics(obs), running
-        returns = np.empty(segment.rewards.shape)
+        if not self.track_returns:
+            return Statistics(obs)
+        running, returns = self._discounted_returns, np.empty(segment.rewards.shape)
         going_on = ~(segment.terminated | segment.truncated) & valid
-        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
+        rewards = segment.rewards if self.shape_rewards is None else self.shape_rewards(segment.rewards)
         rewards = np.where(valid, rewards, 0.0)
         for t in range(len(returns)):
-            returns[t] = self._gamma * running + rewards[t]
+            returns[t] = self.gamma * running + rewards[t]
             running = returns[t] * going_on[t]
-        return Statistics(obs, Moments.of(returns[valid])), running
+        self._discounted_returns = running
+        return Statistics(obs, Moments.of(returns[valid]))
 
 
 class _Collection:
@@ -149,26 +131,26 @@ class _Collection:
     ) -> None:
         self.requests, self.snapshot = requests, snapshot
         self.logs = [EnvLog() for _ in samplers]
-        self.incidents: list[list[Incident]] = [[] for _ in samplers]
-        for at, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
-            if request.rebuild is not None or sampler._obs is None:
-                self.incidents[at] = sampler._begin(request.rebuild, self.logs[at])
+        self.incidents = [
+            sampler.begin(request.rebuild, log) if request.rebuild is not None or sampler.obs is None else []
+            for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
+        ]
         first = samplers[0]
-        self._keep_successors = first._keep_successors
-        self._agent, self._envs = first._agent, [sampler._envs for sampler in samplers]
+        self._keep_successors = first.keep_successors
+        self._agent, self._envs = first.agent, [sampler.envs for sampler in samplers]
         self._agent.load(snapshot)
-        steps, envs, dtype = first._num_steps, first._envs, self._agent.spec.dtype
+        steps, envs, dtype = first.num_steps, first.envs, self._agent.spec.dtype
         distribution = self._agent.distribution
         rows = (len(samplers), steps, envs.num_envs)
         self._noise = np.stack(
             [
-                distribution.noise(sampler._noise(request.index), steps, envs.num_envs, dtype)
+                distribution.noise(sampler.noise(request.index), steps, envs.num_envs, dtype)
                 for sampler, request in zip(samplers, requests, strict=True)
             ]
         )
         self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
         for own, sampler in zip(self.obs, samplers, strict=True):
-            own[0] = sampler._obs
+            own[0] = sampler.obs
         self._actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
         self._heads = np.empty((*rows, distribution.head_size), dtype)
         self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
@@ -179,9 +161,9 @@ class _Collection:
         self._zeros = np.zeros(self.obs[:, 0].size, self.obs.dtype) if floats else None
         self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
         self.states = None
-        if first._memory is not None:
-            memories = np.stack([sampler._memory for sampler in samplers if sampler._memory is not None])
-            self.states = RecurrentStates(memories, steps, first._sequence_length, keep_all=self._keep_successors)
+        if first.memory is not None:
+            memories = np.stack([sampler.memory for sampler in samplers if sampler.memory is not None])
+            self.states = RecurrentStates(memories, steps, first.sequence_length, keep_all=self._keep_successors)
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -247,11 +229,11 @@ class _Collection:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
-        obs, agent = self.obs[s, :-1], self._agent
+        obs, actions, agent, states = self.obs[s, :-1], self._actions[s], self._agent, self.states
         segment = Segment(
             obs=agent.readable(obs),
-            actions=self._actions[s],
-            logprobs=self._agent.log_prob(self._heads[s], self._actions[s]),
+            actions=actions,
+            logprobs=agent.log_prob(self._heads[s], actions),
             values=self._values[s],
             next_values=self._next_values[s],
             rewards=self._rewards[s],
@@ -259,14 +241,16 @@ class _Collection:
             truncated=self._truncated[s],
             valid=self._valid[s],
             masks=agent.masks(obs),
+            states=None if states is None else states.of_sequences[s],
         )
-        if self.states is not None:
-            segment = replace(segment, states=self.states.of_sequences[s])
         if not self._keep_successors:
             return segment
         followed = segment.followed
-        states = None if self.states is None else self.states.after_steps[s][followed]
-        return replace(segment, successors=agent.readable(self._successors[s][followed]), successor_states=states)
+        return replace(
+            segment,
+            successors=agent.readable(self._successors[s][followed]),
+            successor_states=None if states is None else states.after_steps[s][followed],
+        )
 
 
 def collect_together(
@@ -274,20 +258,22 @@ def collect_together(
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 
-    Each segment has the same bits as one from `collect`.
-
-    Args:
-        requests: one for each sampler.
+    Each segment has the same bits as one collected alone. The state of the environments is all that is carried over
+    from earlier segments.
 
     Raises:
         EnvironmentFault: an environment failed. All samplers must be rebuilt.
     """
     run = _Collection(samplers, requests, snapshot)
     run.go()
-    return [sampler._finish(run, at) for at, sampler in enumerate(samplers)]
+    return [sampler.finish(run, at) for at, sampler in enumerate(samplers)]
 
 
 def _steps_since_reset(done: np.ndarray) -> int:
     """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
     ends = np.flatnonzero(done)
     return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def _copy(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.copy()

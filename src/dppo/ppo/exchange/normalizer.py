@@ -1,7 +1,8 @@
-"""Running statistics of observations and returns, and normalisation with them."""
+"""Running moments of observations, returns and value targets; and the scales that normalize with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from dppo.ppo.exchange.readonly import ReadOnly
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
 
-CLIP = 10.0  # normalised observations and rewards are clipped to +-10 (details 29 and 31)
+CLIP = 10.0  # normalized observations and rewards are clipped to +-10 (details 29 and 31)
 EPSILON = 1e-8
+SMALLEST_STD = 1e-6  # of value targets, as in arXiv:2006.05990
+VALUE_TARGETS = "value_targets"  # name of their moments in the trainer's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,9 @@ class Moments:
 
     count: float
     mean: np.ndarray
-    """[*O] float64."""
+    """[*O]"""
     m2: np.ndarray
-    """[*O] float64: the sum of (x - mean)^2."""
+    """[*O], the sum of (x - mean)^2."""
 
     @staticmethod
     def empty(shape: tuple[int, ...]) -> Moments:
@@ -68,9 +71,9 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Moments of observations and of discounted returns; None for a normaliser that is off.
+    """Moments of observations and of discounted returns; None for a normalizer that is off.
 
-    Those of observations do not change within an iteration: a segment and the update that uses it are normalised alike,
+    Those of observations do not change within an iteration: a segment and the update that uses it are normalized alike,
     which keeps the first probability ratio at one.
     """
 
@@ -99,7 +102,7 @@ class Statistics:
         }
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
-        """Return the statistics stored in `arrays`, for the normalisers that are on here."""
+        """Return the statistics stored in `arrays`, for the normalizers that are on here."""
         read: dict[str, Any] = {
             name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
             for name in ("obs", "returns")
@@ -108,8 +111,8 @@ class Statistics:
         return replace(self, **read)
 
     def obs_scale(self) -> ObsScale | None:
-        """Return the scale of observations; None if they are not normalised."""
-        return None if self.obs is None else ObsScale.of(self.obs, self.obs_names)
+        """Return the scale of observations; None if they are not normalized."""
+        return None if self.obs is None else ObsScale(*self.obs.mean_and_std(), self.obs_names)
 
     def reward_scale(self) -> float | None:
         """Return the divisor of rewards: the standard deviation of the discounted return (detail 30)."""
@@ -118,17 +121,12 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class ObsScale(ReadOnly):
-    """Mean and standard deviation for normalising observations."""
+    """Mean and standard deviation for normalizing observations."""
 
     mean: Float[np.ndarray, "*O"]
     std: Float[np.ndarray, "*O"]
     names: tuple[str, ...] | None = None
     """Names of the leaves that `mean` and `std` hold side by side, of several; None: all that hold floats."""
-
-    @staticmethod
-    def of(moments: Moments, names: tuple[str, ...] | None = None) -> ObsScale:
-        """Return the scale of observations with these moments."""
-        return ObsScale(*moments.mean_and_std(), names)
 
     def astype(self, dtype: str | np.dtype) -> ObsScale:
         """Return a copy in `dtype`."""
@@ -138,3 +136,40 @@ class ObsScale(ReadOnly):
         """Standardise `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
         scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
         return scaled
+
+
+@dataclass(frozen=True, slots=True)
+class ValueScale:
+    """Mean and standard deviation of the targets of values: a network that is 0.5 estimates mean + 0.5 std."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    @staticmethod
+    def of(targets: Moments) -> ValueScale:
+        """Return the scale of targets with these moments of scalars."""
+        if targets.count == 0:
+            return ValueScale()
+        return ValueScale(float(targets.mean), max(SMALLEST_STD, float(np.sqrt(targets.m2 / targets.count))))
+
+    @staticmethod
+    def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
+        """Return the scale of a trainer with this state; None if it normalizes no values."""
+        targets = moments_of_targets(state)
+        return None if targets is None else ValueScale.of(targets)
+
+    def restore(self, standardized: Any) -> Any:
+        """Return values in units of rewards; `standardized` is an array or a tensor, whose dtype stays."""
+        return standardized * self.std + self.mean
+
+    def standardize(self, values: Any) -> Any:
+        """Return what the network should be for these values, as an array or a tensor of the same dtype."""
+        return (values - self.mean) / self.std
+
+
+def moments_of_targets(state: Mapping[str, np.ndarray]) -> Moments | None:
+    """Return the moments of value targets in a trainer's state; None if there are none."""
+    if VALUE_TARGETS not in state:
+        return None
+    count, mean, m2 = state[VALUE_TARGETS]
+    return Moments(float(count), np.asarray(mean), np.asarray(m2))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dppo.ppo.exchange.normalizer import ObsScale, Statistics
+from dppo.ppo.exchange.normalizer import ObsScale, Statistics, ValueScale
 from dppo.ppo.exchange.readonly import ReadOnly
-from dppo.ppo.exchange.value_scale import ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt32
@@ -205,12 +204,7 @@ class Timings:
     """Part of `env_s` that was spent on replay."""
 
     def __add__(self, other: Timings) -> Timings:
-        return Timings(
-            total_s=self.total_s + other.total_s,
-            env_s=self.env_s + other.env_s,
-            replayed_steps=self.replayed_steps + other.replayed_steps,
-            replay_s=self.replay_s + other.replay_s,
-        )
+        return Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from dppo.ppo.exchange.inputs import each_leaf, normalized, scale_for, stays_unp
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
-from dppo.ppo.learning.gae_inputs import Rollout, followed_by_successors, in_sequences, recall_of_successors
 from dppo.ppo.networks.building import zero_inputs
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recall import Recall
@@ -25,6 +26,21 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 
 @dataclass(frozen=True, slots=True)
+class GAEInputs:
+    """Everything that advantages are estimated from, kept to repeat the estimate when values change."""
+
+    estimate: Callable[..., Float[np.ndarray, "T envs"]]
+    """`generalized_advantages`, given the keywords `values` and `next_values` [T, envs]."""
+    valid: Bool[np.ndarray, "T envs"]
+    successors: Shaped[Tensor, " n *O"] | dict[str, Shaped[Tensor, "n ..."]]
+    """Normalized observations that followed a row, but are in no row themselves."""
+    followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
+    """Step and environment of the row that each of them followed."""
+    recall: Recall | None
+    """Of `successors`, each a sequence of one step, for a network with memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """B rows: S sequences, each of L successive steps of one environment, stored one after the other.
 
@@ -32,7 +48,7 @@ class Batch:
     """
 
     obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
-    """Normalised; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
+    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
     """Log-probabilities under the policy that ratios are measured from: the one that collected the segments or, with
@@ -54,7 +70,7 @@ class Batch:
     """L"""
     recall: Recall | None = None
     """Of the sequences, for a network with memory."""
-    rollout: Rollout | None = None
+    gae_inputs: GAEInputs | None = None
     """Of a batch whose advantages are recomputed before each further epoch."""
 
     def __len__(self) -> int:
@@ -73,56 +89,40 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        return replace(self._of_each(moved), recall=None if self.recall is None else self.recall.of_each(moved))
+        return self._of_each(moved, moved)
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
-        recall = None if self.recall is None else self.recall.of_each(lambda tensor: tensor.index_select(0, index))
+        rows = index
         if self.sequence_length > 1:
             steps = torch.arange(self.sequence_length, device=index.device)
-            index = (index.unsqueeze(1) * self.sequence_length + steps).flatten()
-        return replace(self._of_each(lambda tensor: tensor.index_select(0, index)), recall=recall)
+            rows = (index.unsqueeze(1) * self.sequence_length + steps).flatten()
+        return self._of_each(lambda column: column.index_select(0, rows), lambda column: column.index_select(0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
-        rows = [size * self.sequence_length for size in sizes]
-        names = [name for name in COLUMNS if getattr(self, name) is not None]
-        parts = zip(*(split_rows(getattr(self, name), rows) for name in names), strict=True)
-        recalls = [None] * len(sizes) if self.recall is None else self.recall.split(sizes)
-        return [
-            replace(self, recall=recall, **dict(zip(names, columns, strict=True)))
-            for columns, recall in zip(parts, recalls, strict=True)
-        ]
+        return [self._piece(end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
     def pieces(self, rows: int) -> list[Batch]:
         """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
         most = max(1, rows // self.sequence_length)
         return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
 
-    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        columns = {name: getattr(self, name) for name in COLUMNS}
+    def _piece(self, start: int, size: int) -> Batch:
+        first, rows = start * self.sequence_length, size * self.sequence_length
+        return self._of_each(lambda column: column.narrow(0, first, rows), lambda column: column.narrow(0, start, size))
+
+    def _of_each(self, of_rows: Callable[[Tensor], Tensor], of_sequences: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each column changed by the function for its first axis."""
         changed: dict[str, Any] = {
-            name: each_leaf(column, change) for name, column in columns.items() if column is not None
+            name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
         }
+        if self.recall is not None:
+            changed["recall"] = self.recall.of_each(of_sequences)
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "rollout", "recall"))
-
-
-def num_bytes(column: Tensor | dict[str, Tensor]) -> int:
-    """Return the memory that a column of a batch takes."""
-    leaves = column.values() if isinstance(column, dict) else (column,)
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-
-
-def split_rows(column: Tensor | dict[str, Tensor], rows: list[int]) -> Sequence[Any]:
-    """Return consecutive pieces of so many rows, as views; of several leaves, each a dict."""
-    if not isinstance(column, dict):
-        pieces: tuple[Tensor, ...] = column.split(rows)
-        return pieces
-    parts = zip(*(split_rows(leaf, rows) for leaf in column.values()), strict=True)
-    return [dict(zip(column, part, strict=True)) for part in parts]
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "gae_inputs", "recall"))
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -150,90 +150,94 @@ def make_batch(
     sequence_length: int = 1,
     shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Batch:
-    """Merge segments into one batch: normalise, estimate advantages and flatten.
+    """Merge segments into one batch: normalize, estimate advantages and flatten.
 
     Rows that are not transitions are kept with weight zero, and their contents are replaced by zeros.
 
     Args:
         segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
-        obs_scale: the scale the segments were collected with; None if observations are not normalised.
-        reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalised.
+        obs_scale: the scale the segments were collected with; None if observations are not normalized.
+        reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
         sequence_length: L, the steps of a sequence; must divide T.
-        shape_rewards: transforms raw rewards before they are normalised; None to leave them as they are.
+        shape_rewards: transforms raw rewards before they are normalized; None to leave them as they are.
     """
-    merged = {
-        name: np.concatenate([getattr(segment, name) for segment in segments], axis=1)  # [T, N * E, ...]
-        for name in Segment.__slots__
-        if name not in ("successors", "states", "successor_states") and getattr(segments[0], name) is not None
-    }
-    keeps_successors, has_memory = segments[0].successors is not None, segments[0].states is not None
-    valid = None if merged["valid"].all() else merged["valid"]
-    values, dtype = merged["values"], merged["values"].dtype
-    rewards = merged["rewards"] if shape_rewards is None else shape_rewards(merged["rewards"])
+    merged = partial(_merged, segments)
+    values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
+    terminated, truncated = merged("terminated"), merged("truncated")
+    dtype, all_valid = values.dtype, valid.all()
+    if shape_rewards is not None:
+        rewards = shape_rewards(rewards)
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
-    after = [merged[name] for name in ("next_values", "terminated", "truncated")]
-    advantages = generalized_advantages(rewards, values, *after, gamma=gamma, gae_lambda=gae_lambda, valid=valid)
+    estimate = partial(
+        generalized_advantages,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        valid=None if all_valid else valid,
+    )
+    advantages = estimate(values=values, next_values=merged("next_values"))
 
     def rows(array: np.ndarray) -> Tensor:
-        if valid is not None:
+        if not all_valid:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
         return torch.from_numpy(in_sequences(array, sequence_length))
 
+    first = segments[0]
     return Batch(
-        obs=_inputs(merged["obs"], dtype, obs_scale, rows),
-        actions=rows(merged["actions"]),
-        logprobs=rows(merged["logprobs"]),
+        obs=_inputs(merged("obs"), dtype, obs_scale, rows),
+        actions=rows(merged("actions")),
+        logprobs=rows(merged("logprobs")),
         values=rows(values),
         advantages=rows(advantages),
         returns=rows(advantages + values),
-        weights=None if valid is None else rows(valid.astype(dtype)),
-        masks=rows(merged["masks"]) if "masks" in merged else None,
+        weights=None if all_valid else rows(valid.astype(dtype)),
+        masks=None if first.masks is None else rows(merged("masks")),
         sequence_length=sequence_length,
-        rollout=_rollout(segments, merged, rewards, obs_scale, gamma, gae_lambda) if keeps_successors else None,
-        recall=_recall(segments, merged["terminated"] | merged["truncated"], sequence_length) if has_memory else None,
+        recall=None if first.states is None else _recall(merged("states"), terminated | truncated, sequence_length),
+        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, dtype, obs_scale),
     )
 
 
-def _rollout(
+def _merged(segments: Sequence[Segment], name: str, axis: int = 1) -> np.ndarray:
+    """Return the column [T, N * E, ...] of all segments side by side; along axis 0, one after the other."""
+    return np.concatenate([getattr(segment, name) for segment in segments], axis=axis)
+
+
+def _gae_inputs(
     segments: Sequence[Segment],
-    merged: dict[str, np.ndarray],
-    rewards: np.ndarray,
+    estimate: Callable[..., np.ndarray],
+    valid: Bool[np.ndarray, "T envs"],
+    dtype: np.dtype[Any],
     obs_scale: ObsScale | None,
-    gamma: float,
-    gae_lambda: float,
-) -> Rollout:
-    """Return what advantages are estimated from again, when values change.
+) -> GAEInputs:
+    """Return what advantages are estimated from again; successors are in the order of the segments."""
 
-    Args:
-        merged: the columns of all segments [T, N * E, ...].
-        rewards: [T, N * E] as they are learned from.
-    """
-    successors = np.concatenate([one.successors for one in segments if one.successors is not None])[None]
-    return Rollout(
-        rewards,
-        merged["terminated"],
-        merged["truncated"],
-        None if merged["valid"].all() else merged["valid"],
-        _inputs(successors, merged["values"].dtype, obs_scale, lambda one: torch.from_numpy(in_sequences(one, 1))),
-        followed_by_successors(segments),
-        gamma,
-        gae_lambda,
-        recall=recall_of_successors(segments),
-    )
+    def rows(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(in_sequences(array, 1))
+
+    steps, envs, before = [], [], 0
+    for segment in segments:
+        step, env = np.nonzero(segment.followed)
+        steps.append(step)
+        envs.append(env + before)
+        before += segment.valid.shape[1]
+    successors = _inputs(_merged(segments, "successors", axis=0)[None], dtype, obs_scale, rows)
+    recall = None
+    if segments[0].successor_states is not None:
+        states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
+        recall = Recall(states, torch.zeros((len(states), 1), dtype=torch.bool))
+    return GAEInputs(estimate, valid, successors, (np.concatenate(steps), np.concatenate(envs)), recall)
 
 
-def _recall(segments: Sequence[Segment], done: Bool[np.ndarray, "T envs"], sequence_length: int) -> Recall:
-    """Return the recurrent states that the sequences of a batch start from.
-
-    Args:
-        done: the episode ended in this row, so that the next row starts another one.
-    """
+def _recall(states: Float[np.ndarray, "K envs S"], done: Bool[np.ndarray, "T envs"], sequence_length: int) -> Recall:
+    """Return what the sequences of a batch start from; an episode that is `done` in a row ends with it."""
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
-    rows = in_sequences(np.concatenate([one.states for one in segments if one.states is not None], axis=1), 1)
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
-    return Recall(torch.from_numpy(rows), torch.from_numpy(starts))
+    return Recall(torch.from_numpy(in_sequences(states, 1)), torch.from_numpy(starts))
 
 
 def _inputs(
@@ -244,9 +248,19 @@ def _inputs(
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
     scale = scale_for(scale, obs.dtype, dtype)
-    if stays_unprocessed(np.dtype((obs.dtype, obs.shape[2:]))):
-        stored = unprocessed_inputs(obs, dtype, scale)
-        inputs: Tensor | dict[str, Tensor]
-        inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
-        return inputs
-    return rows(normalized(obs, dtype, scale))
+    if not stays_unprocessed(np.dtype((obs.dtype, obs.shape[2:]))):
+        return rows(normalized(obs, dtype, scale))
+    stored = unprocessed_inputs(obs, dtype, scale)
+    inputs: Tensor | dict[str, Tensor]
+    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+    return inputs
+
+
+def in_sequences(
+    array: Shaped[np.ndarray, "T envs *rest"], sequence_length: int
+) -> Shaped[np.ndarray, " T*envs *rest"]:
+    """Cut `array` into sequences of `sequence_length` steps, laid one after the other."""
+    if sequence_length > 1:
+        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
+        array = array.reshape(-1, sequence_length, *array.shape[3:])
+    return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))

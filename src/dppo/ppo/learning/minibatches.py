@@ -1,7 +1,8 @@
-"""Minibatches of an epoch: shuffled, of equal sizes, and with advantages standardised over all ranks."""
+"""Minibatches of an epoch: shuffled, of equal sizes, and with advantages standardized over all ranks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.learning.batch import Batch, num_bytes
-from dppo.ppo.learning.moments import moments_of, moments_of_all
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 
 LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more time than memory
 
@@ -41,16 +41,17 @@ def draw_minibatches(
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
     whole = batch.obs
-    cut_later = num_bytes(whole) > LARGE
+    leaves = whole.values() if isinstance(whole, dict) else (whole,)
+    cut_later = sum(leaf.nbytes for leaf in leaves) > LARGE
     if cut_later:  # the rows of observations are shuffled, not the observations
         batch = replace(batch, obs=torch.arange(len(batch), device=permutation.device))
     shuffled = batch.take(permutation)
     count = min(minibatches, batch.sequences)
     small, larger = divmod(batch.sequences, count)
+    sizes = [small + 1] * larger + [small] * (count - larger)
     if standardize:
-        edge = larger * (small + 1) * batch.sequence_length  # first come the minibatches with one sequence more
-        shuffled = replace(shuffled, advantages=_standardized(shuffled, parallel, edge, larger, count - larger))
-    pieces = shuffled.split([small + 1] * larger + [small] * (count - larger))
+        shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, parallel))
+    pieces = shuffled.split(sizes)
     counted = ((piece, float(len(piece))) for piece in pieces) if batch.weights is None else _weighted(pieces, parallel)
     for piece, rows in counted:
         yield (replace(piece, obs=_rows_at(whole, piece.obs)) if cut_later else piece), rows
@@ -70,29 +71,22 @@ def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, 
             yield replace(piece, weights=piece.weights * scale), valid / parallel.size
 
 
-def _standardized(shuffled: Batch, parallel: Parallel, edge: int, larger: int, smaller: int) -> Tensor:
-    """Standardise advantages [rows] within each minibatch of all ranks, for all minibatches at once.
+def _standardized(shuffled: Batch, sizes: list[int], parallel: Parallel) -> Tensor:
+    """Standardize advantages [rows] within each minibatch of all ranks, all minibatches of equal size at once.
 
     The advantage of a single transition becomes zero.
-
-    Args:
-        edge: number of rows in the first `larger` minibatches; the `smaller` others have one sequence less.
     """
+    shapes = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
 
     def tables(column: Tensor) -> list[Tensor]:
-        both = column[:edge].view(larger, -1) if larger else None
-        rest = column[edge:].view(smaller, -1) if smaller else None
-        return [table for table in (both, rest) if table is not None]
+        parts = column.split([count * rows for count, rows in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     advantages = tables(shuffled.advantages)
-    weights = tables(shuffled.weights) if shuffled.weights is not None else [None] * len(advantages)
-    own = torch.cat([moments_of(table, weight) for table, weight in zip(advantages, weights, strict=True)])
-    moments = moments_of_all(own, parallel)
-    means = moments[:, 1:2]
-    scales = (moments[:, 2:3] / (moments[:, :1] - 1).clamp(min=1)).sqrt() + 1e-8
-    done, parts = 0, []
-    for table in advantages:
-        rows = slice(done, done + len(table))
-        parts.append(((table - means[rows]) / scales[rows]).flatten())
-        done += len(table)
-    return torch.cat(parts)
+    weights = [None] * len(shapes) if shuffled.weights is None else tables(shuffled.weights)
+    own = torch.cat([row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)])
+    counts, means, squares = moments_of_all(own, parallel).split(1, dim=1)
+    scales = (squares / (counts - 1).clamp(min=1)).sqrt() + 1e-8
+    each = [count for count, _ in shapes]
+    parts = zip(advantages, means.split(each), scales.split(each), strict=True)
+    return torch.cat([((table - mean) / scale).flatten() for table, mean, scale in parts])

@@ -1,4 +1,4 @@
-"""Parallel: the collective operations of trainers that train one model together."""
+"""Parallel: the collective operations of trainers that train one model together; and moments over all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 
 class Parallel(Protocol):
@@ -24,18 +25,53 @@ class Parallel(Protocol):
         """Return the `tensor` of every rank, stacked in the order of ranks: [size, ...]."""
 
 
-class Alone:
+class Alone(Parallel):
     """A group of one trainer, with nothing to exchange."""
 
     rank, size = 0, 1
 
+    @override
     def zeros_like(self, tensor: Tensor) -> Tensor:
-        """Return `torch.zeros_like(tensor)`."""
         return torch.zeros_like(tensor)
 
+    @override
     def sum_(self, tensor: Tensor) -> None:
-        """Leave `tensor` as it is."""
+        pass
 
+    @override
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` as [1, ...]."""
         return tensor.unsqueeze(0)
+
+
+def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]. M2 is the sum of squared deviations.
+
+    Args:
+        weights: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
+    """
+    if weights is None:
+        means = samples.mean(dim=1)
+        squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
+        return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+    counts = weights.sum(dim=1)
+    means = (weights * samples).sum(dim=1) / counts.clamp(min=1)
+    squares = (weights * (samples - means.unsqueeze(1)).square()).sum(dim=1)
+    return torch.stack([counts, means, squares], dim=1)
+
+
+def moments_of_all(own: Tensor, parallel: Parallel) -> Tensor:
+    """Return the moments [k, 3] of all ranks together, from those of this rank [k, 3]."""
+    return own if parallel.size == 1 else merged_moments(parallel.gather(own))
+
+
+def merged_moments(parts: Tensor) -> Tensor:
+    """Merge the moments of several parts: [parts, k, 3] -> [k, 3].
+
+    mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
+
+    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.normalizer.Moments.merge`, for any number of parts.
+    """
+    counts, means, squares = parts.unbind(dim=2)  # [parts, k]
+    count = counts.sum(dim=0)
+    mean = (counts * means).sum(dim=0) / count.clamp(min=1)
+    return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(dim=0)], dim=1)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import Moments
-from dppo.ppo.exchange.value_scale import STATE, ValueScale, moments_in
+from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import moments_of, moments_of_all
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 from dppo.ppo.networks.network import NetworkSpec
 
 LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
 
 
 class PopArt:
-    """Standardises targets by all targets seen so far, and corrects the last layer so that no value changes.
+    """Standardize targets by all targets seen so far, and correct the last layer so that no value changes.
 
         w' = w s / s'        b' = (s b + m - m') / s'        with mean m, deviation s before and m', s' after
 
@@ -50,45 +46,27 @@ class PopArt:
 
     def learn(self, batch: Batch, parallel: Parallel) -> Batch:
         """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
-        before = self.scale
         weights = None if batch.weights is None else batch.weights.double().unsqueeze(0)
-        own = moments_of(batch.returns.double().unsqueeze(0), weights)
+        own = row_moments(batch.returns.double().unsqueeze(0), weights)
         count, mean, m2 = moments_of_all(own, parallel)[0].tolist()
+        before = self.scale
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
-        self._correct(before, self.scale)
-        return self.standardized(batch)
-
-    def standardized(self, batch: Batch) -> Batch:
-        """Return the batch with values and returns in the unit of the network."""
-        scale = self.scale
-        return replace(batch, values=scale.standardize(batch.values), returns=scale.standardize(batch.returns))
-
-    def restoring(self, value_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return the function `value_of` with values in units of rewards."""
-
-        def restored(*args: Any) -> Tensor:
-            values: Tensor = self.scale.restore(value_of(*args))
-            return values
-
-        return restored
-
-    def _correct(self, before: ValueScale, after: ValueScale) -> None:
+        after = self.scale
         with torch.no_grad():
             flat = self._model.parameters.weights
             flat[self._weight] *= before.std / after.std
             flat[self._bias] *= before.std / after.std
             flat[self._bias] += (before.mean - after.mean) / after.std
-
-    # ------------------------------------------------------------------ state
+        return replace(batch, values=after.standardize(batch.values), returns=after.standardize(batch.returns))
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the moments as a named array, which is part of the trainer's state."""
         moments = self._moments
-        return {STATE: np.array([moments.count, float(moments.mean), float(moments.m2)])}
+        return {VALUE_TARGETS: np.array([moments.count, float(moments.mean), float(moments.m2)])}
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`; the weights belong to it already."""
-        self._moments = moments_in(state) or Moments.empty(())
+        self._moments = moments_of_targets(state) or Moments.empty(())
 
 
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:

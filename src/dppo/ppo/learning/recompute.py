@@ -1,48 +1,94 @@
-"""Recompute the advantages of a batch with the values of the current network."""
+"""Batches measured again by the network as it is now: their advantages, or the ratios of an older policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.learning.batch import Batch, split_rows
-from dppo.ppo.learning.gae_inputs import Rollout
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.exchange.normalizer import ValueScale
+from dppo.ppo.learning.batch import Batch, GAEInputs, in_sequences
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float
+
+MOST_IMPORTANCE = 2.0
 
 
-def with_new_advantages(batch: Batch, rollout: Rollout, value_of: Callable[..., Tensor], rows: int) -> Batch:
-    """Return the batch with advantages and returns by the values of `value_of`; the old values stay.
+def with_new_advantages(
+    batch: Batch, inputs: GAEInputs, values_of: Callable[..., Tensor], rows: int, scale: ValueScale | None = None
+) -> Batch:
+    """Return the batch with advantages and returns by the values of `values_of`; the old values stay.
 
     Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
 
     With memory, sequences and successors start from the states that were stored with them, as in training.
 
     Args:
-        value_of: maps observations, and their `Recall` where there is memory, to values.
+        values_of: maps observations, and their `Recall` where there is memory, to values.
         rows: most observations to pass to it at once.
+        scale: the unit of `values_of` and of the returns in the batch; None: that of rewards.
     """
     device = batch.logprobs.device
-    pieces = [value_of(piece.obs, piece.recall) for piece in batch.pieces(rows)]
-    values, successors = _joined(pieces), _successors(rollout, value_of, rows, device)
-    advantages, returns = rollout.estimate(values, successors, batch.sequence_length)
-    return replace(batch, advantages=advantages.to(device), returns=returns.to(device))
+
+    def successors_from(start: int) -> Tensor:
+        def part(leaf: Tensor) -> Tensor:
+            return leaf[start : start + rows].to(device)
+
+        recall = None if inputs.recall is None else inputs.recall.of_each(part)
+        return values_of(each_leaf(inputs.successors, part), recall)
+
+    values = torch.cat([values_of(piece.obs, piece.recall) for piece in batch.pieces(rows)])
+    successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
+    if scale is not None:
+        values, successors = scale.restore(values), scale.restore(successors)
+    advantages, returns = (
+        torch.from_numpy(estimate).to(device)
+        for estimate in estimated_again(
+            inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length
+        )
+    )
+    return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
 
 
-def _successors(rollout: Rollout, value_of: Callable[..., Tensor], rows: int, device: torch.device) -> np.ndarray:
-    count = len(rollout.followed[0])
-    sizes = [min(rows, count - start) for start in range(0, count, rows)]
-    recalls: list[Recall | None] = [None] * len(sizes)
-    if rollout.recall is not None:
-        recalls = list(rollout.recall.of_each(lambda tensor: tensor.to(device)).split(sizes))
-    pieces = zip(split_rows(rollout.successors, sizes), recalls, strict=True)
-    return _joined([value_of(each_leaf(obs, lambda leaf: leaf.to(device)), recall) for obs, recall in pieces])
+def estimated_again(
+    inputs: GAEInputs, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], sequence_length: int
+) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+    """Return advantages and returns by the values of all rows, in their order in the batch, and of successors."""
+    if sequence_length > 1:  # undo `in_sequences`
+        values = values.reshape(-1, inputs.valid.shape[1], sequence_length).swapaxes(1, 2)
+    steps = values.reshape(inputs.valid.shape)  # [T, envs]
+    next_values = np.empty_like(steps)
+    next_values[:-1] = steps[1:]
+    next_values[inputs.followed] = successors
+    advantages = inputs.estimate(values=steps, next_values=next_values)
+    returns = np.where(inputs.valid, advantages + steps, steps.dtype.type(0))
+    return in_sequences(advantages, sequence_length), in_sequences(returns, sequence_length)
 
 
-def _joined(values: list[Tensor]) -> np.ndarray:
-    joined: np.ndarray = torch.cat(values).numpy(force=True)
-    return joined
+def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows: int) -> Batch:
+    """Return the batch with ratios measured from the current policy, and weights that correct for the older one.
+
+        L = mean(max(-w A r, -w A clip(r, 1 - c, 1 + c)))        r = pi / pi_now        w = min(pi_now / pi_old, 2)
+
+    With ratios to `pi_old`, most of the clipping range would be spent before the update begins, because `pi_now` is
+    already one update away from `pi_old`.
+
+    Source: Hilton, Cobbe, Schulman, arXiv:2110.00641 (the decoupled objective).
+    Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
+
+    Args:
+        log_probs_of: maps observations, actions, masks, and the `Recall` of a network with memory, to
+            log-probabilities under `pi_now`.
+        rows: most rows to pass to it at once.
+    """
+    pieces = batch.pieces(rows)
+    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recall) for piece in pieces])
+    if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
+        now = torch.where(batch.weights > 0, now, batch.logprobs)
+    return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

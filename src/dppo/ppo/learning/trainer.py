@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO, annealed
+from dppo.errors import TrainingDiverged
+from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch, zero_batch
-from dppo.ppo.learning.decoupled import from_current_policy
-from dppo.ppo.learning.diverged import diverged
-from dppo.ppo.learning.gae_inputs import Rollout
 from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.moments import moments_of, moments_of_all
 from dppo.ppo.learning.optimizer import ADAPTED, FlatAdam, adapted_rate
-from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.parallel import Alone, Parallel, moments_of_all, row_moments
 from dppo.ppo.learning.popart import PopArt
-from dppo.ppo.learning.recompute import with_new_advantages
+from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
 
 class _Losses(NamedTuple):
@@ -46,42 +44,34 @@ class _Step(NamedTuple):
     """Transitions in the minibatch, per rank."""
 
 
+@dataclass(eq=False)
 class PPOTrainer:
-    """Train a model on batches. It owns the weights and the optimiser; nothing else changes them.
+    """Train a model on batches. It owns the weights and the optimizer; nothing else changes them.
 
     It may be one of several ranks with equal numbers of rows. Advantages, gradients, early stopping and metrics then
     cover the rows of all ranks, and the weights of all ranks stay equal.
     """
 
-    def __init__(
-        self,
-        model: PPOModel,
-        ppo: PPO,
-        *,
-        minibatches: int,
-        micro_batch_size: int | None = None,
-        parallel: Parallel | None = None,
-        sequence_length: int = 1,
-    ) -> None:
-        """Create the optimiser for the parameters of `model`.
+    model: PPOModel
+    ppo: PPO
+    _: KW_ONLY
+    minibatches: int
+    """In an epoch."""
+    micro_batch_size: int | None = None
+    """Most rows that go through the network at once; None for whole minibatches."""
+    parallel: InitVar[Parallel | None] = None
+    """The group of ranks; None to train alone."""
+    sequence_length: int = 1
+    """L, the steps of each sequence of a batch."""
 
-        Args:
-            minibatches: number of minibatches in an epoch.
-            micro_batch_size: most rows that go through the network at once; None for whole minibatches.
-            parallel: the group of ranks; None to train alone.
-            sequence_length: L, the steps of each sequence of a batch.
-        """
-        self.model = model
-        self.ppo = ppo
-        self.minibatches = minibatches
-        self.micro_batch_size = micro_batch_size
-        self._parameters = model.parameters
-        self.device = self._parameters.weights.device
+    def __post_init__(self, parallel: Parallel | None) -> None:
+        """Create the optimizer for the parameters of the model."""
         self._parallel = parallel or Alone()
-        self._sequence_length = sequence_length
+        self._parameters = self.model.parameters
+        self.device = self._parameters.weights.device
         self._optimizer = FlatAdam(self._parameters)
-        self._adapted = ppo.learning_rate if ppo.desired_kl is not None else None
-        self._popart = PopArt(model) if ppo.norm_value else None
+        self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
+        self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
     def update(
         self,
@@ -118,7 +108,7 @@ class PPOTrainer:
         steps = self._epochs(ppo, batch, learning_rate, order)
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
-        scale = None if self._popart is None else self._popart.scale
+        scale = self._value_scale()
         if scale is not None:
             figures |= {"value_mean": scale.mean, "value_std": scale.std}
         return Update(figures, learning_rate if self._adapted is None else self._adapted, scale)
@@ -127,8 +117,9 @@ class PPOTrainer:
         """Train K epochs, or until the KL is too large."""
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
-            if number and batch.rollout is not None:
-                batch = self._with_new_advantages(batch, batch.rollout)
+            if number and batch.gae_inputs is not None:
+                values_of, rows_at_once = self.model.values, self._rows_at_once(batch)
+                batch = with_new_advantages(batch, batch.gae_inputs, values_of, rows_at_once, self._value_scale())
             epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
@@ -136,12 +127,8 @@ class PPOTrainer:
                 break
         return steps
 
-    def _with_new_advantages(self, batch: Batch, rollout: Rollout) -> Batch:
-        rows = self._rows_at_once(batch)
-        if self._popart is None:
-            return with_new_advantages(batch, rollout, self.model.values, rows)
-        new = with_new_advantages(batch, rollout, self._popart.restoring(self.model.values), rows)
-        return replace(new, returns=self._popart.scale.standardize(new.returns))
+    def _value_scale(self) -> ValueScale | None:
+        return None if self._popart is None else self._popart.scale
 
     def _rows_at_once(self, batch: Batch) -> int:
         return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
@@ -157,7 +144,7 @@ class PPOTrainer:
             norm = torch.linalg.vector_norm(gradient) / ranks
             length = norm.item()
             if not math.isfinite(length):
-                raise diverged(minibatch, number, losses.policy_loss, losses.value_loss, length)
+                raise _diverged(minibatch, number, losses, length)
             # Clip (detail 11) and average over the ranks in at most one pass over memory.
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
@@ -179,7 +166,7 @@ class PPOTrainer:
 
         With memory, the rows are whole sequences: fewer, or one.
         """
-        batch = zero_batch(self.model.spec, max(1, rows // self._sequence_length), self._sequence_length)
+        batch = zero_batch(self.model.spec, max(1, rows // self.sequence_length), self.sequence_length)
         self._gradient(self.ppo, batch.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -235,12 +222,10 @@ class PPOTrainer:
 
         Called once per update, because computing them in each minibatch costs as much as a layer.
         """
-        names = ("policy_loss", "value_loss", "entropy")
-        of_ratios = ("approx_kl", "old_approx_kl", "clipfrac")
+        names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "old_approx_kl", "clipfrac")
         if not steps:
-            return dict.fromkeys((*names, "grad_norm", *of_ratios), math.nan)
-        columns = [[getattr(step.losses, name) for step in steps] for name in names]
-        columns.append([step.grad_norm for step in steps])
+            return dict.fromkeys(names, math.nan)
+        columns = zip(*((*step.losses[:3], step.grad_norm) for step in steps), strict=True)
         per_step = torch.stack([torch.stack(column) for column in columns])
         rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
         log_ratio = torch.cat([step.losses.log_ratio for step in steps])
@@ -248,19 +233,14 @@ class PPOTrainer:
         clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
         # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
         share = len(log_ratio) / sum(step.rows for step in steps)
-        means = torch.cat(
-            [
-                per_step @ rows.to(per_step.dtype) / rows.sum(),
-                torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]) * share,
-            ]
-        )
-        values = self._parallel.gather(means).mean(dim=0).tolist()
-        return dict(zip((*names, "grad_norm", *of_ratios), values, strict=True))
+        of_ratios = torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]) * share
+        means = torch.cat([per_step @ rows.to(per_step.dtype) / rows.sum(), of_ratios])
+        return dict(zip(names, self._parallel.gather(means).mean(dim=0).tolist(), strict=True))
 
     def _explained_variance(self, batch: Batch) -> float:
         """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
         both = torch.stack([batch.returns - batch.values, batch.returns])
-        own = moments_of(both, None if batch.weights is None else batch.weights.expand_as(both))
+        own = row_moments(both, None if batch.weights is None else batch.weights.expand_as(both))
         residual, total = moments_of_all(own, self._parallel)[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
@@ -281,7 +261,7 @@ class PPOTrainer:
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Restore `weights` [P] and the optimiser's state."""
+        """Restore `weights` [P] and the optimizer's state."""
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
@@ -289,3 +269,17 @@ class PPOTrainer:
             self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self._popart is not None:
             self._popart.load(state)
+
+
+def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:
+    """Return an error that describes the minibatch of SGD step `number` of its update, and its gradient's norm."""
+    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
+    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
+    columns |= {"advantages": minibatch.advantages, "returns": minibatch.returns}
+    ranges = [f"{name} from {float(one.min()):.3g} to {float(one.max()):.3g}" for name, one in columns.items()]
+    return TrainingDiverged(
+        f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
+        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
+        f"minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower learning_rate, or turn on norm_obs and "
+        f"norm_reward if these numbers are large."
+    )
