@@ -22,7 +22,7 @@ MODULES = [
         "learning.losses",
         "learning.batch",
         "learning.recompute",
-        "networks.recall",
+        "networks.recurrent_inputs",
         "networks.memory.recurrence",
         "networks.memory.cells",
         "acting.recurrent_state",

@@ -13,7 +13,7 @@ from builders import assert_same_bytes, random_weights
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
@@ -22,21 +22,21 @@ def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
         network.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
 
 
-def gradient_of(network: LearningNetwork, *pieces: Any, recall: Recall | None = None) -> np.ndarray:
+def gradient_of(network: LearningNetwork, *pieces: Any, recurrent: RecurrentInputs | None = None) -> np.ndarray:
     """Return the gradient of `loss_of` the pieces of a batch together.
 
     The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
     """
     network.parameters.gradient.fill_(1e6)
     for number, obs in enumerate(pieces):
-        head, values, residuals = network.forward(obs, recall)
+        head, values, residuals = network.forward(obs, recurrent)
         network.backward(residuals, (2 * head).clone(), values.exp(), accumulate=number > 0)
     return network.parameters.gradient.numpy().copy()
 
 
-def loss_of(network: LearningNetwork, obs: Any, recall: Recall | None = None) -> float:
+def loss_of(network: LearningNetwork, obs: Any, recurrent: RecurrentInputs | None = None) -> float:
     """Return a loss that depends on all outputs."""
-    head, values, _ = network.forward(obs, recall)
+    head, values, _ = network.forward(obs, recurrent)
     return float(head.square().sum() + values.exp().sum())
 
 
@@ -46,7 +46,7 @@ def gradient_by_differences(
     obs: Any,
     indices: Iterable[int],
     *,
-    recall: Recall | None = None,
+    recurrent: RecurrentInputs | None = None,
     rel: float = 1e-3,
     atol: float = 1e-5,
 ) -> None:
@@ -56,7 +56,7 @@ def gradient_by_differences(
         kept, losses = weights[index].item(), []
         for step in (1e-6, -1e-6):
             weights[index] = kept + step
-            losses.append(loss_of(network, obs, recall))
+            losses.append(loss_of(network, obs, recurrent))
         weights[index] = kept
         assert gradient[index] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=rel, abs=atol)
 

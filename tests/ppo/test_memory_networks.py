@@ -22,7 +22,7 @@ from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
@@ -107,11 +107,11 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
         state = decided.state
         assert {str(array.dtype) for array in (decided.head, decided.values, state)} == {dtype}
 
-    recall = Recall(torch.from_numpy(first), torch.from_numpy(starts.T.copy()))
+    recurrent = RecurrentInputs(torch.from_numpy(first), torch.from_numpy(starts.T.copy()))
     rows = as_rows(obs, dtype)
     chosen = torch.from_numpy(np.stack(drawn, axis=1).reshape(ENVS * STEPS, *drawn[0].shape[1:]))
-    scored = model.forward(rows, chosen, recall=recall)
-    head, learnt, _ = model.network.forward(rows, recall)
+    scored = model.forward(rows, chosen, recurrent=recurrent)
+    head, learnt, _ = model.network.forward(rows, recurrent)
     tolerance = TOLERANCE[dtype]
     for found, expected in ((heads, head), (values, learnt)):
         joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
@@ -129,12 +129,12 @@ def test_gradients_are_finite_differences(network: str) -> None:
     states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
-    recall = Recall(states, starts)
+    recurrent = RecurrentInputs(states, starts)
     sizes = [int(np.prod(shape)) for shape in spec.shapes().values()]
     of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)  # start and size of each parameter
     drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
-    gradient = checks.gradient_of(learning, obs, recall=recall)
-    checks.gradient_by_differences(gradient, learning, obs, drawn, recall=recall, atol=2e-5)
+    gradient = checks.gradient_of(learning, obs, recurrent=recurrent)
+    checks.gradient_by_differences(gradient, learning, obs, drawn, recurrent=recurrent, atol=2e-5)
 
 
 @networks

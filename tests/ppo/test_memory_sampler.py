@@ -181,25 +181,25 @@ def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
     """Rows that are taken or split off keep the states of their sequences."""
     ((_, segment),) = collected(memory, 1)
     batch = make_batch([segment, segment], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=LENGTH)
-    assert batch.recall is not None
+    assert batch.recurrent is not None
     assert segment.states is not None
     done = segment.terminated | segment.truncated
-    assert (batch.sequences, batch.recall.starts.shape) == (STEPS // LENGTH * 4, (STEPS // LENGTH * 4, LENGTH))
+    assert (batch.sequences, batch.recurrent.starts.shape) == (STEPS // LENGTH * 4, (STEPS // LENGTH * 4, LENGTH))
     number = 0
     for k in range(STEPS // LENGTH):
         for env in (0, 1, 0, 1):
-            np.testing.assert_array_equal(batch.recall.states[number], segment.states[k, env])
+            np.testing.assert_array_equal(batch.recurrent.states[number], segment.states[k, env])
             began = [t > 0 and bool(done[t - 1, env]) for t in range(k * LENGTH, (k + 1) * LENGTH)]
-            assert batch.recall.starts[number].tolist() == began
+            assert batch.recurrent.starts[number].tolist() == began
             number += 1
     order = torch.tensor([5, 0, 23])
     taken = batch.take(order)
-    assert taken.recall is not None
-    assert torch.equal(taken.recall.states, batch.recall.states[order])
-    assert torch.equal(taken.recall.starts, batch.recall.starts[order])
+    assert taken.recurrent is not None
+    assert torch.equal(taken.recurrent.states, batch.recurrent.states[order])
+    assert torch.equal(taken.recurrent.starts, batch.recurrent.starts[order])
     first, second = taken.split([1, 2])
-    assert first.recall is not None
-    assert second.recall is not None
-    assert torch.equal(torch.cat([first.recall.states, second.recall.states]), taken.recall.states)
+    assert first.recurrent is not None
+    assert second.recurrent is not None
+    assert torch.equal(torch.cat([first.recurrent.states, second.recurrent.states]), taken.recurrent.states)
     assert [len(piece) for piece in taken.pieces(2 * LENGTH + 1)] == [2 * LENGTH, LENGTH]
     assert [len(piece) for piece in taken.pieces(1)] == [LENGTH] * 3

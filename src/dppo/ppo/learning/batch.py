@@ -18,7 +18,7 @@ from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.networks.building import zero_inputs
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 from dppo.spaces.spaces import is_continuous
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -36,7 +36,7 @@ class GAEInputs:
     """Normalized observations that followed a row, but are in no row themselves."""
     followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
     """Step and environment of the row that each of them followed."""
-    recall: Recall | None
+    recurrent: RecurrentInputs | None
     """Of `successors`, each a sequence of one step, for a network with memory."""
 
 
@@ -68,7 +68,7 @@ class Batch:
     """The choices that were allowed; None if all always are."""
     sequence_length: int = 1
     """L"""
-    recall: Recall | None = None
+    recurrent: RecurrentInputs | None = None
     """Of the sequences, for a network with memory."""
     gae_inputs: GAEInputs | None = None
     """Of a batch whose advantages are recomputed before each further epoch."""
@@ -117,12 +117,12 @@ class Batch:
         changed: dict[str, Any] = {
             name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
         }
-        if self.recall is not None:
-            changed["recall"] = self.recall.of_each(of_sequences)
+        if self.recurrent is not None:
+            changed["recurrent"] = self.recurrent.of_each(of_sequences)
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "gae_inputs", "recall"))
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "gae_inputs", "recurrent"))
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -132,12 +132,12 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
         (rows, *distribution.action_shape), dtype=getattr(torch, distribution.action_dtype(spec.dtype))
     )
     zeros = torch.zeros(rows, dtype=dtype)
-    recall = None
+    recurrent = None
     if spec.state_size:
         states = torch.zeros((sequences, spec.state_size), dtype=dtype)
-        recall = Recall(states, torch.zeros((sequences, sequence_length), dtype=torch.bool))
+        recurrent = RecurrentInputs(states, torch.zeros((sequences, sequence_length), dtype=torch.bool))
     obs = zero_inputs(spec, rows)
-    return Batch(obs, actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recall=recall)
+    return Batch(obs, actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recurrent=recurrent)
 
 
 def make_batch(
@@ -163,7 +163,6 @@ def make_batch(
     """
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
-    terminated, truncated = merged("terminated"), merged("truncated")
     dtype, all_valid = values.dtype, valid.all()
     if shape_rewards is not None:
         rewards = shape_rewards(rewards)
@@ -172,8 +171,8 @@ def make_batch(
     estimate = partial(
         generalized_advantages,
         rewards=rewards,
-        terminated=terminated,
-        truncated=truncated,
+        terminated=merged("terminated"),
+        truncated=merged("truncated"),
         gamma=gamma,
         gae_lambda=gae_lambda,
         valid=None if all_valid else valid,
@@ -196,7 +195,7 @@ def make_batch(
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
         sequence_length=sequence_length,
-        recall=None if first.states is None else _recall(merged("states"), terminated | truncated, sequence_length),
+        recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, dtype, obs_scale),
     )
 
@@ -225,19 +224,19 @@ def _gae_inputs(
         envs.append(env + before)
         before += segment.valid.shape[1]
     successors = _inputs(_merged(segments, "successors", axis=0)[None], dtype, obs_scale, rows)
-    recall = None
+    recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
-        recall = Recall(states, torch.zeros((len(states), 1), dtype=torch.bool))
-    return GAEInputs(estimate, valid, successors, (np.concatenate(steps), np.concatenate(envs)), recall)
+        recurrent = RecurrentInputs(states, torch.zeros((len(states), 1), dtype=torch.bool))
+    return GAEInputs(estimate, valid, successors, (np.concatenate(steps), np.concatenate(envs)), recurrent)
 
 
-def _recall(states: Float[np.ndarray, "K envs S"], done: Bool[np.ndarray, "T envs"], sequence_length: int) -> Recall:
-    """Return what the sequences of a batch start from; an episode that is `done` in a row ends with it."""
+def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
+    done = _merged(segments, "terminated") | _merged(segments, "truncated")
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
-    return Recall(torch.from_numpy(in_sequences(states, 1)), torch.from_numpy(starts))
+    return RecurrentInputs(torch.from_numpy(in_sequences(_merged(segments, "states"), 1)), torch.from_numpy(starts))
 
 
 def _inputs(

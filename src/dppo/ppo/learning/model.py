@@ -11,7 +11,7 @@ from torch import Tensor
 from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
 from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 
 
 class Scored(NamedTuple):
@@ -48,27 +48,29 @@ class PPOModel:
         obs: Tensor | dict[str, Tensor],
         actions: Tensor,
         masks: Tensor | None = None,
-        recall: Recall | None = None,
+        recurrent: RecurrentInputs | None = None,
     ) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
 
         Args:
             masks: the actions that were allowed, [rows, H]; None if all were.
-            recall: of the sequences that the rows are, for a network with memory.
+            recurrent: of the sequences that the rows are, for a network with memory.
         """
-        head, values, residuals = self.network.forward(obs, recall)
+        head, values, residuals = self.network.forward(obs, recurrent)
         head = _allowed(head, masks)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
-    def values(self, obs: Any, recall: Recall | None = None) -> Tensor:
+    def values(self, obs: Any, recurrent: RecurrentInputs | None = None) -> Tensor:
         """Return the values [rows] of observations; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            return self.network.forward(obs, recall)[1].detach().clone()
+            return self.network.forward(obs, recurrent)[1].detach().clone()
 
-    def log_probs(self, obs: Any, actions: Tensor, masks: Tensor | None = None, recall: Recall | None = None) -> Tensor:
+    def log_probs(
+        self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
+    ) -> Tensor:
         """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            head = _allowed(self.network.forward(obs, recall)[0], masks)
+            head = _allowed(self.network.forward(obs, recurrent)[0], masks)
             return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
 
     def backward(

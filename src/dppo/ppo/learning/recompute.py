@@ -30,7 +30,7 @@ def with_new_advantages(
     With memory, sequences and successors start from the states that were stored with them, as in training.
 
     Args:
-        values_of: maps observations, and their `Recall` where there is memory, to values.
+        values_of: maps observations, and their `RecurrentInputs` where there is memory, to values.
         rows: most observations to pass to it at once.
         scale: the unit of `values_of` and of the returns in the batch; None: that of rewards.
     """
@@ -40,10 +40,10 @@ def with_new_advantages(
         def part(leaf: Tensor) -> Tensor:
             return leaf[start : start + rows].to(device)
 
-        recall = None if inputs.recall is None else inputs.recall.of_each(part)
-        return values_of(each_leaf(inputs.successors, part), recall)
+        recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
+        return values_of(each_leaf(inputs.successors, part), recurrent)
 
-    values = torch.cat([values_of(piece.obs, piece.recall) for piece in batch.pieces(rows)])
+    values = torch.cat([values_of(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
@@ -83,12 +83,12 @@ def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
     Args:
-        log_probs_of: maps observations, actions, masks, and the `Recall` of a network with memory, to
+        log_probs_of: maps observations, actions, masks, and the `RecurrentInputs` of a network with memory, to
             log-probabilities under `pi_now`.
         rows: most rows to pass to it at once.
     """
     pieces = batch.pieces(rows)
-    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recall) for piece in pieces])
+    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recurrent) for piece in pieces])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

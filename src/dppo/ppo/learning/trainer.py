@@ -174,7 +174,7 @@ class PPOTrainer:
     def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0, *, accumulate: bool = False) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
         weights = rows.weights
-        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recall)
+        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
             if weights is not None:

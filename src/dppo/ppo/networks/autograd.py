@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.networks.flat import FlatParameters
-from dppo.ppo.networks.recall import Recall
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 from dppo.ppo.networks.torch_state import default_dtype
 
 Inputs = Tensor | dict[str, Tensor]
@@ -40,21 +40,23 @@ class Autograd:
         """Run the layers in the precision `lower` from now on; weights and outputs keep theirs."""
         self._lower = lower
 
-    def forward(self, obs: Inputs, recall: Recall | None = None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, obs: Inputs, recurrent: RecurrentInputs | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         with torch.enable_grad(), default_dtype(self._dtype):
             if self._lower is None:
-                head, values = self._outputs(obs, recall)
+                head, values = self._outputs(obs, recurrent)
             else:
                 with torch.autocast(self.parameters.weights.device.type, self._lower):
-                    head, values = self._outputs(obs, recall)
+                    head, values = self._outputs(obs, recurrent)
                 head, values = head.to(self._dtype), values.to(self._dtype)
         return head.detach(), values.detach(), (head, values)
 
-    def _outputs(self, obs: Inputs, recall: Recall | None) -> tuple[Tensor, Tensor]:
+    def _outputs(self, obs: Inputs, recurrent: RecurrentInputs | None) -> tuple[Tensor, Tensor]:
         inputs = each_leaf(obs, self._input)
-        if recall is not None:
-            return recall.outputs(self._module, inputs)
+        if recurrent is not None:
+            return recurrent.outputs(self._module, inputs)
         head, values = self._module(inputs)
         return head, values
 

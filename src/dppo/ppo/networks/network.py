@@ -56,12 +56,12 @@ class LearningNetwork(Protocol):
     def parameters(self) -> FlatParameters:
         """Return the flat vectors."""
 
-    def forward(self, obs: Any, recall: Any = None) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
+    def forward(self, obs: Any, recurrent: Any = None) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
         """Return head, values and residuals for `backward`; the next call may overwrite all three.
 
         Args:
             obs: a tensor [rows, *O], or a dict of tensors by the leaf's name, as a `Batch` holds them.
-            recall: the `Recall` of the sequences that the rows are; None without memory.
+            recurrent: the `RecurrentInputs` of the sequences that the rows are; None without memory.
         """
 
     def backward(

@@ -77,7 +77,7 @@ class HandwrittenMLP:
         self._tanh = spec.activation == "tanh"
         self._workspaces: dict[int, _Workspace] = {}
 
-    def forward(self, obs: Tensor, recall: None = None) -> tuple[Tensor, Tensor, Residuals]:
+    def forward(self, obs: Tensor, recurrent: None = None) -> tuple[Tensor, Tensor, Residuals]:
         """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         space = self._workspace(flat)

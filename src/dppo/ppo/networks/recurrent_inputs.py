@@ -1,4 +1,4 @@
-"""Recall: the states and episode starts that a network with memory trains with, beside the observations."""
+"""RecurrentInputs: the states and episode starts that a network with memory trains with, beside the observations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
 
 
-class Recall(NamedTuple):
+class RecurrentInputs(NamedTuple):
     """The states from which S sequences of L steps start, and where episodes start inside them."""
 
     states: Float[Tensor, "S n"]
@@ -21,13 +21,9 @@ class Recall(NamedTuple):
     starts: Bool[Tensor, "S L"]
     """True at the first step of an episode."""
 
-    def of_each(self, change: Callable[[Tensor], Tensor]) -> Recall:
+    def of_each(self, change: Callable[[Tensor], Tensor]) -> RecurrentInputs:
         """Return the results of `change` for both, which must treat their first axis alike."""
-        return Recall(change(self.states), change(self.starts))
-
-    def split(self, sizes: list[int]) -> list[Recall]:
-        """Return consecutive pieces of so many sequences, as views."""
-        return [Recall(*pair) for pair in zip(self.states.split(sizes), self.starts.split(sizes), strict=True)]
+        return RecurrentInputs(change(self.states), change(self.starts))
 
     def outputs(self, module: Callable[..., Any], obs: Any) -> tuple[Tensor, Tensor]:
         """Return a module's head [S * L, H] and values [S * L] of observations [S * L, *O], sequence by sequence."""
