@@ -18,7 +18,7 @@ from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.learning.advantages import reward_shaping
+from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS

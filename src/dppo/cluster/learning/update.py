@@ -10,7 +10,7 @@ from dppo.cluster.plans import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update
-from dppo.ppo.learning.advantages import reward_shaping
+from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.torch_state import exact_on
 from dppo.streams import Stream
 

@@ -133,7 +133,7 @@ class ObsScale(ReadOnly):
         return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
 
     def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
-        """Standardise `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
+        """Standardize `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
         scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
         return scaled
 

@@ -27,7 +27,7 @@ class PolicySnapshot(ReadOnly):
     weights: Float[np.ndarray, " P"]
     """All parameters of the network, flat, in the order of `NetworkSpec.shapes`."""
     obs_scale: ObsScale | None = None
-    """Scale of the observation normaliser; None if it is off."""
+    """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
 
@@ -49,7 +49,7 @@ class Segment(ReadOnly):
     """T steps of the E environments of one sampler under one policy version.
 
     Row t of `obs` and `values` belongs to the state before action t, row t of the others to its consequences.
-    Observations and rewards are not normalised; the trainer does that.
+    Observations and rewards are not normalized; the trainer does that.
     """
 
     obs: Shaped[np.ndarray, "T E *O"]
@@ -164,7 +164,7 @@ class SamplerCarry(ReadOnly):
     episode_lengths: Int64[np.ndarray, " E"]
     """Length of the open episode so far, in env steps."""
     discounted_returns: Float64[np.ndarray, " E"]
-    """Running discounted return, for the reward normaliser."""
+    """Running discounted return, for the reward normalizer."""
     checksums: UInt32[np.ndarray, " E"]
     """Checksum of the observation that the next segment starts from, to verify a replay."""
     memory: Float[np.ndarray, "E S"] | None = None

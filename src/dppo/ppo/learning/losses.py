@@ -21,7 +21,7 @@ def policy_loss(
     clip_coef: float,
     weights: Float[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
-    """Return the clipped surrogate loss, to be minimised (detail 8), and its gradient.
+    """Return the clipped surrogate loss, to be minimized (detail 8), and its gradient.
 
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
 

@@ -8,7 +8,7 @@ from torch.optim.adam import adam
 
 from dppo.ppo.networks.flat import FlatParameters
 
-ADAPTED = "learning_rate"  # its name in the state of the optimiser
+ADAPTED = "learning_rate"  # its name in the state of the optimizer
 LOWEST, HIGHEST, FACTOR = 1e-5, 1e-2, 1.5
 
 
