@@ -92,10 +92,10 @@ def a_request() -> tuple[Any, Any, Any]:
 
     from dppo.cluster.builders import build_sampler, network_spec
     from dppo.cluster.plans import sampler_plan
-    from dppo.config import make_config
+    from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 
-    plan = sampler_plan(make_config({"env_id": "CartPole-v1", "num_samplers": 8, "num_steps": 64}))
+    plan = sampler_plan(Config(env_id="CartPole-v1", num_samplers=8, num_steps=64))
     built = build_sampler(plan, 0)
     snapshot = PolicySnapshot(0, np.zeros(network_spec(plan.network, built.spaces).num_parameters, np.float32))
     request = SegmentRequest(0, 0, None)

@@ -20,7 +20,7 @@ import numpy as np
 from dppo.cluster.builders import build_sampler, network_spec
 from dppo.cluster.collecting.host import limit_to_one_thread
 from dppo.cluster.plans import sampler_plan
-from dppo.config import make_config
+from dppo.config import Config
 from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.spaces.packing import packer, quick_packer
@@ -48,7 +48,7 @@ def main() -> int:
 
 def time_of_a_step(segments: int) -> float:
     """Return the microseconds of an env step of a segment, with all checks, the best of many."""
-    config = make_config({"env_id": "CartPole-v1", "num_samplers": SAMPLERS, "num_steps": STEPS})
+    config = Config(env_id="CartPole-v1", num_samplers=SAMPLERS, num_steps=STEPS)
     limit_to_one_thread()
     built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
     spec = network_spec(config.network, built[0].spaces)

@@ -27,7 +27,7 @@ import numpy as np
 import trivial
 from bench_envs import POSITIONS
 
-from dppo.config import make_config, presets
+from dppo.config import Config, presets
 from dppo.policies.evaluation import evaluate
 from dppo.run.runner import train
 
@@ -215,7 +215,7 @@ def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train with these settings on one seed, and evaluate the policy."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config({**settings, "seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
+        config = Config(**settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed

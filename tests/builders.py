@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ PLAIN = PPO(  # an update; tests change a setting or two
     max_grad_norm=0.5,
     target_kl=None,
 )
+
+
+def make_config(settings: Mapping[str, Any]) -> Config:
+    return Config(**settings)
 
 
 def spec_of(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from builders import make_config
 from worlds.observed import TEXTS
 
 import dppo
-from dppo.config import make_config
 
 ITERATIONS = 3
 SMALL: dict[str, Any] = {

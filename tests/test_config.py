@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import make_config
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
 from dppo.cluster.collecting.roster import shares
-from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, make_config, read_settings, resolved
+from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, read_settings, resolved
 from dppo.config.parts import PARTS, about, annealed, default_of, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.errors import ConfigError

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_config
 from commandline import Command, fresh_environment, run
 from worlds.faulty import line_that_raises
 from worlds.simple import changeable
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.errors import CheckpointError
 from dppo.records.files import checkpoint as checkpoints
 

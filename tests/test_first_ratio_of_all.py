@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import collect, parts_of, random_weights
+from builders import collect, make_config, parts_of, random_weights
 from torch import Tensor
 from worlds.memory_models import Running
 from worlds.models import Plain
@@ -16,7 +16,6 @@ from worlds.models import Plain
 import dppo
 from dppo.cluster.learning.update import train_on
 from dppo.cluster.plans import trainer_plan
-from dppo.config import make_config
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch

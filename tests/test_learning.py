@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 
 import dppo
-from dppo.config import make_config, presets
+from dppo.config import presets
 
 SEEDS = (1, 2, 3)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 from kinds import ITERATIONS, KINDS, RunOf, settings
 from recorder import Notes
 from worlds import memory_models, models
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 

@@ -8,12 +8,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import random_weights
+from builders import make_config, random_weights
 
 import dppo
 from dppo.cluster.builders import build_sampler, build_trainer
 from dppo.cluster.plans import sampler_plan, trainer_plan
-from dppo.config import Config, make_config
+from dppo.config import Config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import normalized_shape

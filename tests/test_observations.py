@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import random_weights
+from builders import make_config, random_weights
 from gymnasium import spaces
 from kinds import KINDS, RunOf, settings, small
 from recorder import Notes
@@ -19,7 +19,6 @@ from worlds.faulty import Faulty
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.envs.make import make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError

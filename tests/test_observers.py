@@ -14,12 +14,12 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from builders import make_config
 from commandline import output_of
 from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import CollectionProgress, Incident
 from dppo.records.files import checkpoint as checkpoints

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 from recorder import Notes
 
 import dppo
-from dppo.config import make_config
 from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
 

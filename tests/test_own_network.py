@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builders import DISCRETE
+from builders import DISCRETE, make_config
 from commandline import output_of
 from recorder import Recorder, lasting
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from worlds import models, observed
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.building import learning_network

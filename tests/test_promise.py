@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_config
 from processes import Disturbance, send
 from recorder import Notes, Recorder, lasting
 
@@ -14,7 +15,6 @@ import dppo
 from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.config import make_config
 from dppo.errors import SegmentsLost
 from dppo.ppo.exchange.records import IncidentKind, Update
 

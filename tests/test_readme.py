@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from builders import make_config
 from commandline import run
 
 import dppo
 from dppo.__main__ import COMMANDS, main
 from dppo.commands import arguments
 from dppo.commands.compare import plan as compare_plan
-from dppo.config import make_config
 from dppo.ppo.exchange.records import IncidentKind
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import make_config
 from commandline import Command
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.errors import ClusterError
 from dppo.signals import StopRequested, StopSignals
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import ray
+from builders import make_config
 from made_up import POLICY, SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
 import dppo
 from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.plans import trainer_plan
-from dppo.config import make_config
 from dppo.errors import SegmentsLost
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}

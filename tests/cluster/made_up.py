@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from builders import make_config
 
 import dppo
-from dppo.config import make_config
 from dppo.ppo.exchange.records import PolicySnapshot, Segment
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 
 from dppo.cluster.builders import network_spec
 from dppo.cluster.collecting.host import SamplerHost
@@ -24,7 +25,6 @@ from dppo.cluster.collecting.progress_file import (
 )
 from dppo.cluster.plans import sampler_plan
 from dppo.cluster.wire import Answer
-from dppo.config import make_config
 from dppo.envs.progress import BYTES, Phase, ProgressRecord, place_of
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 

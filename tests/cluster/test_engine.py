@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 from virtual import Drawn, Fake, Faults
 
 import dppo
@@ -22,7 +23,6 @@ from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.roster import shares
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.cluster.plans import sampler_plan, trainer_plan
-from dppo.config import make_config
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update

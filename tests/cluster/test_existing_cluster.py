@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_config
 from commandline import MARKER, QUICK_CHECKS, Command, fresh_environment, marked, run
 
 import dppo
-from dppo.config import make_config
 
 SIZES = {"num_samplers": 4, "num_steps": 50, "total_timesteps": 4 * 50 * 4, "update_epochs": 1, "norm_obs": True}
 

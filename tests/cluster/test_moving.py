@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from builders import make_config
 from processes import actors_of_this_process
 
 from dppo.cluster.collecting.actor_collector import ActorCollector
@@ -21,7 +22,6 @@ from dppo.cluster.collecting.ray_transport import RayTransport
 from dppo.cluster.collecting.roster import shares
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import sampler_plan, trainer_plan
-from dppo.config import make_config
 from dppo.ppo.exchange.normalizer import Statistics
 from dppo.run.learner import Iteration, PPOLearner
 from dppo.signals import StopSignals

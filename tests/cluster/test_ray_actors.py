@@ -16,13 +16,13 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from builders import make_config
 from commandline import SOURCE, TESTS, output_of, run
 from processes import actors_of_this_process, command_line
 from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
 import dppo
-from dppo.config import make_config
 from dppo.errors import ClusterError, EnvironmentFault
 
 pytestmark = pytest.mark.usefixtures("ray_session")

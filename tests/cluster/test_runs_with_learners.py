@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_config
 from processes import Disturbance, in_the_middle_of_an_update, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
-from dppo.config import make_config
 from dppo.records.files import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import make_config
 
 from dppo.commands import arguments
 from dppo.commands.arguments import Arguments
@@ -17,7 +18,7 @@ from dppo.commands.eval import make_parser as make_eval_parser
 from dppo.commands.parser import ALIASES
 from dppo.commands.remedies import in_flags
 from dppo.commands.settings_flags import EXTRA, FIRST, flag
-from dppo.config import files, grouped, make_config, resolved
+from dppo.config import files, grouped, resolved
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, ConfigError, DppoError
 

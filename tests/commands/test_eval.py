@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import make_config
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.policies import evaluation
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import group_of, random_weights, sampler_of
+from builders import group_of, make_config, random_weights, sampler_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, Stepper, started
 from worlds.faulty import Faulty
@@ -17,7 +17,6 @@ from worlds.faulty import Faulty
 import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.config import make_config
 from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.group import MOST_DROPPED

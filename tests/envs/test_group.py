@@ -285,7 +285,6 @@ def test_if_one_environment_fails_to_close_the_others_are_closed(
 PROGRAM = """
 import sys
 import dppo
-from dppo.config import make_config
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 class Closing(CartPoleEnv):
@@ -294,7 +293,7 @@ class Closing(CartPoleEnv):
         sys.exit(4)
 
 config = {"env_id": Closing, "envs_per_sampler": 2, "num_samplers": 2, "num_steps": 8, "total_timesteps": 32}
-dppo.train(make_config({**config, "run_dir": sys.argv[1], "progress": "off"}))
+dppo.train(dppo.Config(**config, run_dir=sys.argv[1], progress="off"))
 """
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 import worlds.memory_models as own
-from builders import BOX, DISCRETE, agent_of
+from builders import BOX, DISCRETE, agent_of, make_config
 from torch import Tensor, nn
 from worlds.models import Plain
 
-from dppo.config import make_config
 from dppo.errors import ConfigError
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.building import learning_network

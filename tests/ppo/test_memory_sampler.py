@@ -10,12 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import assert_same_bytes, group_of, random_weights
+from builders import assert_same_bytes, group_of, make_config, random_weights
 from worlds.memory import Recalls
 
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.config import make_config
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler, collect_together

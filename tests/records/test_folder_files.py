@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builders import make_config
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.folder_files import FILES, check_parts, open_file

@@ -16,12 +16,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from builders import make_config
 from commandline import fresh_environment
 from recorder import Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import make_config, resolved
+from dppo.config import resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.run_folder import config_of, open_run

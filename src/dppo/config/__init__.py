@@ -3,7 +3,7 @@
 Importing this loads neither pydantic nor yaml: parts travel to actors.
 """
 
-from dppo.config.config import Config, make_config, resolved
+from dppo.config.config import Config, resolved
 from dppo.config.files import flattened, grouped, presets, read_settings
 from dppo.config.parts import PPO, Actors, Env, Learners, Network, Run, Sampling
 
@@ -18,7 +18,6 @@ __all__ = [
     "Sampling",
     "flattened",
     "grouped",
-    "make_config",
     "presets",
     "read_settings",
     "resolved",

@@ -74,8 +74,3 @@ def resolved(config: Config) -> dict[str, Any]:
         "model": config.model_name,
         "minibatch_size": config.minibatch_size or config.minibatch_rows,
     }
-
-
-def make_config(settings: Mapping[str, Any]) -> Config:
-    """Return a `Config` of settings that are flat or in groups."""
-    return Config(**settings)
