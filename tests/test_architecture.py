@@ -112,12 +112,7 @@ def test_imports_run_one_way() -> None:
 def test_each_library_stays_in_its_rooms() -> None:
     homes = {
         "ray": {"cluster"},
-        "torch": {
-            "ppo",
-            "cluster.builders",
-            "cluster.learning",
-            "run.building",
-        },
+        "torch": {"ppo", "cluster.builders", "cluster.learning", "run.building"},
         "gymnasium": {"envs"},
         "pydantic": {"config"},
         "argparse": {"commands"},
