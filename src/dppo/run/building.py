@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
 
-
+OnProgress = Callable[[CollectionProgress], None]
 logger = logging.getLogger("dppo")
 
 
@@ -44,18 +45,10 @@ class Parts:
     """Spaces and network as JSON values, as checkpoints store them."""
 
 
-def build(
-    config: Config,
-    folder: RunFolder,
-    stop: StopSignals,
-    stack: ExitStack,
-    on_progress: Callable[[CollectionProgress], None],
-) -> Parts:
+def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
-    Args:
-        stack: closes all parts.
-        on_progress: called about once a second while segments are being collected.
+    `stack` closes all parts; `on_progress` is called about once a second while segments are being collected.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
@@ -63,11 +56,12 @@ def build(
     """
     start = folder.start or folder.origin
     _check_statistics(config, start)
-    torch_import = _start_torch_import(stack)
+    # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
+    torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    torch_import.start()
+    stack.callback(torch_import.join)
     if config.num_actors > 0:
-        stop.check()
         _open_session(config, stop, stack)
-        stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
     collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
@@ -75,7 +69,15 @@ def build(
     _check_determinism(config, spaces, ledger)
     torch_import.join()
     trainers = _make_trainers(config, spaces, stop, stack)
-    learner = _make_learner(config, spaces, collector, trainers, ledger)
+    learner = PPOLearner(
+        collector,
+        trainers,
+        ledger,
+        no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
+        overlap=config.overlap,
+        freeze_norm_after=config.freeze_norm_after,
+        notify=logger.warning,
+    )
     parts = Parts(collector, learner, model_state(spaces, trainers.spec))
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
@@ -106,10 +108,12 @@ def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
+    stop.check()
     store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
+    stop.check()  # Ray has started meanwhile
 
 
 def most_parameters(config: Config) -> int:
@@ -121,12 +125,7 @@ def most_parameters(config: Config) -> int:
     return hidden + PARAMETERS_OF_A_MODEL
 
 
-def _make_collector(
-    config: Config,
-    ledger: ReplayLedger,
-    stack: ExitStack,
-    on_progress: Callable[[CollectionProgress], None],
-) -> Collector:
+def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress) -> Collector:
     collector = make_collector(
         sampler_plan(config),
         config.actors,
@@ -140,7 +139,7 @@ def _make_collector(
 
 
 def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack) -> Trainers:
-    from dppo.cluster.learning.trainers import make_trainers
+    from dppo.cluster.learning.trainers import LocalTrainer
 
     logger.info("%s", choose_network(config.network, spaces))
     memory = batch_memory_in_words(config, spaces)
@@ -151,24 +150,18 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
             "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
             "so that large rewards still change what is learnt. Use both."
         )
-    trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
+    plan = trainer_plan(config)
+    if config.num_learners == 0:
+        local = LocalTrainer(plan, spaces)
+        stack.callback(local.close)
+        return local
+    from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+
+    trainers = RayTrainers(plan, spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
+    if config.num_learners > 1:
+        logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
     return trainers
-
-
-def _make_learner(
-    config: Config, spaces: Spaces, collector: Collector, trainers: Trainers, ledger: ReplayLedger
-) -> PPOLearner:
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
-    return PPOLearner(
-        collector,
-        trainers,
-        ledger,
-        statistics,
-        overlap=config.overlap,
-        freeze_norm_after=config.freeze_norm_after,
-        notify=logger.warning,
-    )
 
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
@@ -192,15 +185,3 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
         raise CheckpointError(
             f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
-
-
-def _start_torch_import(stack: ExitStack) -> threading.Thread:
-    """Import torch in a thread, in parallel with the start of Ray, which mostly waits."""
-    thread = threading.Thread(target=_import_torch, daemon=True)
-    thread.start()
-    stack.callback(thread.join)  # Python must not exit in the middle of an import
-    return thread
-
-
-def _import_torch() -> None:
-    import torch  # noqa: F401

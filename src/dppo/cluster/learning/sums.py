@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
@@ -37,7 +38,7 @@ class Group:
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
-        self._vectors = shared_vectors(tensor) if pays and not tensor.is_cuda else None
+        self._vectors = shared_vectors(tensor, self.gather) if pays and not tensor.is_cuda else None
         return torch.zeros_like(tensor) if self._vectors is None else self._vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
@@ -79,21 +80,19 @@ class Group:
         """Let each rank add up one slice in the order of ranks and send it to the others; the order of gloo varies."""
         slices = tensor.tensor_split(self.size)
         mine = slices[self.rank]
-        others = [rank for rank in range(self.size) if rank != self.rank]
         parts = [torch.empty_like(mine) for _ in slices]
         parts[self.rank].copy_(mine)
-        arriving = [distributed.irecv(parts[rank], rank) for rank in others]
-        leaving = [distributed.isend(slices[rank], rank) for rank in others]
-        _wait(arriving + leaving)
+        self._exchange(slices, parts)
         for part in parts[1:]:
             parts[0].add_(part)
         mine.copy_(parts[0])
-        arriving = [distributed.irecv(slices[rank], rank) for rank in others]
-        leaving = [distributed.isend(mine, rank) for rank in others]
-        _wait(arriving + leaving)
+        self._exchange([mine] * self.size, slices)
 
-
-def _wait(works: list[distributed.Work | None]) -> None:
-    for work in works:
-        assert work is not None, "this process is not in the group"
-        work.wait()
+    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        """Send one tensor to each other rank, and receive one from each."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        arriving = [distributed.irecv(received[rank], rank) for rank in others]
+        leaving = [distributed.isend(sent[rank], rank) for rank in others]
+        for work in arriving + leaving:
+            assert work is not None, "this process is not in the group"
+            work.wait()
