@@ -29,7 +29,7 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
 OnProgress = Callable[[CollectionProgress], None]
 logger = logging.getLogger("dppo")
@@ -117,12 +117,8 @@ def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
 
 
 def most_parameters(config: Config) -> int:
-    """Return a bound of the network's parameters, to size the object store before the spaces are known.
-
-    It does not hold for very large networks of a user.
-    """
-    hidden = 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
-    return hidden + PARAMETERS_OF_A_MODEL
+    """Return a bound of the network's parameters, to size the object store before the spaces are known."""
+    return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
 
 
 def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress) -> Collector:
@@ -169,13 +165,12 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
     model = parts.model
     found = start.state.get("model")
     before = found if isinstance(found, dict) else {}
-    differing = [name for name in model if before.get(name) != model[name] and not (branch and name == "deterministic")]
-    if differing:
-        name = differing[0]
-        raise CheckpointError(
-            f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is {model[name]}. "
-            f"{'Branch' if branch else 'Resume'} with the environment of the original run."
-        )
+    for name in model:
+        if before.get(name) != model[name] and not (branch and name == "deterministic"):
+            raise CheckpointError(
+                f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is "
+                f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
+            )
     try:
         if branch:
             parts.learner.adopt(start.arrays)

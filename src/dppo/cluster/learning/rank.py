@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 
@@ -34,31 +34,21 @@ REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long
 
 
+@dataclass(eq=False)
 class TrainerRank:
-    """Hosts one rank: its trainer and its membership of the group.
+    """Hosts one rank: its trainer and its membership of the group, both made by `join`.
 
     The default group of torch.distributed belongs to the process, so a process hosts at most one rank.
     """
 
-    def __init__(
-        self,
-        plan: TrainerPlan,
-        spaces: Spaces,
-        rank: int,
-        import_paths: tuple[str, ...] = (),
-        model: PackedModel = None,
-    ) -> None:
-        """Store the arguments; everything that can fail happens in `join`.
-
-        Args:
-            import_paths: additional folders to import `model` from, the user's network; `plan` contains only its name.
-        """
-        self._import_paths = import_paths
-        self._model = model
-        self._plan = plan
-        self._spaces = spaces
-        self._rank = rank
-        self._store: TCPStore | None = None
+    plan: TrainerPlan
+    spaces: Spaces
+    rank: int
+    import_paths: tuple[str, ...] = ()
+    """Additional folders to import `model` from."""
+    model: PackedModel = None
+    """The user's network; `plan` contains only its name."""
+    _store: TCPStore | None = None
 
     # ------------------------------------------------------------------ meeting
 
@@ -73,7 +63,7 @@ class TrainerRank:
         self._store = TCPStore(
             host,
             port,
-            self._plan.learners.num_learners,
+            self.plan.learners.num_learners,
             is_master=True,
             timeout=COLLECTIVE_TIMEOUT,
             wait_for_workers=False,
@@ -83,7 +73,7 @@ class TrainerRank:
 
     def join(self, host: str, port: int) -> Fault | None:
         """Join the group, and build the trainer. Waits for: all ranks, at most a minute."""
-        size = self._plan.learners.num_learners
+        size = self.plan.learners.num_learners
         if self._store is None:
             self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
@@ -91,15 +81,15 @@ class TrainerRank:
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
-            torch.set_num_threads(self._plan.learners.learner_threads)
-            backend = "nccl" if self._plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
+            torch.set_num_threads(self.plan.learners.learner_threads)
+            backend = "nccl" if self.plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
             distributed.init_process_group(
-                backend, store=self._store, rank=self._rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+                backend, store=self._store, rank=self.rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )
             self._group = Group()
-            import_also_from(self._import_paths)
-            network = replace(self._plan.network, model=unpacked_model(self._model))
-            self._trainer = build_trainer(replace(self._plan, network=network), self._spaces, self._group)
+            import_also_from(self.import_paths)
+            network = replace(self.plan.network, model=unpacked_model(self.model))
+            self._trainer = build_trainer(replace(self.plan, network=network), self.spaces, self._group)
         except DppoError as error:
             return Fault.of(error)
         return None
@@ -133,7 +123,7 @@ class TrainerRank:
         """
         try:
             scales = obs_scale, reward_scale
-            update = train_on(self._trainer, self._plan, segments, *scales, iteration, rank=self._rank, lagged=lagged)
+            update = train_on(self._trainer, self.plan, segments, *scales, iteration, rank=self.rank, lagged=lagged)
         except DppoError as error:
             return Fault.of(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))
@@ -142,7 +132,7 @@ class TrainerRank:
 
     def time_learning(self, rows: int) -> float:
         """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
-        torch.set_num_threads(self._plan.learners.learner_threads)
+        torch.set_num_threads(self.plan.learners.learner_threads)
         self._trainer.rehearse(min(rows, 64))  # warm-up
         return _usual_seconds(lambda: self._trainer.rehearse(rows), most_s=LONG_S)
 

@@ -46,9 +46,8 @@ class Memory:
         self.map: mmap.mmap | None = None
         self._token = secrets.randbits(8 * TOKEN_BYTES - 1)
         self._file = -1
-        if not hasattr(os, "memfd_create"):  # not Linux
-            return
-        with suppress(OSError):  # refused by the system: then no rank shares, as on several machines
+        # Not on Linux, or refused by the system: then no rank shares, as on several machines.
+        with suppress(AttributeError, OSError):
             self._file = os.memfd_create("dppo gradient")
             os.truncate(self._file, self.bytes)
             self.map = mmap.mmap(self._file, self.bytes)

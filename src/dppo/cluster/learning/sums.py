@@ -28,24 +28,20 @@ class Group:
         self.size = distributed.get_world_size()
         self.seconds = 0.0
         """Time spent in `sum_` and `gather` so far, waiting included."""
-        self._vectors: list[Tensor] | None = None
-
-    @property
-    def in_memory(self) -> bool:
-        """Return whether sums go through memory that the ranks share."""
-        return self._vectors is not None
+        self.vectors: list[Tensor] | None = None
+        """Vectors in memory that the ranks share; None if they exchange messages."""
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
-        self._vectors = shared_vectors(tensor, self.gather) if pays and not tensor.is_cuda else None
-        return torch.zeros_like(tensor) if self._vectors is None else self._vectors[self.rank]
+        self.vectors = shared_vectors(tensor, self.gather) if pays and not tensor.is_cuda else None
+        return torch.zeros_like(tensor) if self.vectors is None else self.vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
         began = time.perf_counter()
-        if self._vectors is not None and tensor is self._vectors[self.rank]:
-            self._sum_in_memory(self._vectors)
+        if self.vectors is not None and tensor is self.vectors[self.rank]:
+            self._sum_in_memory(self.vectors)
         elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:

@@ -55,19 +55,13 @@ class RaySession:
         else:
             _connect(ray, source, cluster, dashboard)
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
+        self.check = self._watch.check
         if not started_here:
             try:
                 check_cluster(ray, demand, notify)
             except BaseException:
                 self.close()
                 raise
-
-    def check(self) -> None:
-        """Raise `ClusterError` if the connected Ray has died; cheap enough for each tick of a wait.
-
-        A death is detected within seconds. Ray itself would end this process later, without an error.
-        """
-        self._watch.check()
 
     def close(self) -> None:
         """Disconnect; stop Ray if it was started here."""
@@ -108,11 +102,7 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
 
 
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
-    """Return the setting that names the cluster, and its address; None to start Ray here.
-
-    Raises:
-        ConfigError: it is the address of another kind of service.
-    """
+    """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
     source = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
@@ -132,11 +122,7 @@ def wanted_cluster(address: str | None) -> tuple[str, str | None]:
 
 
 def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
-    """Reject settings that would have no effect, because this process is connected to Ray already.
-
-    Raises:
-        ConfigError: `address` names another cluster, or a dashboard is requested.
-    """
+    """Raise `ConfigError` if `address` is not the connected cluster, or for a dashboard: they would have no effect."""
     connected = ray.get_runtime_context().gcs_address
     if address not in (None, "auto", connected) and not _same_place(str(address), connected):
         raise ConfigError(
@@ -216,7 +202,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "
             f"{ray_folder()}/ray/session_latest/logs. num_actors=0 trains without Ray."

@@ -65,8 +65,7 @@ class ClusterWatch:
         self._endpoints = endpoints
         self._lost: str | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True).start()
 
     def check(self) -> None:
         """Raise `ClusterError` if a process of Ray is lost. Cheap enough for each tick of a wait."""
