@@ -30,7 +30,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.exchange.records"},
     "cluster": {"config", "ppo", "envs.progress", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
-    "cluster.spaces": {"ppo", "envs"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
     "policies.evaluation": {"envs", "ppo.networks.user.module_spec", "records"},
     "policies.player": {"config", "envs", "ppo.networks.user.module_spec", "records"},

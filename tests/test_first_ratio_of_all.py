@@ -14,7 +14,7 @@ from worlds.memory_models import Running
 from worlds.models import Plain
 
 import dppo
-from dppo.cluster.learning.update import train_on
+from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import trainer_plan
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -13,7 +13,7 @@ import pytest
 from commandline import Command
 
 import dppo
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint, endpoint
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint
 from dppo.errors import ClusterError
 
 HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # try for a minute to report to the GCS
@@ -31,7 +31,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_a_process_is_lost_after_its_port_has_refused_connections_for_long(listener: socket.socket) -> None:
-    watched = Endpoint("the raylet", "127.0.0.1", listener.getsockname()[1], patience_s=2.0)
+    watched = Endpoint("the raylet", f"127.0.0.1:{listener.getsockname()[1]}", patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
     listener.close()
     assert watched.look(now=lambda: 10.0) is None
@@ -41,7 +41,7 @@ def test_a_process_is_lost_after_its_port_has_refused_connections_for_long(liste
 
 def test_a_port_that_accepts_again_in_time_resets_the_patience(listener: socket.socket) -> None:
     host, port = listener.getsockname()
-    watched = Endpoint("the raylet", host, port, patience_s=2.0)
+    watched = Endpoint("the raylet", f"{host}:{port}", patience_s=2.0)
     listener.close()
     assert watched.look(now=lambda: 10.0) is None
     with socket.create_server((host, port)):
@@ -55,7 +55,7 @@ def test_a_machine_that_does_not_answer_has_more_time(monkeypatch: pytest.Monkey
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", never)
-    watched = Endpoint("the raylet", "10.0.0.1", 1, patience_s=2.0)
+    watched = Endpoint("the raylet", "10.0.0.1:1", patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
     assert watched.look(now=lambda: 14.0) is None
     assert watched.look(now=lambda: 15.0) == "it does not answer"
@@ -66,14 +66,14 @@ def test_a_fault_of_this_process_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "create_connection", no_more_files)
-    watched = Endpoint("the raylet", "127.0.0.1", 1, patience_s=0.0)
+    watched = Endpoint("the raylet", "127.0.0.1:1", patience_s=0.0)
     assert watched.look(now=lambda: 0.0) is None
     assert watched.look(now=lambda: 100.0) is None
 
 
 def test_the_watch_names_the_lost_process_and_how_to_resume(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    watch = ClusterWatch([endpoint("Ray's GCS", f"127.0.0.1:{port}", patience_s=0.0)])
+    watch = ClusterWatch([Endpoint("Ray's GCS", f"127.0.0.1:{port}", patience_s=0.0)])
     try:
         watch.check()
         listener.close()

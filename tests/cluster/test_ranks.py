@@ -27,10 +27,8 @@ import dppo
 from dppo import streams
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning import ranks, waiting
-from dppo.cluster.learning.interface import interface_of
-from dppo.cluster.learning.rank import TrainerRank
-from dppo.cluster.learning.ranks import RayTrainers
-from dppo.cluster.learning.timing import worth_in_words
+from dppo.cluster.learning.rank import TrainerRank, interface_of
+from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import trainer_plan
 from dppo.config.parts import annealed

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
-from dppo.cluster.spaces import spaces_of
 from dppo.config.parts import Network
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.progress import Phase, ProgressRecord, place_of
+from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
+from dppo.ppo.exchange.inputs import normalized_shape
 from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import Spaces
+from dppo.spaces.spaces import MOST_WHOLE, Spaces
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -40,10 +41,7 @@ class BuiltSampler:
 
 
 def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord | None = None) -> BuiltSampler:
-    """Build a sampler and its environments.
-
-    Args:
-        progress: record of the activity of the environments.
+    """Build a sampler and its environments, whose activity `progress` records.
 
     Raises:
         EnvironmentFault: the constructor of an environment raised.
@@ -103,6 +101,55 @@ def _make_env(plan: SamplerPlan, owner: str) -> Any:
         raise constructor_fault(owner, error) from None
 
 
+def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
+    """Return the spaces of `env`; raise `ConfigError` if they cannot be learned on, or a setting does not fit them."""
+    of = plan.env
+    spaces = describe_spaces(
+        env,
+        drop_obs=of.drop_obs,
+        norm_obs_keys=plan.ppo.norm_obs_keys,
+        action_bounds=of.action_bounds,
+        action_mask=of.action_mask,
+        obs_dtype=of.obs_dtype,
+    )
+    if of.obs_dtype == "float64" and not spaces.has_float64:
+        raise ConfigError(
+            "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
+            "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave obs_dtype "
+            "out."
+        )
+    read = spaces.of_network()
+    alone = read.obs.names is None and read.categories
+    if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
+        raise ConfigError(
+            "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
+            "or categories. Use norm_obs=False."
+        )
+    if plan.network.dtype == "float32":
+        _check_float32(plan.ppo.norm_obs_keys, read)
+    return spaces
+
+
+def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
+    """Refuse leaves of float64 that are not normalised first, and categories that float32 cannot tell apart."""
+    kept = read.leaves() if read.normalized is None else read.normalized
+    rounded = [name for name, leaf in read.leaves().items() if leaf.base == "f8" and name not in kept]
+    if rounded:
+        raise ConfigError(
+            f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
+            f"would read as float32. Add {rounded[0]}, or use obs_dtype=float32."
+        )
+    for name, found in read.categories.items():
+        for count, start in zip(found.counts, found.starts, strict=True):
+            if max(-start, start + count - 1) > MOST_WHOLE:
+                raise ConfigError(
+                    f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
+                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
+                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
+                    f"use dtype=float64."
+                )
+
+
 def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:
     """Return the network for these spaces: the user's own, or the one that fits them."""
     return choose_network(network, spaces).spec
@@ -134,11 +181,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
 
 
 def _device(wanted: str) -> str:
-    """Return the device to train on; called only in the process that trains.
-
-    Raises:
-        ConfigError: torch sees no GPU.
-    """
+    """Return the device to train on; called only in the process that trains."""
     import torch
 
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):

@@ -11,6 +11,12 @@ from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, 
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+ERRORS: dict[str, type[DppoError] | type[KeyboardInterrupt]] = {
+    "environment": EnvironmentFault,
+    "diverged": TrainingDiverged,
+    "interrupted": KeyboardInterrupt,
+    "config": ConfigError,
+}
 
 T = TypeVar("T")
 
@@ -20,26 +26,19 @@ class Fault:
     """An exception in another process as plain data, so that no user-defined class has to be unpickled."""
 
     kind: str
-    """The exception to raise: "config", "environment" or "diverged" of `dppo.errors`, or "interrupted"."""
-    message: str
-    remote_traceback: str = ""
+    """The exception to raise, one of `ERRORS`."""
+    args: tuple[str, ...]
+    """Its message, and the remote traceback of an `EnvironmentFault`."""
 
     @staticmethod
     def of(error: DppoError | KeyboardInterrupt) -> Fault:
         """Convert an exception into a fault."""
-        if isinstance(error, KeyboardInterrupt):
-            return Fault("interrupted", str(error))
-        if isinstance(error, EnvironmentFault):
-            return Fault("environment", error.message, error.remote_traceback)
-        return Fault("diverged" if isinstance(error, TrainingDiverged) else "config", str(error))
+        kind = next((kind for kind, error_class in ERRORS.items() if isinstance(error, error_class)), "config")
+        return Fault(kind, error.args if kind == "environment" else (str(error),))
 
     def as_error(self) -> DppoError | KeyboardInterrupt:
         """Convert the fault into the exception to raise here."""
-        if self.kind == "interrupted":
-            return KeyboardInterrupt(self.message)
-        if self.kind == "environment":
-            return EnvironmentFault(self.message, self.remote_traceback)
-        return TrainingDiverged(self.message) if self.kind == "diverged" else ConfigError(self.message)
+        return ERRORS[self.kind](*self.args)
 
 
 def or_raise(answer: T | Fault) -> T:

@@ -25,11 +25,7 @@ def import_also_from(paths: tuple[str, ...]) -> None:
 
 
 def packed_model(model: Model) -> PackedModel:
-    """Return a user's network ready to send: its import path or its pickled class.
-
-    Raises:
-        ConfigError: the class cannot be pickled.
-    """
+    """Return a user's network ready to send: its import path or its pickled class; `ConfigError` if that fails."""
     if model is None or isinstance(model, str):
         return model
     try:
@@ -42,11 +38,7 @@ def packed_model(model: Model) -> PackedModel:
 
 
 def unpacked_model(packed: PackedModel) -> Model:
-    """Reverse `packed_model`; call `import_also_from` first.
-
-    Raises:
-        ConfigError: its module cannot be imported here.
-    """
+    """Reverse `packed_model`, after `import_also_from`; `ConfigError` if its module cannot be imported here."""
     if not isinstance(packed, bytes):
         return packed
     try:

@@ -37,7 +37,6 @@ class Answer:
     """A report and a `Segment` for each request, in the order of the question; a reference in place of the segment if
     the arrays stay with Ray."""
     timings: Timings
-    """Timings of the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,7 @@ def encode_policy(policy: PolicySnapshot) -> bytes | PolicySnapshot:
 
 def decode_policy(message: bytes | PolicySnapshot) -> PolicySnapshot:
     """Return the policy in `message`."""
-    if isinstance(message, PolicySnapshot):
-        return message
-    policy = unpack(message)
+    policy = message if isinstance(message, PolicySnapshot) else unpack(message)
     assert isinstance(policy, PolicySnapshot)
     return policy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -29,9 +30,9 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images; Ray starts before the environment is known
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
-
+OnProgress = Callable[[CollectionProgress], None]
 logger = logging.getLogger("dppo")
 
 
@@ -45,18 +46,10 @@ class Parts:
     """Spaces and network as JSON values, as checkpoints store them."""
 
 
-def build(
-    config: Config,
-    folder: RunFolder,
-    stop: StopSignals,
-    stack: ExitStack,
-    on_progress: Callable[[CollectionProgress], None],
-) -> Parts:
+def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
-    Args:
-        stack: closes all parts.
-        on_progress: called about once a second while segments are being collected.
+    `stack` closes all parts; `on_progress` is called about once a second while segments are being collected.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
@@ -64,11 +57,12 @@ def build(
     """
     start = folder.start or folder.origin
     _check_statistics(config, start)
-    torch_import = _start_torch_import(stack)
+    # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
+    torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    torch_import.start()
+    stack.callback(torch_import.join)
     if config.num_actors > 0:
-        stop.check()
         _open_session(config, stop, stack)
-        stop.check()  # Ray has started meanwhile
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
     collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
@@ -76,7 +70,15 @@ def build(
     _check_determinism(config, spaces, ledger)
     torch_import.join()
     trainers = _make_trainers(config, spaces, stop, stack)
-    learner = _make_learner(config, spaces, collector, trainers, ledger)
+    learner = PPOLearner(
+        collector,
+        trainers,
+        ledger,
+        no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
+        overlap=config.overlap,
+        freeze_norm_after=config.freeze_norm_after,
+        notify=logger.warning,
+    )
     parts = Parts(collector, learner, model_state(spaces, trainers.spec))
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
@@ -107,27 +109,20 @@ def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> 
 def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
+    stop.check()
     store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
+    stop.check()  # Ray has started meanwhile
 
 
 def most_parameters(config: Config) -> int:
-    """Return a bound of the network's parameters, to size the object store before the spaces are known.
-
-    It does not hold for very large networks of a user.
-    """
-    hidden = 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
-    return hidden + PARAMETERS_OF_A_MODEL
+    """Return a bound of the network's parameters, to size the object store before the spaces are known."""
+    return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
 
 
-def _make_collector(
-    config: Config,
-    ledger: ReplayLedger,
-    stack: ExitStack,
-    on_progress: Callable[[CollectionProgress], None],
-) -> Collector:
+def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress) -> Collector:
     plan = sampler_plan(config)
     collector: Collector
     if config.num_actors == 0:
@@ -144,7 +139,7 @@ def _make_collector(
 
 
 def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack) -> Trainers:
-    from dppo.cluster.learning.trainers import make_trainers
+    from dppo.cluster.learning.trainers import LocalTrainer
 
     logger.info("%s", choose_network(config.network, spaces))
     memory = batch_memory_in_words(config, spaces)
@@ -155,24 +150,18 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
             "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
             "so that large rewards still change what is learnt. Use both."
         )
-    trainers = make_trainers(trainer_plan(config), spaces, logger.warning, stop.check)
+    plan = trainer_plan(config)
+    if config.num_learners == 0:
+        local = LocalTrainer(plan, spaces)
+        stack.callback(local.close)
+        return local
+    from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+
+    trainers = RayTrainers(plan, spaces, logger.warning, stop.check)
     stack.callback(trainers.close)
+    if config.num_learners > 1:
+        logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
     return trainers
-
-
-def _make_learner(
-    config: Config, spaces: Spaces, collector: Collector, trainers: Trainers, ledger: ReplayLedger
-) -> PPOLearner:
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
-    return PPOLearner(
-        collector,
-        trainers,
-        ledger,
-        statistics,
-        overlap=config.overlap,
-        freeze_norm_after=config.freeze_norm_after,
-        notify=logger.warning,
-    )
 
 
 def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
@@ -180,13 +169,12 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
     model = parts.model
     found = start.state.get("model")
     before = found if isinstance(found, dict) else {}
-    differing = [name for name in model if before.get(name) != model[name] and not (branch and name == "deterministic")]
-    if differing:
-        name = differing[0]
-        raise CheckpointError(
-            f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is {model[name]}. "
-            f"{'Branch' if branch else 'Resume'} with the environment of the original run."
-        )
+    for name in model:
+        if before.get(name) != model[name] and not (branch and name == "deterministic"):
+            raise CheckpointError(
+                f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is "
+                f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
+            )
     try:
         if branch:
             parts.learner.adopt(start.arrays)
@@ -196,15 +184,3 @@ def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
         raise CheckpointError(
             f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
-
-
-def _start_torch_import(stack: ExitStack) -> threading.Thread:
-    """Import torch in a thread, in parallel with the start of Ray, which mostly waits."""
-    thread = threading.Thread(target=_import_torch, daemon=True)
-    thread.start()
-    stack.callback(thread.join)  # Python must not exit in the middle of an import
-    return thread
-
-
-def _import_torch() -> None:
-    import torch  # noqa: F401

@@ -132,7 +132,10 @@ class _Run:
         self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
         self.folder.write_settings(self.config)
         try:
-            self._open_files()
+            self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
+            self.watching.add_file(self.metrics)
+            self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+            self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save()
         except BaseException as error:
@@ -142,12 +145,6 @@ class _Run:
         result = self._result(stopped_by)
         self.watching.end(result, None)
         return result
-
-    def _open_files(self) -> None:
-        self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
-        self.watching.add_file(self.metrics)
-        self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
-        self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
@@ -171,7 +168,15 @@ class _Run:
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""
-        row = self._row(iteration)
+        row = iteration_row(
+            iteration,
+            self.learner,
+            wall_s=iteration.ended - self.began,
+            training_s=iteration.ended - self.training_began,
+            iteration_s=iteration.ended - self.ended,
+            steps_since_start=self.learner.global_step - self.steps_before,
+            actors_alive=self.parts.collector.alive(),
+        )
         self.ended = iteration.ended
         self.time_split.add(row)
         episodes = [episode for report in iteration.collected.reports for episode in report.episodes]
@@ -185,18 +190,6 @@ class _Run:
             self.saved = self.ended
             self._save_if_possible()
         return stopped_by
-
-    def _row(self, iteration: Iteration) -> dict[str, float]:
-        learner = self.learner
-        return iteration_row(
-            iteration,
-            learner,
-            wall_s=iteration.ended - self.began,
-            training_s=iteration.ended - self.training_began,
-            iteration_s=iteration.ended - self.ended,
-            steps_since_start=learner.global_step - self.steps_before,
-            actors_alive=self.parts.collector.alive(),
-        )
 
     # ------------------------------------------------------------------ saving and ending
 

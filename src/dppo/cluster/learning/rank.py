@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from statistics import median
 
 import numpy as np
 import ray
@@ -15,10 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.faults import Fault
-from dppo.cluster.learning.interface import LOOPBACK, interface_of
 from dppo.cluster.learning.sums import Group
-from dppo.cluster.learning.timing import usual_seconds
-from dppo.cluster.learning.update import train_on
+from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.errors import DppoError
@@ -27,41 +29,32 @@ from dppo.ppo.exchange.records import Segment, Update
 from dppo.spaces.spaces import Spaces
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
+LOOPBACK = "127.0.0.1"
+REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long
 
 
+@dataclass(eq=False)
 class TrainerRank:
-    """Hosts one rank: its trainer and its membership of the group.
+    """Hosts one rank: its trainer and its membership of the group, both made by `join`.
 
     The default group of torch.distributed belongs to the process, so a process hosts at most one rank.
     """
 
-    def __init__(
-        self,
-        plan: TrainerPlan,
-        spaces: Spaces,
-        rank: int,
-        import_paths: tuple[str, ...] = (),
-        model: PackedModel = None,
-    ) -> None:
-        """Store the arguments; everything that can fail happens in `join`.
-
-        Args:
-            import_paths: additional folders to import the user's network from.
-            model: the user's network; `plan` contains only its name.
-        """
-        self._import_paths = import_paths
-        self._model = model
-        self._plan = plan
-        self._spaces = spaces
-        self._rank = rank
-        self._store: TCPStore | None = None
+    plan: TrainerPlan
+    spaces: Spaces
+    rank: int
+    import_paths: tuple[str, ...] = ()
+    """Additional folders to import `model` from."""
+    model: PackedModel = None
+    """The user's network; `plan` contains only its name."""
+    _store: TCPStore | None = None
 
     # ------------------------------------------------------------------ meeting
 
     def whereabouts(self) -> tuple[str, str]:
         """Return the id of this node, and an address at which other nodes reach it."""
-        return ray.get_runtime_context().get_node_id(), _address()
+        return ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())
 
     def open_store(self, host: str) -> int:
         """Open the store through which ranks find each other, on rank 0, bound to `host` only; return its port."""
@@ -70,7 +63,7 @@ class TrainerRank:
         self._store = TCPStore(
             host,
             port,
-            self._plan.learners.num_learners,
+            self.plan.learners.num_learners,
             is_master=True,
             timeout=COLLECTIVE_TIMEOUT,
             wait_for_workers=False,
@@ -80,30 +73,26 @@ class TrainerRank:
 
     def join(self, host: str, port: int) -> Fault | None:
         """Join the group, and build the trainer. Waits for: all ranks, at most a minute."""
-        size = self._plan.learners.num_learners
+        size = self.plan.learners.num_learners
         if self._store is None:
             self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
-        interface = interface_of(LOOPBACK if host == LOOPBACK else _address())
+        interface = interface_of(LOOPBACK if host == LOOPBACK else self.whereabouts()[1])
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
-            torch.set_num_threads(self._plan.learners.learner_threads)
-            backend = "nccl" if self._plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
+            torch.set_num_threads(self.plan.learners.learner_threads)
+            backend = "nccl" if self.plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
             distributed.init_process_group(
-                backend, store=self._store, rank=self._rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+                backend, store=self._store, rank=self.rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )
             self._group = Group()
-            import_also_from(self._import_paths)
-            network = replace(self._plan.network, model=unpacked_model(self._model))
-            self._trainer = build_trainer(replace(self._plan, network=network), self._spaces, self._group)
+            import_also_from(self.import_paths)
+            network = replace(self.plan.network, model=unpacked_model(self.model))
+            self._trainer = build_trainer(replace(self.plan, network=network), self.spaces, self._group)
         except DppoError as error:
             return Fault.of(error)
         return None
-
-    def answer(self) -> bool:
-        """Return True, to show that the process is running; called during updates."""
-        return True
 
     # ------------------------------------------------------------------ training
 
@@ -112,8 +101,11 @@ class TrainerRank:
         self._trainer.load(weights, state)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the weights [P] and the optimiser state."""
-        return self._views()
+        """Return the weights [P] and the optimiser state.
+
+        Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
+        """
+        return self._trainer.weights(copy=False), self._trainer.state(copy=False)
 
     def update(
         self,
@@ -130,43 +122,44 @@ class TrainerRank:
             the same on all ranks.
         """
         try:
-            update = train_on(
-                self._trainer,
-                self._plan,
-                segments,
-                obs_scale,
-                reward_scale,
-                iteration,
-                rank=self._rank,
-                lagged=lagged,
-            )
+            scales = obs_scale, reward_scale
+            update = train_on(self._trainer, self.plan, segments, *scales, iteration, rank=self.rank, lagged=lagged)
         except DppoError as error:
             return Fault.of(error), None, None
-        if not with_state:
-            return update, None, None
-        return update, *self._views()
-
-    def _views(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        # Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
-        return self._trainer.weights(copy=False), self._trainer.state(copy=False)
+        return update, *(self.snapshot() if with_state else (None, None))
 
     # ------------------------------------------------------------------ measuring
 
     def time_learning(self, rows: int) -> float:
         """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
-        torch.set_num_threads(self._plan.learners.learner_threads)
+        torch.set_num_threads(self.plan.learners.learner_threads)
         self._trainer.rehearse(min(rows, 64))  # warm-up
-        return usual_seconds(lambda: self._trainer.rehearse(rows), most_s=LONG_S)
+        return _usual_seconds(lambda: self._trainer.rehearse(rows), most_s=LONG_S)
 
     def time_summing(self) -> float:
         """Return the seconds of one sum of the gradient; all ranks must call this at once."""
         self._trainer.sum_gradients()  # warm-up, and a common start
-        return usual_seconds(self._trainer.sum_gradients)
+        return _usual_seconds(self._trainer.sum_gradients)
 
     def summing_s(self) -> float:
         """Return the seconds spent so far in sums over ranks, waiting included."""
         return self._group.seconds
 
 
-def _address() -> str:
-    return str(ray.util.get_node_ip_address())
+def interface_of(address: str) -> str | None:
+    """Return the network interface with this address; None if it cannot be found."""
+    import psutil  # comes with Ray, once that is imported
+
+    return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
+
+
+def _usual_seconds(work: Callable[[], None], most_s: float = math.inf) -> float:
+    """Return the median time of `work`, in seconds; stop repeating it after `most_s`."""
+    times: list[float] = []
+    while len(times) < REPEATS and sum(times) < most_s:
+        began = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return median(times)

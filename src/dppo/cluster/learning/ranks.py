@@ -16,13 +16,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.cluster.builders import network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
-from dppo.cluster.learning.interface import LOOPBACK
-from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, TrainerRank
+from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.plans import TrainerPlan
+from dppo.cluster.ray.capacity import in_words
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
@@ -52,14 +53,13 @@ class RayTrainers:
         self.spec = network_spec(plan.network, spaces)
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
-        self._learners = plan.learners
         self._spaces = spaces
         self._notify = notify
         self._budget = RestartBudget(MAX_REBUILDS)
         self.ranks: list[Any] = []
         """Ray's handles of the ranks; a rebuild replaces them."""
-        self._weights: np.ndarray | None = None
-        self._state: dict[str, np.ndarray] | None = None
+        self._weights: np.ndarray
+        self._state: dict[str, np.ndarray]
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
         self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
         self._incidents: list[Incident] = []
@@ -93,7 +93,6 @@ class RayTrainers:
 
     def weights(self) -> np.ndarray:
         """Return all weights [P], read-only."""
-        assert self._weights is not None
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
@@ -109,7 +108,6 @@ class RayTrainers:
                         f"the optimiser's state was lost with the nodes of the learners ({last_line(error)}). Resume "
                         f"from the last checkpoint (--resume)."
                     ) from None
-        assert self._state is not None
         return self._state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
@@ -162,7 +160,7 @@ class RayTrainers:
             for rank, handle in enumerate(self.ranks)
         ]
         try:
-            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], _is_alive, self._check)
+            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check)
         except ObjectLostError as error:
             self._rebuild(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
@@ -178,7 +176,7 @@ class RayTrainers:
 
     def _rebuild(self, error: Exception) -> None:
         """Restart the group with the state before the update, repeatedly if necessary."""
-        began, learners = time.monotonic(), self._learners.num_learners
+        began, learners = time.monotonic(), self._plan.learners.num_learners
         while True:
             self._check()  # a new group would be useless if the run is being stopped or Ray is gone
             reason = f"a learner {cause(error)}"
@@ -205,7 +203,7 @@ class RayTrainers:
     # ------------------------------------------------------------------ building
 
     def _start(self) -> None:
-        learners = f"num_learners={self._learners.num_learners}: learners of {_in_words(self._bundle)} each"
+        learners = f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._bundle)} each"
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._group.wait(TICK_S):
             self._check()
@@ -231,22 +229,22 @@ class RayTrainers:
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
         self.ranks = [
             remote_class.options(
-                num_cpus=self._learners.learner_cpus,
-                num_gpus=self._learners.learner_gpus,
+                num_cpus=self._plan.learners.learner_cpus,
+                num_gpus=self._plan.learners.learner_gpus,
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
             ).remote(self._plan, self._spaces, rank, import_paths(), self._model)
-            for rank in range(self._learners.num_learners)
+            for rank in range(self._plan.learners.num_learners)
         ]
-        places = wait_for([handle.whereabouts.remote() for handle in self.ranks], START_TIMEOUT_S, self._check)
+        places = wait_for([handle.whereabouts.remote() for handle in self.ranks], self._check, START_TIMEOUT_S)
         nodes, addresses = zip(*places, strict=True)
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
         # On one node the store need not be reachable from others.
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
-        port = wait_for([self.ranks[0].open_store.remote(host)], START_TIMEOUT_S, self._check)[0]
+        port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
         joined = [handle.join.remote(host, port) for handle in self.ranks]
-        for answer in wait_for(joined, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds(), self._check):
+        for answer in wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()):
             or_raise(answer)
 
     def _load(self) -> None:
@@ -258,26 +256,25 @@ class RayTrainers:
 
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
         """Call a method of some ranks at once; return their answers."""
-        return wait_while_alive(
-            ranks, [getattr(handle, method).remote(*args) for handle in ranks], _is_alive, self._check
-        )
-
-
-def _is_alive(handle: Any) -> ObjectRef[Any]:
-    ref: ObjectRef[Any] = handle.answer.options(concurrency_group="life").remote()
-    return ref
+        return wait_while_alive(ranks, [getattr(handle, method).remote(*args) for handle in ranks], self._check)
 
 
 def _raise_faults(answers: list[Update | Fault]) -> None:
     """Raise the fault of an update, if any. A divergence concerns all ranks, and each describes its own rows."""
-    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
-    if not faults:
-        return
-    error = next(iter(faults.values())).as_error()
-    if len(faults) > 1 and isinstance(error, TrainingDiverged):
-        error = TrainingDiverged("\n".join(f"Learner {rank}: {fault.message}" for rank, fault in faults.items()))
-    raise error
+    faults = {rank: answer.as_error() for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
+    for error in faults.values():
+        if len(faults) > 1 and isinstance(error, TrainingDiverged):
+            raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))
+        raise error
 
 
-def _in_words(resources: dict[str, float]) -> str:
-    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
+def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
+    """Describe the times of `RayTrainers.worth`, and say whether several learners are faster than one."""
+    facts = (
+        f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
+        f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the "
+        f"sum; one learner takes {alone_ms:.1f} ms"
+    )
+    if shared_ms < 0.95 * alone_ms:
+        return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
+    return f"{facts}. Several learners do not pay off here; num_learners=0 is faster."

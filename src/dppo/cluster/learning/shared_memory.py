@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -13,19 +14,20 @@ from torch import Tensor, distributed
 TOKEN_BYTES = 8
 
 
-def shared_vectors(like: Tensor) -> list[Tensor] | None:
+def shared_vectors(like: Tensor, gather: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
     """Create one vector of zeros per rank, with the length and dtype of `like`, in memory that all ranks share.
 
     The memory is anonymous: it is freed with the last process that maps it, also if ranks are killed.
 
-    Waits for: every rank of the default group; all must call this at once.
+    Waits for: every rank of the default group; all must call this at once. `gather` stacks one tensor of each.
     Returns: the vectors in the order of ranks; None, in every rank, unless all run on one Linux machine.
     """
     mine = Memory(like.numel() * like.element_size())
     try:
-        seen = [open_memory(pid, file, token, mine.bytes) for pid, file, token in _gathered(mine.where())]
+        places = gather(torch.tensor(mine.where())).tolist()
+        seen = [open_memory(pid, file, token, mine.bytes) for pid, file, token in places]
         # Clear the token before anybody computes with the vector; close no file before all have opened it.
-        everybody = all(ok for (ok,) in _gathered([int(None not in seen)]))
+        everybody = bool(gather(torch.tensor([int(None not in seen)])).all())
         if mine.map is not None:
             mine.map[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
         distributed.barrier()
@@ -44,9 +46,8 @@ class Memory:
         self.map: mmap.mmap | None = None
         self._token = secrets.randbits(8 * TOKEN_BYTES - 1)
         self._file = -1
-        if not hasattr(os, "memfd_create"):  # not Linux
-            return
-        with suppress(OSError):  # refused by the system: then no rank shares, as on several machines
+        # Not on Linux, or refused by the system: then no rank shares, as on several machines.
+        with suppress(AttributeError, OSError):
             self._file = os.memfd_create("dppo gradient")
             os.truncate(self._file, self.bytes)
             self.map = mmap.mmap(self._file, self.bytes)
@@ -73,11 +74,3 @@ def open_memory(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
     except (OSError, ValueError):
         return None
     return memory if memory[:TOKEN_BYTES] == token.to_bytes(TOKEN_BYTES, "little") else None
-
-
-def _gathered(numbers: list[int]) -> list[list[int]]:
-    """Return the numbers of every rank."""
-    mine = torch.tensor(numbers)
-    everybody = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(everybody, mine)
-    return [one.tolist() for one in everybody]

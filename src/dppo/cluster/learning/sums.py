@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
@@ -27,24 +28,20 @@ class Group:
         self.size = distributed.get_world_size()
         self.seconds = 0.0
         """Time spent in `sum_` and `gather` so far, waiting included."""
-        self._vectors: list[Tensor] | None = None
-
-    @property
-    def in_memory(self) -> bool:
-        """Return whether sums go through memory that the ranks share."""
-        return self._vectors is not None
+        self.vectors: list[Tensor] | None = None
+        """Vectors in memory that the ranks share; None if they exchange messages."""
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
-        self._vectors = shared_vectors(tensor) if pays and not tensor.is_cuda else None
-        return torch.zeros_like(tensor) if self._vectors is None else self._vectors[self.rank]
+        self.vectors = shared_vectors(tensor, self.gather) if pays and not tensor.is_cuda else None
+        return torch.zeros_like(tensor) if self.vectors is None else self.vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
         began = time.perf_counter()
-        if self._vectors is not None and tensor is self._vectors[self.rank]:
-            self._sum_in_memory(self._vectors)
+        if self.vectors is not None and tensor is self.vectors[self.rank]:
+            self._sum_in_memory(self.vectors)
         elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:
@@ -79,21 +76,19 @@ class Group:
         """Let each rank add up one slice in the order of ranks and send it to the others; the order of gloo varies."""
         slices = tensor.tensor_split(self.size)
         mine = slices[self.rank]
-        others = [rank for rank in range(self.size) if rank != self.rank]
         parts = [torch.empty_like(mine) for _ in slices]
         parts[self.rank].copy_(mine)
-        arriving = [distributed.irecv(parts[rank], rank) for rank in others]
-        leaving = [distributed.isend(slices[rank], rank) for rank in others]
-        _wait(arriving + leaving)
+        self._exchange(slices, parts)
         for part in parts[1:]:
             parts[0].add_(part)
         mine.copy_(parts[0])
-        arriving = [distributed.irecv(slices[rank], rank) for rank in others]
-        leaving = [distributed.isend(mine, rank) for rank in others]
-        _wait(arriving + leaving)
+        self._exchange([mine] * self.size, slices)
 
-
-def _wait(works: list[distributed.Work | None]) -> None:
-    for work in works:
-        assert work is not None, "this process is not in the group"
-        work.wait()
+    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        """Send one tensor to each other rank, and receive one from each."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        arriving = [distributed.irecv(received[rank], rank) for rank in others]
+        leaving = [distributed.isend(sent[rank], rank) for rank in others]
+        for work in arriving + leaving:
+            assert work is not None, "this process is not in the group"
+            work.wait()

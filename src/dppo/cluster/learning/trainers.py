@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from dppo import streams
 from dppo.cluster.builders import build_trainer
-from dppo.cluster.learning.timing import worth_in_words
-from dppo.cluster.learning.update import train_on
 from dppo.cluster.plans import TrainerPlan
+from dppo.config.parts import annealed
+from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
+from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.rewards import reward_shaping
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.torch_state import exact_on
 from dppo.spaces.spaces import Spaces
+from dppo.streams import Stream
 
 
 class Trainers(Protocol):
@@ -49,28 +55,6 @@ class Trainers(Protocol):
         """Stop, and release all resources."""
 
 
-def make_trainers(
-    plan: TrainerPlan, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
-) -> Trainers:
-    """Create the trainers for `num_learners`; 0 does not import Ray.
-
-    Args:
-        check: called during every wait for learners; may raise to end it.
-    """
-    if plan.learners.num_learners == 0:
-        return LocalTrainer(plan, spaces)
-    from dppo.cluster.learning.ranks import RayTrainers
-
-    trainers = RayTrainers(plan, spaces, notify, check)
-    if plan.learners.num_learners > 1:
-        try:
-            notify(worth_in_words(plan, trainers.spec, *trainers.worth(plan.sizes.minibatch_rows)))
-        except BaseException:
-            trainers.close()
-            raise
-    return trainers
-
-
 class LocalTrainer:
     """Trains in this process."""
 
@@ -103,3 +87,38 @@ class LocalTrainer:
     def close(self) -> None:
         """Restore torch's number of threads."""
         torch.set_num_threads(self._threads_before)
+
+
+def train_on(
+    trainer: PPOTrainer,
+    plan: TrainerPlan,
+    segments: Sequence[Segment],
+    obs_scale: ObsScale | None,
+    reward_scale: float | None,
+    iteration: int,
+    *,
+    rank: int = 0,
+    lagged: bool = False,
+) -> Update:
+    """Make a batch of `segments` and train on it.
+
+    Args:
+        segments: of this rank, in sampler order; collected with `obs_scale`.
+        reward_scale: divisor of rewards; None if they are not normalised.
+        lagged: the policy that collected is older than the one to update.
+    """
+    batch = make_batch(
+        segments,
+        obs_scale,
+        reward_scale,
+        gamma=plan.ppo.gamma,
+        gae_lambda=plan.ppo.gae_lambda,
+        sequence_length=plan.sizes.sequence_length,
+        shape_rewards=reward_shaping(plan.ppo),
+    )
+    # One learner draws the same numbers as training in the driver.
+    index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
+    order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)
+    share = iteration / plan.sizes.iterations
+    with exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
+        return trainer.update(batch, annealed(plan.ppo, share).learning_rate, order, share, lagged=lagged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,13 +18,10 @@ DEATH_REPORT_S = 2.0  # Ray reports a death later than the processes that were c
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 
 
-def wait_for(calls: Sequence[ObjectRef[Any]], timeout_s: float, check: Callable[[], None]) -> list[Any]:
+def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout_s: float = math.inf) -> list[Any]:
     """Return the answers of processes that may still be starting.
 
-    Fails when: a call fails, or time is up.
-
-    Args:
-        check: called at least every `TICK_S`; may raise to end the wait.
+    Fails when: a call fails, time is up, or `check` raises, which is called at least every `TICK_S`.
     """
     deadline, pending = time.monotonic() + timeout_s, list(calls)
     while pending:
@@ -36,46 +34,35 @@ def wait_for(calls: Sequence[ObjectRef[Any]], timeout_s: float, check: Callable[
     return answers
 
 
-def wait_while_alive(
-    ranks: Sequence[Any],
-    calls: Sequence[ObjectRef[Any]],
-    ask: Callable[[Any], ObjectRef[Any]],
-    check: Callable[[], None] = lambda: None,
-) -> list[Any]:
+def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], check: Callable[[], None]) -> list[Any]:
     """Return the answers to one call of each of `ranks`, without a deadline.
 
-    Fails when: a rank fails, dies or stops answering.
-
-    Args:
-        ask: asks a rank whether it is running.
-        check: called at least every `TICK_S`; may raise to end the wait.
+    Fails when: a rank fails, dies or stops answering, or `check` raises, which is called at least every `TICK_S`.
     """
-    pending = list(calls)
     heard = [time.monotonic()] * len(ranks)
     asked: dict[ObjectRef[Any], int] = {}
     next_question = time.monotonic() + ASK_EVERY_S
-    while pending:
+
+    def check_all() -> None:
+        nonlocal next_question
         check()
-        ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
-        try:
-            ray.get(ready, timeout=FETCH_TIMEOUT_S)
-        except RayTaskError as error:
-            raise _death_behind(error, calls) from None
         if time.monotonic() < next_question:
-            continue
+            return
         next_question = time.monotonic() + ASK_EVERY_S
         answered = ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
         for ref in answered:
             ray.get(ref, timeout=FETCH_TIMEOUT_S)
             heard[asked.pop(ref)] = time.monotonic()
-        for rank, when in enumerate(heard):
-            if time.monotonic() - when > SILENT_S:
-                raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
         for rank, handle in enumerate(ranks):
+            if time.monotonic() - heard[rank] > SILENT_S:
+                raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
             if rank not in asked.values():
-                asked[ask(handle)] = rank
-    answers: list[Any] = ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
-    return answers
+                asked[handle.__ray_ready__.options(concurrency_group="life").remote()] = rank
+
+    try:
+        return wait_for(calls, check_all)
+    except RayTaskError as error:
+        raise _death_behind(error, calls) from None
 
 
 def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:

@@ -27,7 +27,11 @@ class Demand:
 
     def total(self) -> dict[str, float]:
         """Return the sum of the resources of all processes."""
-        return total_needs((self.num_actors, self.actor), (self.num_learners, self.learner))
+        total = {
+            name: self.num_actors * self.actor.get(name, 0.0) + self.num_learners * self.learner.get(name, 0.0)
+            for name in self.actor | self.learner
+        }
+        return {name: amount for name, amount in total.items() if amount > 0}
 
 
 def usable_cores() -> int:
@@ -35,16 +39,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def total_needs(*groups: tuple[int, dict[str, float]]) -> dict[str, float]:
-    """Return the sum of the resources of all processes in these groups."""
-    total: dict[str, float] = {}
-    for count, needs in groups:
-        for name, amount in needs.items():
-            if count * amount > 0:
-                total[name] = total.get(name, 0.0) + count * amount
-    return total
 
 
 def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
@@ -74,37 +68,26 @@ def gpus_here() -> int:
 
 def check_gpus(demand: Demand, gpus: int) -> None:
     """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
-    slots = [_gpu_slots(count, needs.get("GPU", 0.0)) for count, needs in _groups(demand)]
-    if sum(slots) <= gpus:
+    kinds = ("actor", demand.num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
+    groups = [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
+    needed = math.ceil(sum(_gpu_slots(count, each) for _, count, each in groups))
+    if needed <= gpus:
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    asked = " and ".join(
-        f"{counted(count, noun)} of {needs['GPU']:g} GPU each"
-        for (count, needs), noun in zip(_groups(demand), ("actor", "learner"), strict=True)
-        if count and needs.get("GPU")
-    )
-    setting = "actor_gpus" if slots[0] else "learner_gpus"
-    needs = demand.actor if slots[0] else demand.learner
+    asked = " and ".join(f"{counted(count, noun)} of {each:g} GPU each" for noun, count, each in groups)
+    noun, _, each = groups[0]
     raise ConfigError(
-        f"{setting}={needs['GPU']:g}: {asked} need {counted(math.ceil(sum(slots)), 'GPU')}, this machine has "
-        f"{gpus}{seen}. Use fewer processes, a fraction such as actor_gpus=0.25 to share a GPU, or a larger cluster "
-        f"(address)."
+        f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
+        f"processes, a fraction such as actor_gpus=0.25 to share a GPU, or a larger cluster (address)."
     )
-
-
-def _groups(demand: Demand) -> tuple[tuple[int, dict[str, float]], ...]:
-    return (demand.num_actors, demand.actor), (demand.num_learners, demand.learner)
 
 
 def _gpu_slots(count: int, each: float) -> float:
     """Return the GPUs that `count` processes occupy: a process with a fraction of a GPU stays on one GPU."""
-    if not count or not each:
-        return 0.0
     if each >= 1:
         return count * each
-    per_gpu = int(1 / each + 1e-6)
-    whole, rest = divmod(count, per_gpu)
+    whole, rest = divmod(count, int(1 / each + 1e-6))
     return whole + rest * each
 
 
@@ -132,16 +115,14 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
 def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] | None:
     """Return (fact, remedy) if the run does not fit the nodes even when they are idle."""
 
-    def have(names: Iterable[str]) -> str:
-        return in_words({name: sum(node.get(name, 0.0) for node in nodes) for name in names})
+    def have(names: Iterable[str]) -> dict[str, float]:
+        return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
 
     wanted = demand.total()
-    if demand.num_learners and any(
-        sum(node.get(name, 0.0) for node in nodes) < amount for name, amount in wanted.items()
-    ):
+    if demand.num_learners and any(held < wanted[name] for name, held in have(wanted).items()):
         return (
             f"num_learners={demand.num_learners}: {demand.num_actors} actors and {demand.num_learners} learners need "
-            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {have(wanted)}",
+            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}",
             "Use fewer, or lower learner_cpus or cpus_per_actor.",
         )
     holds = sum(actors_that_fit(node, demand.actor) for node in nodes)
@@ -149,7 +130,7 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
         return None
     return (
         f"num_actors={demand.num_actors} actors of {in_words(demand.actor)} each do not fit the cluster: its "
-        f"{len(nodes)} nodes have {have(demand.actor)} and hold {holds}",
+        f"{len(nodes)} nodes have {in_words(have(demand.actor))} and hold {holds}",
         f"Use at most {holds}, lower cpus_per_actor (0.5 lets two share a CPU), or add nodes.",
     )
 

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from dppo.cluster.ray.token import use_private_token
@@ -61,32 +61,28 @@ def signal_handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)  # Ray's C++ code has set others, below Python's
 
 
-@contextmanager
-def long_reconnect() -> Iterator[None]:
+def long_reconnect() -> AbstractContextManager[None]:
     """Let this process outlive Ray's GCS by `RECONNECT_S` instead of a minute; Ray's own processes keep the minute.
 
     They inherit `os.environ`, while Ray's C++ code reads the process environment itself, once, when it connects.
     """
-    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
-    if name in os.environ:
-        yield
-        return
-    os.putenv(name, str(RECONNECT_S))
-    try:
-        yield
-    finally:
-        os.unsetenv(name)
+    return _variable("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S), os.putenv, os.unsetenv)
+
+
+def one_hash_seed() -> AbstractContextManager[None]:
+    """Give all actors the same string hashes, which decide the order of sets; a value set by the user is kept."""
+    return _variable("PYTHONHASHSEED", "0", os.environ.__setitem__, os.environ.pop)
 
 
 @contextmanager
-def one_hash_seed() -> Iterator[None]:
-    """Give all actors the same string hashes, which decide the order of sets; a value set by the user is kept."""
-    name = "PYTHONHASHSEED"
+def _variable(
+    name: str, value: str, put: Callable[[str, str], None], remove: Callable[[str], object]
+) -> Iterator[None]:
     if name in os.environ:
         yield
         return
-    os.environ[name] = "0"
+    put(name, value)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        remove(name)

@@ -10,15 +10,15 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, gpus_here, usable_cores
 from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
 from dppo.cluster.ray.token import forget_private_token
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint, endpoint
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
 from dppo.config.parts import Actors, Learners
 from dppo.errors import ClusterError, ConfigError, counted
+from dppo.user_code import in_a_line
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
@@ -26,6 +26,7 @@ STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch:
 COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimiser's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
+CONNECT_S = 5.0  # longest wait for the first connection to a cluster
 GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray started here is not
 
 
@@ -33,10 +34,7 @@ class RaySession:
     """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
 
     def __init__(self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None]) -> None:
-        """Connect to Ray or start it, and check that there is room.
-
-        Args:
-            store_bytes: size of the object store for weights and segments, if Ray is started here.
+        """Connect to Ray, or start it with an object store of `store_bytes`, and check that there is room.
 
         Raises:
             ClusterError: Ray cannot be reached or started.
@@ -57,19 +55,13 @@ class RaySession:
         else:
             _connect(ray, source, cluster, dashboard)
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
+        self.check = self._watch.check
         if not started_here:
             try:
                 check_cluster(ray, demand, notify)
             except BaseException:
                 self.close()
                 raise
-
-    def check(self) -> None:
-        """Raise `ClusterError` if the connected Ray has died; cheap enough for each tick of a wait.
-
-        A death is detected within seconds. Ray itself would end this process later, without an error.
-        """
-        self._watch.check()
 
     def close(self) -> None:
         """Disconnect; stop Ray if it was started here."""
@@ -99,32 +91,29 @@ def store_bytes_for(batch_size: int, num_parameters: int) -> int:
 def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
     context = ray.get_runtime_context()
-    gcs = endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)
-    here = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
-    return [gcs, *(Endpoint("the raylet", n["NodeManagerAddress"], n["NodeManagerPort"], 0.0) for n in here)]
+    found = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
+    for node in ray.nodes():
+        if node["NodeID"] == context.get_node_id():
+            found.append(Endpoint("the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0))
+    return found
 
 
 # ------------------------------------------------------------------ which cluster
 
 
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
-    """Return the setting that names the cluster, and its address; None to start Ray here.
-
-    Raises:
-        ConfigError: it is the address of another kind of service.
-    """
+    """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
     source = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         return source, None
-    scheme = address.partition("://")[0] if "://" in address else None
-    if scheme is None:
+    scheme, found, _ = address.partition("://")
+    if not found:
         return source, address
     kind = {
         "http": "the address of Ray's dashboard, which takes `ray job submit`",
-        "https": "the address of Ray's dashboard, which takes `ray job submit`",
         "ray": "the address of a Ray Client server, which is not supported",
-    }.get(scheme, "not an address of a Ray cluster")
+    }.get(scheme.replace("https", "http"), "not an address of a Ray cluster")
     unset = "" if source == "address" else ", or unset RAY_ADDRESS to start Ray here"
     raise ConfigError(
         f"{source}={address}: this is {kind}. Set address to the head's host:port (6379 by default), or to auto on a "
@@ -133,13 +122,9 @@ def wanted_cluster(address: str | None) -> tuple[str, str | None]:
 
 
 def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
-    """Reject settings that would have no effect, because this process is connected to Ray already.
-
-    Raises:
-        ConfigError: `address` names another cluster, or a dashboard is requested.
-    """
+    """Raise `ConfigError` if `address` is not the connected cluster, or for a dashboard: they would have no effect."""
     connected = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto") and not _same_place(str(address), connected):
+    if address not in (None, "auto", connected) and not _same_place(str(address), connected):
         raise ConfigError(
             f"address={address}: this process is connected to the Ray cluster at {connected} already. Omit address "
             f"to use that one, or call ray.shutdown() first."
@@ -156,15 +141,12 @@ def _same_place(address: str, connected: str) -> bool:
     (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
     if port != other_port:
         return False
-    if host == other:
-        return True
+    names = host, other, socket.gethostname()
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
-        known = {info[4][0] for info in socket.getaddrinfo(other, None)}
-        here = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+        found, known, here = ({str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names)
     except OSError:  # an unknown name
         return False
-    loopback = all(str(ip).startswith("127.") or ip == "::1" for ip in found)
+    loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
     return bool(found & known) or (loopback and bool(known & here))
 
 
@@ -176,30 +158,24 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
         raise ConfigError(
             f"dashboard=True has no effect: {source}={address} is a running cluster with its own settings. Omit it."
         )
-    _knock(source, address)
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():  # not "auto", which Ray resolves
+        try:
+            connect(address, CONNECT_S)  # Ray takes minutes to notice that nothing listens there
+        except OSError as error:
+            remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
+            raise ClusterError(
+                f"{source}={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray "
+                f"status --address {address}`, or {remedy} to start Ray here."
+            ) from None
     try:
         with signal_handlers_kept(), long_reconnect():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"{source}={address}: Ray could not connect ({_in_a_line(error)}). Check it with `ray status --address "
-            f"{address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
+            f"{source}={address}: Ray could not connect ({in_a_line(error)[:300]}). Check it with `ray status "
+            f"--address {address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
             f"RAY_AUTH_TOKEN) here as on its head. Without address, Ray starts here."
-        ) from None
-
-
-def _knock(source: str, address: str) -> None:
-    """Raise `ClusterError` within seconds if nothing listens at host:port; Ray takes minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # such as "auto", which Ray resolves
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as error:
-        remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
-        raise ClusterError(
-            f"{source}={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray status "
-            f"--address {address}`, or {remedy} to start Ray here."
         ) from None
 
 
@@ -226,49 +202,42 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"Ray could not be started here: {_in_a_line(error)}. Its logs are under {session_logs()}. "
-            f"num_actors=0 trains without Ray."
+            f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "
+            f"{ray_folder()}/ray/session_latest/logs. num_actors=0 trains without Ray."
         ) from None
 
 
 def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
-    spill = shutil.disk_usage(_ray_folder())
-    if spill.used / (spill.used + spill.free) > FULL_DISK:
+    disk = shutil.disk_usage(ray_folder())
+    full = disk.used / (disk.used + disk.free)
+    if full > FULL_DISK:
         notify(
-            f"the disk of {_ray_folder()} is {spill.used / (spill.used + spill.free):.0%} full: Ray stops creating "
-            f"objects at {FULL_DISK:.0%}. Free disk space, or set RAY_TMPDIR."
+            f"the disk of {ray_folder()} is {full:.0%} full: Ray stops creating objects at {FULL_DISK:.0%}. Free disk "
+            f"space, or set RAY_TMPDIR."
         )
     wanted = max(wanted, SMALLEST_STORE)
     if not os.path.isdir("/dev/shm"):
         return wanted
     free = shutil.disk_usage("/dev/shm").free
-    if wanted <= 0.9 * free:
+    room = int(0.9 * free)
+    if wanted <= room:
         return wanted
-    if 0.9 * free < SMALLEST_STORE:
+    if room < SMALLEST_STORE:
         notify(
             f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store "
             f"({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
     notify(
-        f"/dev/shm has {free / MIB:.0f} MiB free; Ray's object store gets {0.9 * free / MIB:.0f} MiB instead of "
+        f"/dev/shm has {free / MIB:.0f} MiB free; Ray's object store gets {room / MIB:.0f} MiB instead of "
         f"{wanted / MIB:.0f}. In Docker, use a larger --shm-size."
     )
-    return int(0.9 * free)
+    return room
 
 
-def _in_a_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:300] or type(error).__name__
-
-
-def session_logs() -> str:
-    """Return the folder of the logs of the newest Ray that was started here."""
-    return str(Path(_ray_folder()) / "ray" / "session_latest" / "logs")
-
-
-def _ray_folder() -> str:
+def ray_folder() -> str:
+    """Return the folder of Ray's logs, and of objects that do not fit into memory."""
     return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()

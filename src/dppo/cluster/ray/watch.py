@@ -15,7 +15,13 @@ PERIOD_S = 0.5  # between two checks
 CONNECT_S = 2.0  # longest wait for one connection
 SILENT_S = 15.0  # a machine that is unreachable for longer is lost
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
-UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+def connect(address: str, timeout_s: float) -> None:
+    """Connect to `host:port` once; raise `OSError` if that fails."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
 @dataclass(slots=True)
@@ -23,8 +29,8 @@ class Endpoint:
     """A process of Ray that a run depends on."""
 
     name: str
-    host: str
-    port: int
+    address: str
+    """Host and port, as `host:port`."""
     patience_s: float
     """Seconds for which its port may refuse connections before the process counts as dead."""
     failing_since: float | None = None
@@ -32,14 +38,13 @@ class Endpoint:
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
         """Connect once; return the reason if the process counts as lost, else None."""
         try:
-            socket.create_connection((self.host, self.port), timeout=CONNECT_S).close()
-        except TimeoutError:
-            patience, reason = max(SILENT_S, self.patience_s), "it does not answer"
+            connect(self.address, CONNECT_S)
         except OSError as error:
-            if error.errno not in NOBODY_LISTENS + UNREACHABLE:
+            silent = isinstance(error, TimeoutError)
+            if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
                 return None  # a problem of this process, such as no free file descriptor
             patience = self.patience_s if error.errno in NOBODY_LISTENS else max(SILENT_S, self.patience_s)
-            reason = error.strerror or str(error)
+            reason = "it does not answer" if silent else error.strerror or str(error)
         else:
             self.failing_since = None
             return None
@@ -60,8 +65,7 @@ class ClusterWatch:
         self._endpoints = endpoints
         self._lost: str | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True).start()
 
     def check(self) -> None:
         """Raise `ClusterError` if a process of Ray is lost. Cheap enough for each tick of a wait."""
@@ -78,13 +82,7 @@ class ClusterWatch:
                 reason = endpoint.look()
                 if reason is not None and not self._stop.is_set():
                     self._lost = (
-                        f"{endpoint.name} at {endpoint.host}:{endpoint.port} is lost ({reason}), and the run cannot "
-                        f"continue without it. Resume from the last checkpoint (--resume)."
+                        f"{endpoint.name} at {endpoint.address} is lost ({reason}), and the run cannot continue "
+                        f"without it. Resume from the last checkpoint (--resume)."
                     )
                     return
-
-
-def endpoint(name: str, address: str, patience_s: float) -> Endpoint:
-    """Return the endpoint at `host:port`."""
-    host, _, port = address.rpartition(":")
-    return Endpoint(name, host.strip("[]"), int(port), patience_s)
