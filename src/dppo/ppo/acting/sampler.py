@@ -79,7 +79,8 @@ class PPOSampler:
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self.obs = run.obs[at, -1].copy()
         self.memory = None if run.states is None else run.states.before[at].copy()
-        seen = self._moments(segment, snapshot.obs_scale)
+        measures = self.track_returns or snapshot.obs_scale is not None
+        seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         done = segment.terminated | segment.truncated
         self.envs.check(run.obs[at], done, log, first=request.index == 0)
         report = SegmentReport(

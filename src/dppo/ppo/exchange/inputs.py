@@ -18,11 +18,6 @@ def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
     return {name: change(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else change(obs)
 
 
-def stays_unprocessed(obs: np.dtype[Any]) -> bool:
-    """Return whether observations of this dtype, of one leaf or several, reach the network as they are stored."""
-    return obs.names is not None or is_image(obs)
-
-
 def unprocessed_inputs(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> Inputs:
     """Return the inputs that are not processed as a whole: pixels, or views of the leaves by name.
 

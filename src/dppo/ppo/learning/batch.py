@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf, normalized, scale_for, stays_unprocessed, unprocessed_inputs
+from dppo.ppo.exchange.inputs import each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.networks.building import zero_inputs
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
-from dppo.spaces.spaces import is_continuous
+from dppo.spaces.spaces import is_continuous, is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -247,7 +247,7 @@ def _inputs(
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
     scale = scale_for(scale, obs.dtype, dtype)
-    if not stays_unprocessed(np.dtype((obs.dtype, obs.shape[2:]))):
+    if obs.dtype.names is None and not is_image(np.dtype((obs.dtype, obs.shape[2:]))):
         return rows(normalized(obs, dtype, scale))
     stored = unprocessed_inputs(obs, dtype, scale)
     inputs: Tensor | dict[str, Tensor]
