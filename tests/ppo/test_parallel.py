@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
 from torch import Tensor
 
-from dppo.cluster.learning import shared_memory
+from dppo.cluster.learning import sums
 from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
@@ -312,7 +312,7 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     group = Group()
     with pytest.MonkeyPatch.context() as patch:
         if machines == "several" and group.rank == 0:  # one rank that cannot see the others' memory is enough
-            patch.setattr(shared_memory, "open_memory", lambda pid, file, token, size: None)
+            patch.setattr(sums, "open_memory", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
     assert not tensor.any()
     found = []
@@ -324,13 +324,13 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
 
 
 def test_memory_of_another_process_is_identified_by_its_token() -> None:
-    memory = shared_memory.Memory(100)
+    memory = sums.Memory(100)
     pid, file, token = memory.where()
-    assert shared_memory.open_memory(pid, file, token, memory.bytes) is not None
-    assert shared_memory.open_memory(pid, file, token + 1, memory.bytes) is None
-    assert shared_memory.open_memory(pid, 10_000, token, memory.bytes) is None
+    assert sums.open_memory(pid, file, token, memory.bytes) is not None
+    assert sums.open_memory(pid, file, token + 1, memory.bytes) is None
+    assert sums.open_memory(pid, 10_000, token, memory.bytes) is None
     memory.close()
-    assert shared_memory.open_memory(pid, file, token, memory.bytes) is None
+    assert sums.open_memory(pid, file, token, memory.bytes) is None
 
 
 def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +338,9 @@ def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pyte
         raise OSError(f"no {name}")
 
     monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
-    memory = shared_memory.Memory(100)
+    memory = sums.Memory(100)
     pid, file, token = memory.where()
-    assert shared_memory.open_memory(pid, file, token, memory.bytes) is None
+    assert sums.open_memory(pid, file, token, memory.bytes) is None
     memory.close()
 
 

@@ -1,16 +1,19 @@
-"""Group: the ranks of a training, in processes that communicate through torch.distributed."""
+"""Group: the ranks of a training, which exchange messages, or sum in memory that they share."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, distributed
 
-from dppo.cluster.learning.shared_memory import shared_vectors
-
 FEW = 1 << 18  # numbers up to which two ranks exchange messages faster than they pass two barriers
+TOKEN_BYTES = 8
 CACHED = 1 << 16  # elements that stay in the cache of a core between adding and copying
 
 
@@ -34,7 +37,7 @@ class Group:
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
-        self.vectors = shared_vectors(tensor, self.gather) if pays and not tensor.is_cuda else None
+        self.vectors = self._shared_vectors(tensor) if pays and not tensor.is_cuda else None
         return torch.zeros_like(tensor) if self.vectors is None else self.vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
@@ -92,3 +95,64 @@ class Group:
         for work in arriving + leaving:
             assert work is not None, "this process is not in the group"
             work.wait()
+
+    def _shared_vectors(self, like: Tensor) -> list[Tensor] | None:
+        """Create one vector of zeros per rank, with the length and dtype of `like`, in memory that all ranks share.
+
+        The memory is anonymous: it is freed with the last process that maps it, also if ranks are killed.
+
+        Waits for: every rank of the default group; all must call this at once.
+        Returns: the vectors in the order of ranks; None, in every rank, unless all run on one Linux machine.
+        """
+        mine = Memory(like.numel() * like.element_size())
+        try:
+            places = self.gather(torch.tensor(mine.where())).tolist()
+            seen = [open_memory(pid, file, token, mine.bytes) for pid, file, token in places]
+            # Clear the token before anybody computes with the vector; close no file before all have opened it.
+            everybody = bool(self.gather(torch.tensor([int(None not in seen)])).all())
+            if mine.map is not None:
+                mine.map[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
+            distributed.barrier()
+        finally:
+            mine.close()
+        if not everybody:
+            return None
+        return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen if memory is not None]
+
+
+class Memory:
+    """Memory of this process that others can open; a token at its start identifies it."""
+
+    def __init__(self, wanted: int) -> None:
+        self.bytes = max(wanted, TOKEN_BYTES)
+        self.map: mmap.mmap | None = None
+        self._token = secrets.randbits(8 * TOKEN_BYTES - 1)
+        self._file = -1
+        # Not on Linux, or refused by the system: then no rank shares, as on several machines.
+        with suppress(AttributeError, OSError):
+            self._file = os.memfd_create("dppo gradient")
+            os.truncate(self._file, self.bytes)
+            self.map = mmap.mmap(self._file, self.bytes)
+            self.map[:TOKEN_BYTES] = self._token.to_bytes(TOKEN_BYTES, "little")
+
+    def where(self) -> list[int]:
+        """Return the process id, the file descriptor and the token."""
+        return [os.getpid(), self._file, self._token]
+
+    def close(self) -> None:
+        """Close the file; the memory stays as long as it is mapped."""
+        if self._file >= 0:
+            os.close(self._file)
+
+
+def open_memory(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
+    """Map the memory of another process; return None if that process is not on this machine."""
+    try:
+        opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+        try:
+            memory = mmap.mmap(opened, size)
+        finally:
+            os.close(opened)
+    except (OSError, ValueError):
+        return None
+    return memory if memory[:TOKEN_BYTES] == token.to_bytes(TOKEN_BYTES, "little") else None
