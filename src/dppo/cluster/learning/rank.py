@@ -148,7 +148,7 @@ class TrainerRank:
 
 def interface_of(address: str) -> str | None:
     """Return the network interface with this address; None if it cannot be found."""
-    import psutil  # comes with Ray, once that is imported
+    import psutil
 
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
 
