@@ -16,7 +16,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.folder_files import FILES, check_parts, open_file
+from dppo.records.files.disk import FILES, check_parts, open_file
 from dppo.records.files.run_folder import open_run
 from dppo.records.files.run_lock import RunLock
 

@@ -29,9 +29,9 @@ from rich.console import Console
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
+from dppo.records.terminal import make_display
 from dppo.records.terminal import plain as plain_lines
 from dppo.records.terminal import view as views
-from dppo.records.terminal.display import make_display
 from dppo.records.terminal.drawing import cells_of, draw
 from dppo.records.terminal.panel import LivePanel
 from dppo.records.terminal.plain import PlainLines, plain_line
@@ -558,7 +558,7 @@ def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
         import time
         from pathlib import Path
         from dppo.config import Config
-        from dppo.records.terminal.display import make_display
+        from dppo.records.terminal import make_display
         from dppo.records.observer import RunInfo
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         shown = make_display("auto")

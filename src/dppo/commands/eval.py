@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
 from dppo.commands.settings_flags import TRUST, parsed_json
 from dppo.policies.evaluation import evaluate
-from dppo.records.result import Evaluation
 from dppo.records.terminal.output import ShowLog
 
 PROG = "dppo eval"
@@ -64,41 +62,22 @@ def main(argv: list[str]) -> int:
     run = one_word(words, "RUN", PROG)
     if run is None:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/...")
+    deterministic = not flags.pop("stochastic", False)
+    if "env_kwargs" in flags:
+        flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
     show_log = ShowLog(lambda text: print(text, flush=True))
     show_log.start()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.showwarning = _print_warning
-            played = _evaluate(Path(run), flags)
+            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
+            played = evaluate(
+                Path(run), flags.pop("env_id", None), deterministic=deterministic, **{"episodes": EPISODES} | flags
+            )
     finally:
         show_log.close()
-    print(_summary(played))
+    print(
+        f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {min(played.returns):.1f} to "
+        f"{max(played.returns):.1f}), length {played.mean_length:.1f}"
+    )
     return 0
-
-
-def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"note: {message}", flush=True)
-
-
-def _evaluate(run: Path, flags: dict[str, Any]) -> Evaluation:
-    env_kwargs = flags.get("env_kwargs")
-    return evaluate(
-        run,
-        flags.get("env_id"),
-        flags.get("episodes", EPISODES),
-        seed=flags.get("seed", 0),
-        deterministic="stochastic" not in flags,
-        env_kwargs=None if env_kwargs is None else parsed_json("env_kwargs", env_kwargs),
-        model=flags.get("model"),
-        trust="trust" in flags,
-        render="render" in flags,
-    )
-
-
-def _summary(played: Evaluation) -> str:
-    low, high = min(played.returns), max(played.returns)
-    return (
-        f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {low:.1f} to {high:.1f}), "
-        f"length {played.mean_length:.1f}"
-    )

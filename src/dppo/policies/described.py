@@ -17,25 +17,20 @@ from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_jso
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     """Return spaces and network as JSON values, for `model_from`."""
     network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
-    return {
-        "obs": dtype_as_json(spaces.obs),
-        "deterministic": spaces.deterministic,
-        "actions": spaces.actions.as_json(),
-        **_observations_as_json(spaces),
-        **network,
-    }
-
-
-def _observations_as_json(spaces: Spaces) -> dict[str, Any]:
-    """Return what else is known of the observations, without what is empty."""
-    described = {
+    optional = {
         "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
         "one_of": list(spaces.one_of),
         "dropped": list(spaces.dropped),
         "normalized": list(spaces.normalized or ()),
         "mask": spaces.mask,
     }
-    return {name: value for name, value in described.items() if value}
+    return {
+        "obs": dtype_as_json(spaces.obs),
+        "deterministic": spaces.deterministic,
+        "actions": spaces.actions.as_json(),
+        **{name: value for name, value in optional.items() if value},
+        **network,
+    }
 
 
 def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -69,19 +70,24 @@ def evaluate(
     made = player.make(render=render)
     try:
         _check_spaces(player.policy, made, player.env_name)
-        return _Playing(player, made, seed, deterministic, episodes).play()
+        logger.info(
+            "%s, policy after %s, %s, %s",
+            player.env_name,
+            counted(player.policy.state["global_step"], "step"),
+            "taking the most likely action" if deterministic else "sampling actions",
+            counted(episodes, "episode"),
+        )
+        playing = _Playing(player, made, seed, deterministic, episodes)
+        for episode in range(episodes):
+            playing.play(episode)
+        return Evaluation(player.env_name, tuple(playing.returns), tuple(playing.lengths))
     finally:
         if not is_made(player.env):
             close_all([made])
 
 
 def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
-    """Refuse an environment that the policy was not trained for.
-
-    Raises:
-        CheckpointError: its spaces are others than the policy's.
-        ConfigError: no policy of dppo can have been trained on its spaces.
-    """
+    """Refuse an environment that the policy was not trained for."""
     trained = policy.spaces
     setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
     obs_dtype = "float64" if trained.has_float64 else "float32"
@@ -93,71 +99,59 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
         )
 
 
+@dataclass(slots=True)
 class _Playing:
     """Plays episodes one after the other, and reports progress every few seconds."""
 
-    def __init__(self, player: Player, env: Any, seed: int, deterministic: bool, episodes: int) -> None:
-        self._policy = player.policy
-        self._env_name = player.env_name
-        self._env = env
-        self._masks = MaskReader(env, self._policy.spaces) if self._policy.spaces.mask in ("method", "info") else None
-        self._seed = seed
-        self._deterministic = deterministic
-        self._episodes = episodes
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-        self._reported = time.monotonic()
+    player: Player
+    env: Any
+    seed: int
+    deterministic: bool
+    episodes: int
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    reported: float = field(default_factory=time.monotonic)
 
-    def play(self) -> Evaluation:
-        logger.info(
-            "%s, policy after %s, %s, %s",
-            self._env_name,
-            counted(self._policy.state["global_step"], "step"),
-            "taking the most likely action" if self._deterministic else "sampling actions",
-            counted(self._episodes, "episode"),
-        )
-        for episode in range(self._episodes):
-            self._play(episode)
-        return Evaluation(self._env_name, tuple(self._returns), tuple(self._lengths))
-
-    def _play(self, episode: int) -> None:
-        generator = None if self._deterministic else evaluation_generator(self._seed, episode)
-        seed = streams.integer(self._seed, Stream.EVALUATION, episode)
+    def play(self, episode: int) -> None:
+        policy, spaces = self.player.policy, self.player.policy.spaces
+        masks = MaskReader(self.env, spaces) if spaces.mask in ("method", "info") else None
+        generator = None if self.deterministic else evaluation_generator(self.seed, episode)
+        seed = streams.integer(self.seed, Stream.EVALUATION, episode)
         where = f"of episode {episode} (seed {seed})"
         episode_return, length, done, state = 0.0, 0, False, None
-        obs, info = self._call(f"reset {where}", self._env.reset, seed=seed)
-        mask = self._mask(f"reset {where}", info)
+        obs, info = self._call(f"reset {where}", self.env.reset, seed=seed)
+        mask = self._mask(masks, f"reset {where}", info)
         while not done:
-            action = self._policy.act(obs, state, action_mask=mask, generator=generator)
-            if self._policy.state_size:
+            action = policy.act(obs, state, action_mask=mask, generator=generator)
+            if policy.state_size:
                 action, state = action
             step = f"step {length} {where}"
-            obs, reward, terminated, truncated, info = self._call(step, self._env.step, action)
+            obs, reward, terminated, truncated, info = self._call(step, self.env.step, action)
             episode_return += float(reward)
             length += 1
             done = terminated or truncated
-            mask = None if done else self._mask(step, info)
+            mask = None if done else self._mask(masks, step, info)
             self._report(length, episode_return)
-        self._returns.append(episode_return)
-        self._lengths.append(length)
+        self.returns.append(episode_return)
+        self.lengths.append(length)
 
-    def _mask(self, where: str, info: Any) -> np.ndarray | None:
+    def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
         try:
-            return None if self._masks is None else self._masks.read(info)
+            return None if masks is None else masks.read(info)
         except BadResult as error:
-            raise EnvironmentFault(f"{self._env_name}: {where} returned {error}.") from None
+            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
 
     def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            fault = f"{self._env_name}: {where} raised {in_a_line(error)}"
+            fault = f"{self.player.env_name}: {where} raised {in_a_line(error)}"
             raise EnvironmentFault(fault, user_traceback(error)) from None
 
     def _report(self, length: int, episode_return: float) -> None:
-        if time.monotonic() - self._reported < REPORT_EVERY_S:
+        if time.monotonic() - self.reported < REPORT_EVERY_S:
             return
-        self._reported = time.monotonic()
-        mean = f", mean return {fmean(self._returns):.1f}" if self._returns else ""
-        played = f"{len(self._returns)} of {self._episodes} episodes{mean}"
+        self.reported = time.monotonic()
+        mean = f", mean return {fmean(self.returns):.1f}" if self.returns else ""
+        played = f"{len(self.returns)} of {self.episodes} episodes{mean}"
         logger.info("%s; the current one: %s, return %.1f so far", played, counted(length, "step"), episode_return)

@@ -12,7 +12,7 @@ from dppo.config.trust import code_named_by, require_import_paths, require_trust
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.make import check_env_id, make_env, make_in_window
 from dppo.errors import ConfigError, DppoError
-from dppo.policies.policy import Policy, read
+from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.run_folder import config_of, settings_to_resume
 from dppo.records.result import Result
@@ -99,23 +99,19 @@ def _player_of(
     run: Path, env: Any, env_kwargs: Mapping[str, Any] | None, model: ModelClass | None, *, trust: bool
 ) -> Player:
     found = read(run)
-    if model is not None and found.model_name is None:
+    own = model_name(found)
+    if model is not None and own is None:
         raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
     named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
-    stored = _settings(run, env, env_kwargs) | {"model": found.model_name}
+    if env_kwargs is None and not is_made(env):
+        settings = config_of(run)
+    else:  # the arguments replace the run's
+        settings = settings_to_resume(run, {"env_kwargs": env_kwargs or {}})
+    stored = {"env_kwargs": {}} | settings | {"model": own}
     require_import_paths(stored, named, run)
     if not trust:
         require_trust(stored, named, run)
     settings = stored | named
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return Player(found.policy(model), settings["env_id"], dict(settings["env_kwargs"]))
-
-
-def _settings(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the run's settings; arguments of the environment that are given replace the run's."""
-    if env_kwargs is None and not is_made(env):
-        settings = config_of(run)
-    else:
-        settings = settings_to_resume(run, {"env_kwargs": {} if env_kwargs is None else env_kwargs})
-    return {"env_kwargs": {}} | settings
+    return Player(policy_from(found, model), settings["env_id"], dict(settings["env_kwargs"]))

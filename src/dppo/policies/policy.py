@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.user.module_spec import ModelClass
-from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.checkpoint import Found, find
 from dppo.spaces.spaces import MASK, Spaces, masks_of
 from dppo.streams import Stream
 
@@ -138,64 +136,57 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
     """
-    return read(path).policy(model)
+    return policy_from(read(path), model)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """The checkpoint of a policy, read from disk; nothing that it names has been imported."""
-
-    path: Path
-    checkpoint: Checkpoint
-
-    @property
-    def model_name(self) -> str | None:
-        """Return the import path of the network that the checkpoint names; None for the default network."""
-        model = self.checkpoint.state.get("model")
-        name = model.get("model") if isinstance(model, dict) else None
-        return None if name is None else str(name)
-
-    def policy(self, model: ModelClass | None = None) -> Policy:
-        """Return the policy; import the module that `model_name` names, or use `model` in its place.
-
-        Raises:
-            CheckpointError: the file is not a checkpoint of a policy, or its network cannot be built here.
-        """
-        state, arrays = self.checkpoint.state, self.checkpoint.arrays
-        try:
-            spaces, spec = model_from(state, model)
-            weights = spec.flatten(arrays["model"])
-            agent = PPOAgent(spec, spaces.mask)
-            statistics = arrays["normalizer"]
-        except ConfigError as error:
-            raise CheckpointError(
-                f"{self.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
-                f"or pass the class: load_policy(path, model=Class)."
-            ) from None
-        except (KeyError, TypeError, ValueError) as error:
-            if self.model_name is not None and isinstance(error, ValueError):
-                raise CheckpointError(
-                    f"{self.path}: {self.model_name} is not the network that was trained: {error}. Use the class as it "
-                    f"was at the time of training."
-                ) from None
-            raise CheckpointError(
-                f"{self.path}: is not a dppo checkpoint ({error!r}). Pass the folder of a run."
-            ) from None
-        untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
-        obs_scale = untrained.loaded(statistics).obs_scale()
-        return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
-
-
-def read(path: str | Path) -> Read:
-    """Read a run's newest good checkpoint, or the checkpoint at `path`.
+def read(path: str | Path) -> Found:
+    """Return a run's newest good checkpoint, or the one at `path`; nothing that it names is imported.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
     """
-    found = checkpoints.find(Path(path))
+    found = find(Path(path))
     for problem in found.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
-    return Read(found.path, checkpoints.load(found.path))
+    return found
+
+
+def model_name(found: Found) -> str | None:
+    """Return the import path of the network that a checkpoint names; None for the default network."""
+    model = found.checkpoint.state.get("model")
+    name = model.get("model") if isinstance(model, dict) else None
+    return None if name is None else str(name)
+
+
+def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
+    """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
+
+    Raises:
+        CheckpointError: the file is not a checkpoint of a policy, or its network cannot be built here.
+    """
+    state, arrays = found.checkpoint.state, found.checkpoint.arrays
+    try:
+        spaces, spec = model_from(state, model)
+        weights = spec.flatten(arrays["model"])
+        agent = PPOAgent(spec, spaces.mask)
+        statistics = arrays["normalizer"]
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{found.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
+            f"or pass the class: load_policy(path, model=Class)."
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        name = model_name(found)
+        if name is not None and isinstance(error, ValueError):
+            raise CheckpointError(
+                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was at the "
+                f"time of training."
+            ) from None
+        problem = f"is not a dppo checkpoint ({error!r})"
+        raise CheckpointError(f"{found.path}: {problem}. Pass the folder of a run.") from None
+    untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
+    obs_scale = untrained.loaded(statistics).obs_scale()
+    return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
 
 
 def evaluation_generator(seed: int, episode: int) -> np.random.Generator:

@@ -66,23 +66,19 @@ class Result:
 
 
 def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
-    """Return the last lines of a run's output.
-
-    Args:
-        error: the exception that ended the run, if one did.
-    """
-    lines = [
-        _ending(result, error),
-        *(_cause(error) if isinstance(error, Exception) else []),
-        f"Mean return of the last {counted(min(result.episodes, EPISODES), 'episode')}: {result.episodic_return:.1f}"
-        if result.episodes
-        else "No episode has finished yet.",
-        f"Checkpoint: {result.checkpoint}",
-        f"Picture: {result.picture}",
-        f"Weights: sha256 {result.weights_sha256[:16]}",
-    ]
-    if not result.picture.exists():
-        lines.remove(f"Picture: {result.picture}")
+    """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
+    lines = [_ending(result, error)]
+    if isinstance(error, Exception) and (cause := str(error).strip().partition("\n")[0]):
+        lines.append(f"Cause: {cause}")  # the rest is reported where the error is caught
+    if result.episodes:
+        last = counted(min(result.episodes, EPISODES), "episode")
+        lines.append(f"Mean return of the last {last}: {result.episodic_return:.1f}")
+    else:
+        lines.append("No episode has finished yet.")
+    lines.append(f"Checkpoint: {result.checkpoint}")
+    if result.picture.exists():
+        lines.append(f"Picture: {result.picture}")
+    lines.append(f"Weights: sha256 {result.weights_sha256[:16]}")
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
         lines.append(f"Incidents: {', '.join(counts)}")
@@ -106,12 +102,6 @@ def _ending(result: Result, error: BaseException | None) -> str:
         f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
         f"{result.wall_s:.1f} s{speed}."
     )
-
-
-def _cause(error: Exception) -> list[str]:
-    """Return the first line of an error's message, if it has one; the rest is reported where the error is caught."""
-    first = str(error).strip().partition("\n")[0]
-    return [f"Cause: {first}"] if first else []
 
 
 @dataclass(frozen=True, slots=True, repr=False)

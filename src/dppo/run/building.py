@@ -22,7 +22,8 @@ from dppo.policies.described import model_state
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.ppo.networks.choice import choose_network
-from dppo.records.files.run_folder import RunFolder, Start
+from dppo.records.files.checkpoint import Found
+from dppo.records.files.run_folder import RunFolder
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -66,7 +67,10 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
     collector = _make_collector(config, ledger, stack, on_progress)
     spaces = collector.describe(stop)
-    _note_start(start)
+    for problem in start.damaged if start else ():
+        logger.warning("skipped a damaged checkpoint: %s", problem)
+    for change in folder.close_changes:
+        logger.warning("%s", change)
     _check_determinism(config, spaces, ledger)
     torch_import.join()
     trainers = _make_trainers(config, spaces, stop, stack)
@@ -85,19 +89,12 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     return parts
 
 
-def _check_statistics(config: Config, start: Start | None) -> None:
+def _check_statistics(config: Config, start: Found | None) -> None:
     if start is None and config.freeze_norm_after == 0:
         raise ConfigError(
             "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
             "branch from a run that has some."
         )
-
-
-def _note_start(start: Start | None) -> None:
-    for problem in start.damaged if start else ():
-        logger.warning("skipped a damaged checkpoint: %s", problem)
-    for change in start.close_changes if start else ():
-        logger.warning("%s", change)
 
 
 def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
@@ -164,23 +161,23 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
     return trainers
 
 
-def _load(start: Start, config: Config, parts: Parts, *, branch: bool) -> None:
+def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:
     """Load `start` into the learner; with `branch`, only the weights, the optimiser and the normalisers."""
     model = parts.model
-    found = start.state.get("model")
+    found = start.checkpoint.state.get("model")
     before = found if isinstance(found, dict) else {}
     for name in model:
         if before.get(name) != model[name] and not (branch and name == "deterministic"):
             raise CheckpointError(
-                f"{start.checkpoint}: its {name} is {before.get(name)}, but that of {config.env_name} is "
+                f"{start.path}: its {name} is {before.get(name)}, but that of {config.env_name} is "
                 f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
             )
     try:
         if branch:
-            parts.learner.adopt(start.arrays)
+            parts.learner.adopt(start.checkpoint.arrays)
         else:
-            parts.learner.load(start.arrays, start.state)
+            parts.learner.load(start.checkpoint.arrays, start.checkpoint.state)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{start.checkpoint}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
+            f"{start.path}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error

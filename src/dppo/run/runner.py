@@ -25,7 +25,7 @@ from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
-from dppo.records.terminal.display import make_display
+from dppo.records.terminal import make_display
 from dppo.records.terminal.opening import branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
 from dppo.run.iteration_row import iteration_row, mean_return
@@ -94,16 +94,16 @@ def train(
 def _described(config: Config, folder: RunFolder) -> RunInfo:
     lines, start = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
-        lines.append(f"Resuming from {start.checkpoint.stem} at step {start.state['global_step']:,}.")
+        lines.append(f"Resuming from {start.path.stem} at step {start.checkpoint.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(branch_line(folder.origin.checkpoint, folder.origin.state, folder.origin.arrays))
+        lines.append(branch_line(folder.origin))
     return RunInfo(
         config=config,
         run_dir=folder.path,
         title=f"dppo: PPO on {config.env_name}, seed {config.seed}",
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
-        resumed_at=start.state["iteration"] if start is not None else None,
+        resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
     )
 
 
@@ -122,7 +122,7 @@ class _Run:
         self.began = began
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
         self.metrics: MetricsWriter | None = None
-        self.last_checkpoint = folder.start.checkpoint.absolute() if folder.start else folder.path
+        self.last_checkpoint = folder.start.path.absolute() if folder.start else folder.path
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = TimeSplit()

@@ -20,8 +20,18 @@ import numpy as np
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import sealed
-from dppo.records.files.disk import DISK, Disk, abandoned, cause, make_folder, remedy, write_file
-from dppo.records.files.folder_files import check_kind, check_parts, read_file
+from dppo.records.files.disk import (
+    DISK,
+    Disk,
+    abandoned,
+    cause,
+    check_kind,
+    check_parts,
+    make_folder,
+    read_file,
+    remedy,
+    write_file,
+)
 
 FOLDER = "checkpoints"  # within a run's folder
 FORMAT = 2  # 1 was a folder of files
@@ -47,6 +57,7 @@ class Found:
     """The newest good checkpoint of a run."""
 
     path: Path
+    checkpoint: Checkpoint
     damaged: tuple[str, ...] = ()
     """One line for each newer checkpoint that cannot be used: file, expected, found."""
     newest: bool = True
@@ -55,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A checkpoint in its folder, as described by its header."""
+    """A file in the folder of checkpoints, as described by its header."""
 
     path: Path
     iteration: int
@@ -122,8 +133,8 @@ def find(path: Path) -> Found:
     if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
         path = path.with_name(path.name + sealed.SUFFIX)
     if path.suffix == sealed.SUFFIX and not path.is_dir():
-        load(path)
-        return Found(path, newest=_is_newest(path))
+        loaded = load(path)
+        return Found(path, loaded, newest=[entry.path.name for entry in _scan(path.parent)[:1]] == [path.name])
     if not path.is_dir():
         what = "is not a checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
@@ -131,18 +142,18 @@ def find(path: Path) -> Found:
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
-        raise CheckpointError(
-            f"{path}: contains no checkpoint{_of_old(folder)}. Pass the folder of a run that has one."
-        )
+        old = any((one / "manifest.json").exists() for one in (folder, *folder.glob("iter_*")))
+        which = " in a format that this dppo reads, only older ones (format 1, a folder of files)" if old else ""
+        raise CheckpointError(f"{path}: contains no checkpoint{which}. Pass the folder of a run that has one.")
     problems = []
     for entry in entries:
         try:
-            load(entry.path)
+            loaded = load(entry.path)
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
             later = [other.problem for other in entries if other.iteration > entry.iteration]
-            return Found(entry.path, (*problems, *filter(None, later)))
+            return Found(entry.path, loaded, (*problems, *filter(None, later)))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
@@ -154,26 +165,13 @@ def has_any(run_dir: Path) -> bool:
     return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
 
 
-def _is_newest(path: Path) -> bool:
-    entries = _scan(path.parent)
-    return bool(entries) and entries[0].path.name == path.name
-
-
-def _of_old(folder: Path) -> str:
-    """Return an explanation for checkpoints in the former format, a folder of files; "" for any other content."""
-    old = any((path / "manifest.json").exists() for path in (folder, *folder.glob("iter_*")))
-    return " in a format that this dppo reads, only older ones (format 1, a folder of files)" if old else ""
-
-
 # ---------------------------------------------------------------------- reading a folder
 
 
 def _scan(folder: Path) -> list[_Entry]:
     """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
-    entries = []
-    for path in folder.iterdir():
-        if (match := NAME.fullmatch(path.name)) is not None:
-            entries.append(_entry(path, int(match[1])))
+    found = ((path, NAME.fullmatch(path.name)) for path in folder.iterdir())
+    entries = [_entry(path, int(match[1])) for path, match in found if match is not None]
     return sorted(entries, key=lambda entry: (entry.serial, entry.iteration), reverse=True)
 
 
@@ -238,7 +236,6 @@ def _rotate(folder: Path, keep: int, disk: Disk) -> None:
 
 
 def _remove(paths: list[Path], disk: Disk) -> None:
-    """Delete files; log those that cannot be deleted."""
     for path in paths:
         try:
             disk.remove(path)

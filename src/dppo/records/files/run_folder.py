@@ -9,12 +9,11 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
@@ -22,9 +21,8 @@ from dppo.config.files import OBJECT
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
-from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.disk import cause, remedy, write_file
-from dppo.records.files.folder_files import check_parts
+from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
+from dppo.records.files.disk import cause, check_parts, remedy, write_file
 from dppo.records.files.run_lock import RunLock
 from dppo.records.metrics.reading import FILE
 
@@ -32,47 +30,27 @@ CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """A checkpoint to resume or to branch from."""
-
-    checkpoint: Path
-    arrays: dict[str, dict[str, np.ndarray]]
-    state: dict[str, Any]
-    damaged: tuple[str, ...]
-    """Newer checkpoints that cannot be used, one line each."""
-    newest: bool
-    """True if the run has not written a good checkpoint after it."""
-    close_changes: tuple[str, ...] = ()
-    """Changed settings that make results differ from here on, in words."""
-
-
 class RunFolder:
     """The folder of a run, locked while it is entered. Leaving removes folders that were created and not used."""
 
-    def __init__(
-        self,
-        path: Path,
-        lock: RunLock,
-        *,
-        made: Sequence[Path] = (),
-        start: Start | None = None,
-        origin: Start | None = None,
-    ) -> None:
-        """Take over `lock`, and the folders `made` for this run, innermost first."""
-        self.path = path
-        """Absolute: an environment may change the current directory."""
-        self.start = start
-        """The checkpoint to continue from; None for a new run."""
-        self.origin = origin
-        """The checkpoint of another run that this new one branches from, or None."""
-        self.branched_from: dict[str, Any] | None = None
-        """The same as JSON values, kept when the run is resumed."""
-        if origin is not None:
-            self.branched_from = {"checkpoint": str(origin.checkpoint), "global_step": origin.state["global_step"]}
-        elif start is not None:
-            self.branched_from = start.state.get("branched_from")
-        self._lock = lock
-        self._made = made
+    path: Path
+    """Absolute: an environment may change the current directory."""
+    lock: RunLock
+    made: Sequence[Path] = ()
+    """The folders that were created for this run, innermost first."""
+    start: Found | None = None
+    """The checkpoint to continue from; None for a new run."""
+    close_changes: tuple[str, ...] = ()
+    """Changed settings that make results differ from `start` on, in words."""
+    origin: Found | None = None
+    """The checkpoint of another run that this new one branches from, or None."""
+
+    @property
+    def branched_from(self) -> dict[str, Any] | None:
+        """The origin as JSON values, kept when the run is resumed."""
+        if self.origin is not None:
+            return {"checkpoint": str(self.origin.path), "global_step": self.origin.checkpoint.state["global_step"]}
+        return None if self.start is None else self.start.checkpoint.state.get("branched_from")
 
     def write_settings(self, config: Config) -> None:
         """Write config.yaml.
@@ -94,12 +72,12 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
-        if self._made:
+        self.lock.close()
+        if self.made:
             with suppress(OSError):  # it is in use, and so not empty
-                (self.path / checkpoints.FOLDER).rmdir()
+                (self.path / FOLDER).rmdir()
         with suppress(OSError):  # other runs have used the outer ones meanwhile
-            for folder in self._made:
+            for folder in self.made:
                 folder.rmdir()
 
 
@@ -123,11 +101,11 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
     if resume == "auto":
         if config.run_dir is None:
             raise ConfigError("resume=auto: needs a fixed folder. Set run_dir.")
-        resume = config.run_dir if checkpoints.has_any(config.run_dir) else None
+        resume = config.run_dir if has_any(config.run_dir) else None
     return _create(config) if resume is None else _open_to_resume(config, Path(resume))
 
 
-def _create(config: Config, origin: Start | None = None) -> RunFolder:
+def _create(config: Config, origin: Found | None = None) -> RunFolder:
     run_dir = config.run_dir
     if run_dir is None:
         env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
@@ -139,9 +117,11 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, RunLock(path), made=made, origin=origin)
     except OSError as error:
-        raise _not_writable(run_dir, error) from None
+        raise ConfigError(
+            f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder."
+        ) from None
     try:
-        if (path / FILE).exists() or checkpoints.has_any(path):
+        if (path / FILE).exists() or has_any(path):
             command = resume_command(config.env_name, Path(run_dir), config.model_name)
             raise ConfigError(
                 f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
@@ -157,10 +137,6 @@ def _create(config: Config, origin: Start | None = None) -> RunFolder:
     return folder
 
 
-def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder.")
-
-
 def _free(path: Path) -> Path:
     """Return `path`, or the first of path-2, path-3 ... that is free: two runs may start in the same second."""
     candidate, number = path, 2
@@ -170,11 +146,6 @@ def _free(path: Path) -> Path:
 
 
 def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings`.
-
-    Raises:
-        ConfigError: a setting was a Python object, which a run folder cannot hold.
-    """
     kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
     for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
         if OBJECT in (text := json.dumps(value)):
@@ -197,15 +168,7 @@ def versions() -> dict[str, str]:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a run.
-
-    Args:
-        path: its folder, or a file or folder in it.
-
-    Raises:
-        CheckpointError: there is no run.
-        ConfigError: its environment was made with Python objects.
-    """
+    """Return the settings of a run from its folder, or from a file or folder in it; raise as `settings_to_resume`."""
     return _refuse_objects(_settings_in(path))
 
 
@@ -213,13 +176,13 @@ def _settings_in(path: Path) -> dict[str, Any]:
     run_dir = _run_dir_of(path)
     if (run_dir / CONFIG).is_file():
         return read_settings(run_dir / CONFIG)
-    return _settings_of(checkpoints.find(run_dir).path)  # the file is missing: the run was killed before writing it
+    return _settings_of(find(run_dir))  # the file is missing: the run was killed before writing it
 
 
-def _settings_of(checkpoint: Path) -> dict[str, Any]:
-    settings = checkpoints.load(checkpoint).state.get("config")
+def _settings_of(found: Found) -> dict[str, Any]:
+    settings = found.checkpoint.state.get("config")
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{checkpoint}: contains no settings. Pass the folder of a dppo run.")
+        raise CheckpointError(f"{found.path}: contains no settings. Pass the folder of a dppo run.")
     return flattened(settings)
 
 
@@ -235,7 +198,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 def _run_dir_of(path: Path) -> Path:
     for folder in (path, *path.absolute().parents[:2]):
-        if (folder / CONFIG).is_file() or checkpoints.has_any(folder):
+        if (folder / CONFIG).is_file() or has_any(folder):
             check_parts(folder)
             return folder
     problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
@@ -250,20 +213,16 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
     except OSError as error:
         raise CheckpointNotWritten(f"{run_dir}: cannot be written: {cause(error)} {remedy(error)}") from None
     try:
-        found = checkpoints.find(path)
-        checkpoint = checkpoints.load(found.path)
-        changes = changes_on_resume(_settings_of(found.path), config, found.path, checkpoint.state["iteration"])
+        found = find(path)
+        iteration = found.checkpoint.state["iteration"]
+        changes = changes_on_resume(_settings_of(found), config, found.path, iteration)
     except BaseException:
         lock.close()
         raise
-    start = Start(found.path, checkpoint.arrays, checkpoint.state, found.damaged, found.newest, changes)
-    return RunFolder(run_dir, lock, start=start)
+    return RunFolder(run_dir, lock, start=found, close_changes=changes)
 
 
 def _branch_off(config: Config, path: Path) -> RunFolder:
-    """Create a folder for a new run that branches from the one at `path`."""
-    found = checkpoints.find(path)
-    checkpoint = checkpoints.load(found.path)
-    check_branch(_settings_of(found.path), config, found.path)
-    origin = Start(Path(os.path.abspath(found.path)), checkpoint.arrays, checkpoint.state, found.damaged, found.newest)
-    return _create(config, origin)
+    found = find(path)
+    check_branch(_settings_of(found), config, found.path)
+    return _create(config, replace(found, path=Path(os.path.abspath(found.path))))

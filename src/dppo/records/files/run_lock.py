@@ -13,8 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dppo.errors import ConfigError
-from dppo.records.files.disk import is_alive
-from dppo.records.files.folder_files import Irregular, open_file, refusal
+from dppo.records.files.disk import Irregular, is_alive, open_file, refusal
 
 FILE = "run.lock"
 PATIENCE_S = 0.1  # for an owner that is just about to release the lock
@@ -80,7 +79,6 @@ class RunLock:
 
 
 def _is_gone(owner: dict[str, Any]) -> bool:
-    """Return whether the owner ran on this machine and has ended."""
     pid = owner.get("pid")
     return owner.get("host") == socket.gethostname() and isinstance(pid, int) and not is_alive(pid)
 

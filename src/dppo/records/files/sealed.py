@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +23,7 @@ from safetensors.numpy import load as decode_safetensors
 from safetensors.numpy import save as encode_safetensors
 
 from dppo.errors import CheckpointError
-from dppo.records.files.disk import cause, remedy
-from dppo.records.files.folder_files import Irregular, open_file
+from dppo.records.files.disk import Irregular, cause, open_file, remedy
 
 SUFFIX = ".safetensors"
 LENGTH = 8  # bytes, little-endian
@@ -51,7 +51,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: the file is missing, not a regular file, or damaged.
     """
-    with _opened(path) as file:
+    with _reading(path) as file:
         return _metadata(path, _read_header(path, file))
 
 
@@ -61,10 +61,10 @@ def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     Raises:
         CheckpointError: the file is missing, not a regular file, or damaged.
     """
-    with _opened(path) as file:
+    with _reading(path) as file:
         header = _read_header(path, file)
         metadata = _metadata(path, header)
-        body = _read(path, file)
+        body = file.read()
     expected, found = metadata.get("arrays_sha256", ""), hashlib.sha256(body).hexdigest()
     if found != expected:
         raise damaged(path, f"SHA-256 {expected[:12]}... of its arrays", f"{found[:12]}...")
@@ -91,35 +91,27 @@ def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
 # ---------------------------------------------------------------------- reading
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; turn errors of the disk into a CheckpointError."""
     try:
-        return os.fdopen(open_file(path), "rb")
+        with os.fdopen(open_file(path), "rb") as file:
+            yield file
     except Irregular as error:
         raise damaged(path, "a regular file", error.found) from None
     except FileNotFoundError:
         raise damaged(path, "a file", "nothing") from None
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _read(path: Path, file: BinaryIO, size: int = -1) -> bytes:
-    try:
-        return file.read(size)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}")
+        raise CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}") from error
 
 
 def _read_header(path: Path, file: BinaryIO) -> bytes:
     """Return the bytes of the length and the header, after checking them."""
-    start = _read(path, file, LENGTH)
+    start = file.read(LENGTH)
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
         raise damaged(path, "a checkpoint", _looks_like(start))
-    header = start + _read(path, file, length)
+    header = start + file.read(length)
     seals = SEAL_OF_HEADER.findall(header)
     if len(seals) != 1:
         raise damaged(path, "a checkpoint", _looks_like(header))

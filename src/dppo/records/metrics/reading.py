@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import DppoError
-from dppo.records.files.disk import cause
-from dppo.records.files.folder_files import read_file
+from dppo.records.files.disk import cause, read_file
 
 FILE = "metrics.jsonl"
 

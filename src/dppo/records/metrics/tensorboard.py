@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dppo.records.files.folder_files import open_file
+from dppo.records.files.disk import open_file
 from dppo.records.metrics.reading import plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result

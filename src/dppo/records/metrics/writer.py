@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dppo.errors import DppoError
-from dppo.records.files.disk import DISK, Disk, cause, remedy, write_file
-from dppo.records.files.folder_files import open_file, read_file
+from dppo.records.files.disk import DISK, Disk, cause, open_file, read_file, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
 from dppo.errors import counted
+from dppo.records.files.checkpoint import Found
 
 
 def sizes_line(config: Config) -> str:
@@ -48,13 +45,14 @@ def waiting_line(config: Config) -> str:
     return f"Starting {counted(config.num_actors, 'Ray actor')} ..."
 
 
-def branch_line(checkpoint: Path, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
+def branch_line(origin: Found) -> str:
     """Return what a new run takes over from a checkpoint of another run, and what it drops."""
+    state, arrays = origin.checkpoint.state, origin.checkpoint.arrays
     lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]
     left = sum(int((array > 0).sum()) for array in lengths)
     steps = sum(int(array.sum()) for array in lengths)
     return (
-        f"Branching off {checkpoint} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
+        f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
         f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
         f"{'is' if left == 1 else 'are'} dropped."
     )
