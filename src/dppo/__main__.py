@@ -8,19 +8,31 @@ from importlib import import_module
 
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 
-COMMANDS = {
-    "train": "Train a policy, or continue a run.",
-    "compare": "Train with several numbers of actors or several seeds, and compare them.",
-    "eval": "Play episodes with a trained policy.",
-    "test": "Run the tests of a source checkout.",
-}
+COMMANDS = ("train", "compare", "eval", "test")
+USAGE = """\
+dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
+
+usage: dppo COMMAND ...
+
+  train    Train a policy, or continue a run.
+  compare  Train with several numbers of actors or several seeds, and compare them.
+  eval     Play episodes with a trained policy.
+  test     Run the tests of a source checkout.
+
+Examples:
+  dppo train CartPole-v1
+  dppo train mysim:make --num-actors 8     mysim.py is in the current folder
+  dppo compare dppo/SlowCartPole-v0 --actors 1 8
+  dppo eval runs/NAME
+
+`dppo COMMAND --help` lists the flags of a command."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 success, 1 failure, 2 wrong usage, 128 + n stopped by signal n."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
-        print(_usage())
+        print(USAGE)
         return 0 if args else 2
     if args[0] in ("-V", "--version", "version"):
         from dppo import __version__
@@ -56,28 +68,6 @@ def _as_typed(error: DppoError) -> str:
     from dppo.commands.remedies import in_flags
 
     return in_flags(str(error))
-
-
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "dppo: distributed PPO on Ray. The number of actors changes the time, never the result.",
-            "",
-            "usage: dppo COMMAND ...",
-            "",
-            *lines,
-            "",
-            "Examples:",
-            "  dppo train CartPole-v1",
-            "  dppo train mysim:make --num-actors 8     mysim.py is in the current folder",
-            "  dppo compare dppo/SlowCartPole-v0 --actors 1 8",
-            "  dppo eval runs/NAME",
-            "",
-            "`dppo COMMAND --help` lists the flags of a command.",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
     one = run(1)
     one.rows[1]["charts/episodic_return"] = 480.0
     one.rows[2]["charts/episodic_return"] = 490.0
-    assert one.curve() == {
+    assert one.as_json(None)["curve"] == {
         "wall_s": [1.4, pytest.approx(2.1)],
         "global_step": [1024, 1536],
         "episodic_return": [480.0, 490.0],

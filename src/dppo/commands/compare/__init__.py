@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,7 @@ from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by
 from dppo.commands.compare.plan import Options, caption, folder_for, make_plan, parse
 from dppo.config import Config, resolved
 from dppo.records.files.run_folder import versions
-from dppo.records.plots import Curve, CurveGroup, compare_figure
+from dppo.records.plots import CurveGroup, compare_figure
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
@@ -49,7 +48,8 @@ def main(argv: list[str]) -> int:
         return 128 + signal.Signals[stopped_by]
     groups = group_by_actors(runs)
     curves = [
-        CurveGroup(group.label, tuple(map(_curve, group.runs)), noise=group.speed_up_is_noise) for group in groups
+        CurveGroup(group.label, tuple(run.curve() for run in group.runs), noise=group.speed_up_is_noise)
+        for group in groups
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
@@ -81,10 +81,6 @@ def _train_all(
             soft_wrap=True,
         )
     return runs, None
-
-
-def _curve(run: Run) -> Curve:
-    return Curve(**{name: np.array(values) for name, values in run.curve().items()})
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from dppo.config import Config
+from dppo.records.plots import Curve
 from dppo.records.result import Result
 
 
@@ -95,21 +98,17 @@ class Run:
         """Seconds before and after training: Ray, environments, files."""
         return self.result.wall_s - self.result.training_s
 
-    def curve(self) -> dict[str, list[float]]:
+    def curve(self) -> Curve:
         """Return the mean return of the last 100 episodes over training time and over env steps."""
-        columns = {
-            "wall_s": "time/training_s",
-            "global_step": "global_step",
-            "episodic_return": "charts/episodic_return",
-        }
         known = [row for row in self.rows if row.get("charts/episodic_return") is not None]
-        return {name: [row[column] for row in known] for name, column in columns.items()}
+        columns = ("time/training_s", "global_step", "charts/episodic_return")
+        return Curve(*(np.array([row[column] for row in known]) for column in columns))
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the mean return reached `target`; None if it never did."""
         curve = self.curve()
-        pairs = zip(curve["wall_s"], curve["episodic_return"], strict=True)
-        return next((when for when, value in pairs if target is not None and value >= target), None)
+        reached = [] if target is None else curve.wall_s[curve.episodic_return >= target].tolist()
+        return reached[0] if reached else None
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
@@ -123,7 +122,7 @@ class Run:
             "startup_s": self.startup_s,
             "time_to_target_s": self.time_to(target),
             "cycle": asdict(cycle),
-            "curve": self.curve(),
+            "curve": {name: column.tolist() for name, column in vars(self.curve()).items()},
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from rich.box import ROUNDED
 from rich.console import RenderableType
@@ -142,16 +143,10 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """Return `width` cells divided by share; the largest remainders are rounded up, so that the bar is always full."""
+    """Return `width` cells divided by share; their edges are rounded, so that the bar is always full."""
     total = sum(shares)
-    if total <= 0:
-        return [0] * len(shares)
-    exact = [width * part / total for part in shares]
-    cells = [int(one) for one in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda i: cells[i] - exact[i])
-    for i in by_remainder[: width - sum(cells)]:
-        cells[i] += 1
-    return cells
+    edges = [0, *(round(width * part / total) if total > 0 else 0 for part in accumulate(shares))]
+    return [end - start for start, end in pairwise(edges)]
 
 
 def _item(name: str, value: str, width: int = 0) -> Text:

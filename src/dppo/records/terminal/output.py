@@ -68,15 +68,10 @@ class ShowLog(logging.Handler):
         self._held.flush()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stop, and restore the log level.
-
-        Args:
-            error: the exception that ended the run. Records that are still held are then shown if it comes from the
-                cluster, because they say what went wrong before; otherwise they are dropped.
-        """
+        """Stop, and restore the log level; `error` is the exception that ended the run. Drops records still held."""
         if self._held is not None:
             if isinstance(error, ClusterError):
-                self.start()
+                self.start()  # the records say what went wrong before
             logger.removeHandler(self._held)
             self._held.close()
             self._held = None
