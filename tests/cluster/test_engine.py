@@ -134,17 +134,17 @@ class Laboratory:
             world: the actors; None collects in process, without the engine.
             real: train with PPO instead of `Mixing`, which is faster and more sensitive.
         """
-        ledger, said = ReplayLedger(SAMPLERS, replay=True), list[str]()
+        ledger = ReplayLedger(SAMPLERS, replay=True)
         collector: Collector
         if world is None:
             collector = InProcessCollector(self.plan, ledger)
         else:
             engine = Collecting(shares(SAMPLERS, num_actors), ledger, LIMITS)
-            collector = ActorCollector(engine, world, said.append, clock=world.clock)
+            collector = ActorCollector(engine, world, clock=world.clock)
         trainers = Losing(self.trainers[real], lost, world)
         trainers.load(*self.fresh[real])
         statistics = Statistics(Moments.empty((2,)), Moments.empty(()))
-        learner = PPOLearner(collector, trainers, ledger, statistics, overlap=overlap, notify=said.append)
+        learner = PPOLearner(collector, trainers, ledger, statistics, overlap=overlap)
         if state is not None:
             learner.load(*state)
         stop = StopSignals()

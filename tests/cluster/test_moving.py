@@ -59,7 +59,7 @@ class Hogs:
             ray.kill(self._handles.pop())
 
 
-def train(num_actors: int, log: Callable[[str], None], is_last: Callable[[Iteration], bool]) -> tuple[str, Any]:
+def train(num_actors: int, is_last: Callable[[Iteration], bool]) -> tuple[str, Any]:
     """Train as the runner does, but move samplers early; return the hash of the weights, and the incidents.
 
     Args:
@@ -71,12 +71,12 @@ def train(num_actors: int, log: Callable[[str], None], is_last: Callable[[Iterat
     collector: Collector
     if num_actors:
         engine = Collecting(shares(4, num_actors), ledger, LIMITS)
-        collector = ActorCollector(engine, RayTransport(plan, config.actors), log)
+        collector = ActorCollector(engine, RayTransport(plan, config.actors))
     else:
-        collector = InProcessCollector(plan, ledger, log)
+        collector = InProcessCollector(plan, ledger)
     try:
         trainers = LocalTrainer(trainer_plan(config), collector.describe(stop))
-        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None), notify=log)
+        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None))
         for iteration in learner.run(ENOUGH, stop):
             if is_last(iteration):
                 break
@@ -94,16 +94,17 @@ def hogs() -> Iterator[list[Hogs]]:
         one.leave()
 
 
-def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(hogs: list[Hogs]) -> None:
+def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(
+    hogs: list[Hogs], caplog: pytest.LogCaptureFixture
+) -> None:
     import ray
 
     wait_until(lambda: not actors_of_this_process())
     wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
-    logged: list[str] = []
     hosts: list[int] = []
 
     def was_logged(text: str) -> bool:
-        return any(text in line for line in logged)
+        return any(text in line for line in caplog.messages)
 
     def disturb(iteration: Iteration) -> bool:
         """Kill an actor; make room for it once its samplers have moved; end when it collects again."""
@@ -120,10 +121,10 @@ def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_the
         time.sleep(0.05)
         return was_logged("is back") and hosts[-1] == 2
 
-    weights, incidents = train(2, logged.append, disturb)
+    weights, incidents = train(2, disturb)
     assert incidents == {"actor_lost": 1, "samplers_moved": 1}
     assert hosts[0] == 2
-    expected, _ = train(0, lambda text: None, lambda iteration: iteration.number == len(hosts))
+    expected, _ = train(0, lambda iteration: iteration.number == len(hosts))
     assert weights == expected
 
 

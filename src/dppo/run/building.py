@@ -81,7 +81,6 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
         overlap=config.overlap,
         freeze_norm_after=config.freeze_norm_after,
-        notify=logger.warning,
     )
     parts = Parts(collector, learner, model_state(spaces, trainers.spec))
     if start is not None:
@@ -123,14 +122,12 @@ def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_p
     plan = sampler_plan(config)
     collector: Collector
     if config.num_actors == 0:
-        collector = InProcessCollector(plan, ledger, logger.warning, on_progress)
+        collector = InProcessCollector(plan, ledger, on_progress)
     else:
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         by_reference = config.num_learners > 0
-        collector = collector_on_ray(
-            plan, config.actors, ledger, logger.warning, on_progress, by_reference=by_reference
-        )
+        collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference)
     stack.callback(collector.close)
     return collector
 

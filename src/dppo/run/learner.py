@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.learning.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
+
+logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,6 @@ class PPOLearner:
         *,
         overlap: bool = False,
         freeze_norm_after: int | None = None,
-        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Begin a new run; `load` or `adopt` continue an earlier one.
 
@@ -81,7 +83,6 @@ class PPOLearner:
         self._overlap = overlap
         self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
-        self._notify = notify
         self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
         self._asked = -1  # index of the last requested segments
         self.iteration = 0
@@ -154,7 +155,7 @@ class PPOLearner:
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
         """Collect the same segments again, then repeat the request that was in flight."""
-        self._notify(f"{error}; they are collected again")
+        logger.warning("%s; they are collected again", error)
         self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
         in_flight = self._asked
         self._collector.renew()
@@ -172,7 +173,7 @@ class PPOLearner:
             self.episodes += len(report.episodes)
             self.recent.extend(report.episodes)
             for incident in report.incidents:
-                self._notify(incident.message)  # the others were reported when they happened
+                logger.warning("%s", incident.message)  # the others were reported when they happened
             self._take(*report.incidents)
         self._take(*collected.incidents, *self._trainers.take_incidents())
         self._acting.pop(collected.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log
 from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
+
+logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,6 @@ class ActorCollector:
         self,
         engine: Collecting,
         transport: Transport,
-        notify: Callable[[str], None],
         on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
         *,
         batch_size: int = 0,
@@ -68,7 +70,6 @@ class ActorCollector:
         """
         self._engine = engine
         self._transport = transport
-        self._notify = notify
         self._clock = clock
         self._reports = ProgressReports(on_progress, batch_size, clock)
         self._steps_seen = 0
@@ -140,7 +141,7 @@ class ActorCollector:
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Log):
-                self._notify(command.text)
+                logger.warning("%s", command.text)
                 self._incidents += [] if command.incident is None else [command.incident]
             else:
                 self._transport.do(command)

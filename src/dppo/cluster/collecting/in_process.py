@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from dppo.spaces.spaces import Spaces
 
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
 
+logger = logging.getLogger("dppo")
+
 
 class InProcessCollector:
     """A collector for debugging, for fast environments, and as the reference in tests."""
@@ -24,7 +27,6 @@ class InProcessCollector:
         self,
         plan: SamplerPlan,
         ledger: ReplayLedger,
-        notify: Callable[[str], None] = lambda text: None,
         on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
     ) -> None:
         """Create no environment yet.
@@ -35,7 +37,7 @@ class InProcessCollector:
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
-        self._host = SamplerHost(plan, ProgressRecord(on_replay=ReplayLog(notify), on_step=self._report))
+        self._host = SamplerHost(plan, ProgressRecord(on_replay=ReplayLog(), on_step=self._report))
         self._threads = limit_to_one_thread()
         self._spaces: Spaces | None = None
         self._request: tuple[PolicySnapshot, int] | None = None
@@ -97,8 +99,7 @@ class InProcessCollector:
 class ReplayLog:
     """Logs the progress of a long replay every half minute."""
 
-    def __init__(self, notify: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._notify = notify
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged_at = 0.0
 
@@ -109,4 +110,4 @@ class ReplayLog:
             self._logged_at = now
         if now - self._logged_at >= REPLAY_LOG_S:
             self._logged_at = now
-            self._notify(replaying(replayed, to_replay))
+            logger.warning("%s", replaying(replayed, to_replay))

@@ -223,7 +223,6 @@ def collector_on_ray(
     plan: SamplerPlan,
     actors: Actors,
     ledger: ReplayLedger,
-    notify: Callable[[str], None],
     on_progress: Callable[[CollectionProgress], None],
     *,
     by_reference: bool,
@@ -237,4 +236,4 @@ def collector_on_ray(
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
     engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
     transport = RayTransport(plan, actors, by_reference=by_reference)
-    return ActorCollector(engine, transport, notify, on_progress, batch_size=plan.sampling.batch_size)
+    return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)
