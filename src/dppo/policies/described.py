@@ -34,11 +34,7 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
 
 
 def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
-    """Return the spaces and the network that a checkpoint's state describes.
-
-    Args:
-        own: the class of the user's network, in place of the one that the state names.
-    """
+    """Return the spaces and the network that a checkpoint's state describes; `own` replaces the class that it names."""
     model = state["model"]
     categories = model.get("categories", {}).items()
     spaces = Spaces(

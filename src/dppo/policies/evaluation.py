@@ -19,7 +19,7 @@ from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, counted
 from dppo.policies.player import Player, find_player, is_made
-from dppo.policies.policy import Policy, evaluation_generator, spaces_summary
+from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.result import Evaluation, Result
 from dppo.streams import Stream
@@ -115,7 +115,7 @@ class _Playing:
     def play(self, episode: int) -> None:
         policy, spaces = self.player.policy, self.player.policy.spaces
         masks = MaskReader(self.env, spaces) if spaces.mask in ("method", "info") else None
-        generator = None if self.deterministic else evaluation_generator(self.seed, episode)
+        generator = None if self.deterministic else streams.generator(self.seed, Stream.EVALUATION, episode)
         seed = streams.integer(self.seed, Stream.EVALUATION, episode)
         where = f"of episode {episode} (seed {seed})"
         episode_return, length, done, state = 0.0, 0, False, None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dppo import streams
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.rows import rows_of
@@ -20,7 +19,6 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.checkpoint import Found, find
 from dppo.spaces.spaces import MASK, Spaces, masks_of
-from dppo.streams import Stream
 
 
 class Policy:
@@ -187,11 +185,6 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
     untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
     obs_scale = untrained.loaded(statistics).obs_scale()
     return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
-
-
-def evaluation_generator(seed: int, episode: int) -> np.random.Generator:
-    """Return the random stream from which actions are sampled in an evaluation episode."""
-    return streams.generator(seed, Stream.EVALUATION, episode)
 
 
 def spaces_summary(spaces: Spaces) -> str:

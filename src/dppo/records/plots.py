@@ -80,8 +80,7 @@ class LearningCurve(Observer):
 def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
     """Draw one run into the PNG `path`: mean episode return over env steps, and over training time.
 
-    Args:
-        rows: of metrics.jsonl; the times of a resumed run are joined.
+    `rows` are those of metrics.jsonl; the times of a resumed run are joined.
     """
     times = joined_times([row["time/training_s"] for row in rows])
     returns = np.array([row.get("charts/episodic_return", np.nan) for row in rows], dtype=float)
@@ -110,11 +109,8 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
 
     A group is drawn as the mean over its seeds at each step, within the band from the lowest to the highest. Over wall
-    time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended.
-
-    Args:
-        caption: the text below, such as the settings that are held equal.
-        target: the legend shows the time to this return; None: to the end of the runs.
+    time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The legend shows
+    the time to the return `target`; None: to the end of the runs.
     """
     assert groups, "nothing to compare"
     bands = [over_seeds(group.curves) for group in groups]
@@ -159,8 +155,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     first, end = np.maximum(0, at - half), np.minimum(len(values), at + half + 1)
-    means: np.ndarray = (sums[end] - sums[first]) / (end - first)
-    return means
+    return np.asarray((sums[end] - sums[first]) / (end - first))
 
 
 def thinned(count: int) -> np.ndarray:
@@ -172,8 +167,7 @@ def joined_times(seconds: Sequence[float]) -> np.ndarray:
     """Return the times of a run, which start at zero again at each resume, as one increasing time."""
     times = np.asarray(seconds, dtype=float)
     ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
-    joined: np.ndarray = times + np.cumsum(ends)
-    return joined
+    return np.asarray(times + np.cumsum(ends))
 
 
 def over_seeds(curves: Sequence[Curve]) -> Band:
@@ -215,14 +209,8 @@ def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
 
 def all_equal(bands: Sequence[Band]) -> bool:
     """Return whether all groups have the same returns at the same steps."""
-    first = bands[0]
-    return len(first.mean) > 0 and all(
-        np.array_equal(band.global_step, first.global_step)
-        and np.array_equal(band.mean, first.mean)
-        and np.array_equal(band.low, first.low)
-        and np.array_equal(band.high, first.high)
-        for band in bands
-    )
+    first, *others = ([band.global_step, band.mean, band.low, band.high] for band in bands)
+    return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
 
 
 # ---------------------------------------------------------------------- drawing

@@ -50,13 +50,7 @@ class Cycle:
 
 
 def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
-    """Return the mean iteration of one run, or of several with the same settings.
-
-    Args:
-        rows: their metrics.
-        steps: env steps per iteration.
-        hosts: processes that collect.
-    """
+    """Return the mean iteration of one run, or of several with equal settings, in which `hosts` processes collect."""
     settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
     def mean(*names: str) -> float:
@@ -169,11 +163,7 @@ class Group:
 
 
 def group_of(runs: Sequence[Run], first: Group | None) -> Group:
-    """Return the group of runs that differ in their seeds.
-
-    Args:
-        first: the group that speed-ups refer to; None: this one.
-    """
+    """Return the group of runs that differ in their seeds; speed-ups refer to the group `first`, or to itself."""
     config, results = runs[0].config, [run.result for run in runs]
     actors, hosts = config.num_actors, max(1, config.num_actors)
     steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)

@@ -55,12 +55,7 @@ class Options:
 
 
 def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
-    """Return the parser of the flags of the comparison and of the training.
-
-    Args:
-        defaults: values that apply in place of the settings' own defaults, for --help.
-        of_defaults: a sentence that names their source.
-    """
+    """Return the parser of all flags; --help shows `defaults` in place of the settings' own, and names their source."""
     parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
     parser.add_argument_group("ENV_ID", about("env_id").help)
     group = parser.add_argument_group("comparison")
@@ -113,7 +108,6 @@ def _check(options: Options) -> None:
 
 
 def _check_rest(options: Options, given: Collection[str]) -> None:
-    """Refuse flags of the training that a comparison sets itself."""
     for name, reason in SET_BY_COMPARE.items():
         if name in given:
             raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")

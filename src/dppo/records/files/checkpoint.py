@@ -11,7 +11,8 @@ import logging
 import math
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,40 +220,38 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
 
 def _rotate(folder: Path, keep: int, disk: Disk) -> None:
     """Delete all but the newest and the best; leave what cannot be read or deleted."""
-    try:
+    entries: list[_Entry] = []
+    with _warning_once(folder):
         entries = _scan(folder)
-    except OSError as error:
-        _warn_once(folder, error)
-        return
     current = [entry for entry in entries if entry.serial >= 0]
     scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
     _remove([entry.path for entry in current[keep:] if entry is not best], disk)
     if best is not None:
-        try:
+        with _warning_once(folder / "best.json"):
             _name_best(folder / "best.json", best, disk)
-        except OSError as error:
-            _warn_once(folder / "best.json", error)
 
 
 def _remove(paths: list[Path], disk: Disk) -> None:
     for path in paths:
-        try:
+        with _warning_once(path):
             disk.remove(path)
-        except OSError as error:
-            _warn_once(path, error)
 
 
 _warned: set[Path] = set()
 
 
-def _warn_once(path: Path, error: OSError) -> None:
-    """Log a problem with a file, once and not with each checkpoint."""
-    if path not in _warned:
+@contextmanager
+def _warning_once(path: Path) -> Iterator[None]:
+    """Log an error of the disk, once for each file and not with each checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if path not in _warned:
+            logger.warning(
+                "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
+            )
         _warned.add(path)
-        logger.warning(
-            "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
-        )
 
 
 def _name_best(path: Path, best: _Entry, disk: Disk) -> None:

@@ -60,31 +60,19 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: it is not a regular file, or cannot be read.
-    """
+    """Return the content of a regular file; raise as `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
 
 def check_kind(path: Path, kind: int) -> None:
-    """Refuse anything but a file of this kind, such as `stat.S_IFDIR`, or nothing.
-
-    Raises:
-        Irregular: there is something else.
-    """
+    """Raise `Irregular` if there is anything but a file of this kind, such as `stat.S_IFDIR`, or nothing."""
     with suppress(FileNotFoundError, NotADirectoryError):
         _compare(path, os.lstat(path).st_mode, kind)
 
 
 def check_parts(run_dir: Path) -> None:
-    """Refuse a run folder with a link, a pipe or the like in place of a part that a run reads or writes.
-
-    Raises:
-        CheckpointError: there is one.
-    """
+    """Raise a CheckpointError if a part that a run reads or writes is a link, a pipe or the like."""
     try:
         check_kind(run_dir / "checkpoints", stat.S_IFDIR)
         for path in (*(run_dir / name for name in FILES), *run_dir.glob("events.out.tfevents.*")):
@@ -143,11 +131,7 @@ DISK = Disk()
 
 
 def write_file(path: Path, *parts: bytes | memoryview, disk: Disk = DISK) -> None:
-    """Replace the content of a file by `parts`, or leave it untouched. Waits for the disk.
-
-    Raises:
-        OSError: for example because the disk is full.
-    """
+    """Replace the content of a file by `parts`, or raise an OSError and leave it untouched. Waits for the disk."""
     temporary = path.with_name(f".tmp-{path.name}-{socket.gethostname()}-{os.getpid()}")
     try:
         disk.write(temporary, *parts)

@@ -46,11 +46,7 @@ def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a sealed file without reading its arrays.
-
-    Raises:
-        CheckpointError: the file is missing, not a regular file, or damaged.
-    """
+    """Return the metadata of a sealed file without reading its arrays; raise as `read_all`."""
     with _reading(path) as file:
         return _metadata(path, _read_header(path, file))
 
@@ -129,11 +125,7 @@ def _metadata(path: Path, header: bytes) -> dict[str, str]:
 
 
 def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
-    """Return the JSON object in `data`, which was read from `path`.
-
-    Raises:
-        CheckpointError: it is not a JSON object.
-    """
+    """Return the JSON object in `data`, which was read from `path`; raise a CheckpointError if it is something else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

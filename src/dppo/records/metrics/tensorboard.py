@@ -29,11 +29,7 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, run_dir: Path, purge_step: int) -> None:
-        """Start the thread.
-
-        Args:
-            purge_step: TensorBoard drops earlier events of the run from this step on.
-        """
+        """Start the thread. TensorBoard drops earlier events of the run from `purge_step` on."""
         self._run_dir = run_dir
         self._purge_step = purge_step
         self._rows: queue.SimpleQueue[tuple[float, dict[str, float | None]] | None] = queue.SimpleQueue()
