@@ -175,12 +175,9 @@ def test_a_loaded_policy_needs_an_environment_and_a_made_environment_no_argument
 
 
 def test_other_spaces_are_refused(trained: dppo.Result) -> None:
-    with pytest.raises(CheckpointError) as refused:
+    words = r"^Acrobot-v1 has obs float32\[6\], actions Discrete\(3\); .* obs float32\[4\], actions Discrete\(2\)\."
+    with pytest.raises(CheckpointError, match=words):
         dppo.evaluate(trained, "Acrobot-v1")
-    assert str(refused.value).startswith(
-        "Acrobot-v1 has obs float32[6], actions Discrete(3); the policy was trained with obs float32[4], actions "
-        "Discrete(2)."
-    )
 
 
 class Brittle(gym.Wrapper[Any, Any, Any, Any]):
