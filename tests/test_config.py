@@ -422,10 +422,9 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
         ", and reaches zero at 20,480 steps instead of 10,240",
     )
     assert note == f"{rises}learning rate rises from 0.000125 to 0.000188{reaches}"
-    before, longer = (
-        config(anneal_lr=False, anneal_clip=True, anneal_ent=True, total_timesteps=n) for n in (10240, 20480)
-    )
-    [note] = changes_on_resume(resolved(before), longer, Path("c"), 5)
+    annealing = {"anneal_lr": False, "anneal_clip": True, "anneal_ent": True}
+    half, whole = (config(total_timesteps=steps, **annealing) for steps in (10240, 20480))
+    [note] = changes_on_resume(resolved(half), whole, Path("c"), 5)
     both = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
     assert note == rises + both + reaches
     before = resolved(config(anneal_lr=False, total_timesteps=10240))

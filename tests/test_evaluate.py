@@ -206,10 +206,6 @@ def test_an_exception_of_the_environment_carries_its_traceback(where: str, words
 # ------------------------------------------------------------------ windows
 
 
-def without_render_mode() -> gym.Env[Any, Any]:
-    return cartpole()
-
-
 def ignores_render_mode(**kwargs: Any) -> gym.Env[Any, Any]:
     return cartpole()
 
@@ -240,7 +236,7 @@ def test_an_environment_must_take_render_mode_to_be_shown(
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     for factory, words in (
-        (without_render_mode, "does not take it (TypeError: "),
+        (lambda: cartpole(), "does not take it (TypeError: "),  # noqa: PLW0108
         (ignores_render_mode, "returned an environment without it"),
     ):
         with pytest.raises(ConfigError) as refused:

@@ -82,8 +82,8 @@ def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: P
 
 
 def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
-    residual = {"model": models.Residual, "model_kwargs": {"blocks": 2}}
-    for number, changes in enumerate(({"model_kwargs": {"units": 13}}, residual, {"seed": 2})):
+    others: list[dict[str, Any]] = [{"model_kwargs": {"units": 13}}, {"seed": 2}]
+    for number, changes in enumerate([*others, {"model": models.Residual, "model_kwargs": {"blocks": 2}}]):
         other = dppo.train(settings(tmp_path / str(number), **changes))
         assert other.weights_sha256 != trained.weights_sha256
         assert other.iterations == ITERATIONS
@@ -118,7 +118,12 @@ def test_the_command_line_trains_and_resumes_it(
 
 
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
-    for changes in ({"model": None, "model_kwargs": {}}, {"model": models.Residual}, {"model_kwargs": {}}):
+    others: list[dict[str, Any]] = [
+        {"model": None, "model_kwargs": {}},
+        {"model": models.Residual},
+        {"model_kwargs": {}},
+    ]
+    for changes in others:
         with pytest.raises(ConfigError, match=r"^model(_kwargs)?=.* was made with "):
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
