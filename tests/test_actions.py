@@ -30,9 +30,6 @@ def masked(source: str, **world: Any) -> dict[str, Any]:
     return {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": source, **world}, "action_mask": SOURCES[source]}
 
 
-# ------------------------------------------------------------------ every kind of space
-
-
 @pytest.mark.parametrize("kind", SPACES)
 def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> None:
     """The environment raises if an action is not in its space."""
@@ -108,9 +105,6 @@ def test_settings_that_do_not_fit_the_actions_are_refused(
         dppo.train(small(tmp_path / "run", **{"env_id": "CartPole-v1"} | changes))
     for word in words:
         assert word in str(caught.value)
-
-
-# ------------------------------------------------------------------ masks
 
 
 @each_source
@@ -212,9 +206,6 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     assert (list(read.leaves()), read.mask) == (["at"], None)
     result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method")))
     assert dppo.load_policy(result.run_dir).weights.size == 2 * (2 * 64 + 64 + 64 * 64 + 64) + 65 * 4 + 65
-
-
-# ------------------------------------------------------------------ acting equals learning
 
 
 @pytest.mark.parametrize("world", [*SPACES, *SOURCES])

@@ -75,9 +75,6 @@ class Recording(gym.Wrapper[Any, Any, Any, Any]):
         super().close()
 
 
-# ------------------------------------------------------------------ what is played
-
-
 def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -> None:
     env = Recording()
     found = dppo.evaluate(trained, env, episodes=4)
@@ -147,9 +144,6 @@ def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_func
     assert len(dppo.evaluate(result.run_dir, cartpole, 3).returns) == 3
 
 
-# ------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -203,9 +197,6 @@ def test_an_exception_of_the_environment_carries_its_traceback(where: str, words
     assert 'raise ValueError("no licence")' in raised.value.remote_traceback
 
 
-# ------------------------------------------------------------------ windows
-
-
 def ignores_render_mode(**kwargs: Any) -> gym.Env[Any, Any]:
     return cartpole()
 
@@ -247,9 +238,6 @@ def test_an_environment_must_take_render_mode_to_be_shown(
     assert dppo.evaluate(trained, ignores_render_mode, 1, env_kwargs={"render_mode": None}, render=True).returns
     with pytest.raises(ConfigError, match="already made"):
         dppo.evaluate(trained, cartpole(), render=True)
-
-
-# ------------------------------------------------------------------ short texts
 
 
 def test_an_evaluation_shows_its_summary(trained: dppo.Result) -> None:
