@@ -191,8 +191,11 @@ def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None
     config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
     with Notes() as notes, pytest.raises(ClusterError) as stopped:
         dppo.train(config)
-    words = r"actor 0 \(samplers 0, 1, 2, 3\) died(?s:.*)replaced 2 times in a row(?s:.*)"
-    assert re.search(words + "max_actor_restarts=2(?s:.*)num_actors=0", str(stopped.value))
+    said = str(stopped.value)
+    assert re.search(r"actor 0 \(samplers 0, 1, 2, 3\) died", said)
+    assert "replaced 2 times in a row" in said
+    assert "max_actor_restarts=2" in said
+    assert "num_actors=0" in said
     # A busy machine may log other lines as well, such as "waiting for ...".
     replacements = [note.partition("; replaced")[2] for note in notes.texts if "; replaced" in note]
     assert replacements == ["", " in 1 s"]
@@ -202,8 +205,10 @@ def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_simulator_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5)
-    with pytest.raises(ClusterError, match=r"(?s)actor 0.*segment_timeout_s=5"):
+    with pytest.raises(ClusterError) as stopped:
         dppo.train(config)
+    assert "segment_timeout_s=5" in str(stopped.value)
+    assert "actor 0" in str(stopped.value)
     wait_until(lambda: not actors_of_this_process())
 
 
