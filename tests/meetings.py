@@ -34,9 +34,6 @@ class OwnOrders:
         return np.concatenate([part for minibatch in zip(*parts, strict=True) for part in minibatch])
 
 
-# ------------------------------------------------------------------ threads
-
-
 class Meeting:
     """Ranks that are threads of this process."""
 
@@ -87,9 +84,6 @@ class _ThreadRank:
 
     def gather(self, tensor: Tensor) -> Tensor:
         return self._meeting.exchange(self.rank, tensor)
-
-
-# ------------------------------------------------------------------ processes
 
 
 class Processes:

@@ -207,9 +207,6 @@ def test_a_checkpoint_is_never_unpickled() -> None:
     assert users <= {"cluster.wire"}  # it unpickles only messages from processes of the same run
 
 
-# ------------------------------------------------------------------------------------ documentation
-
-
 def public_definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
@@ -229,9 +226,6 @@ def test_public_names_of_the_package_exist_and_are_documented() -> None:
         assert getattr(dppo, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = dppo.nonsense
-
-
-# --------------------------------------------------------------------------------- loaded libraries
 
 
 # Statements, and the libraries that they must not load. One process forks a child for each, so that Python starts once.

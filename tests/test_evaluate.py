@@ -75,9 +75,6 @@ class Recording(gym.Wrapper[Any, Any, Any, Any]):
         super().close()
 
 
-# ------------------------------------------------------------------ what is played
-
-
 def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -> None:
     env = Recording()
     found = dppo.evaluate(trained, env, episodes=4)
@@ -147,9 +144,6 @@ def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_func
     assert len(dppo.evaluate(result.run_dir, cartpole, 3).returns) == 3
 
 
-# ------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -175,12 +169,9 @@ def test_a_loaded_policy_needs_an_environment_and_a_made_environment_no_argument
 
 
 def test_other_spaces_are_refused(trained: dppo.Result) -> None:
-    with pytest.raises(CheckpointError) as refused:
+    words = r"^Acrobot-v1 has obs float32\[6\], actions Discrete\(3\); .* obs float32\[4\], actions Discrete\(2\)\."
+    with pytest.raises(CheckpointError, match=words):
         dppo.evaluate(trained, "Acrobot-v1")
-    assert str(refused.value).startswith(
-        "Acrobot-v1 has obs float32[6], actions Discrete(3); the policy was trained with obs float32[4], actions "
-        "Discrete(2)."
-    )
 
 
 class Brittle(gym.Wrapper[Any, Any, Any, Any]):
@@ -204,13 +195,6 @@ def test_an_exception_of_the_environment_carries_its_traceback(where: str, words
     assert str(raised.value).startswith(f"test_evaluate:Brittle: {words}")
     assert str(raised.value).count("ValueError: no licence") == 2
     assert 'raise ValueError("no licence")' in raised.value.remote_traceback
-
-
-# ------------------------------------------------------------------ windows
-
-
-def without_render_mode() -> gym.Env[Any, Any]:
-    return cartpole()
 
 
 def ignores_render_mode(**kwargs: Any) -> gym.Env[Any, Any]:
@@ -243,7 +227,7 @@ def test_an_environment_must_take_render_mode_to_be_shown(
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     for factory, words in (
-        (without_render_mode, "does not take it (TypeError: "),
+        (lambda: cartpole(), "does not take it (TypeError: "),  # noqa: PLW0108
         (ignores_render_mode, "returned an environment without it"),
     ):
         with pytest.raises(ConfigError) as refused:
@@ -254,9 +238,6 @@ def test_an_environment_must_take_render_mode_to_be_shown(
     assert dppo.evaluate(trained, ignores_render_mode, 1, env_kwargs={"render_mode": None}, render=True).returns
     with pytest.raises(ConfigError, match="already made"):
         dppo.evaluate(trained, cartpole(), render=True)
-
-
-# ------------------------------------------------------------------ short texts
 
 
 def test_an_evaluation_shows_its_summary(trained: dppo.Result) -> None:

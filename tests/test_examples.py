@@ -33,9 +33,6 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
             del sys.modules[name]
 
 
-# ------------------------------------------------------------------ as programs
-
-
 @pytest.mark.parametrize(
     ("name", "prints"),
     [
@@ -76,9 +73,6 @@ def test_the_cluster_example_continues_its_run(
     assert "2 CPUs, 2 actors, 512 steps" in out
     assert "2 CPUs, 2 actors, 1,024 steps" in out
     assert "iter_000002 at step 512" in out
-
-
-# ------------------------------------------------------------------ as environments
 
 
 def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:
@@ -126,9 +120,6 @@ def test_actors_make_the_episodes_of_a_socket_simulator_again(
     assert results[0].weights_sha256 == results[1].weights_sha256
 
 
-# ------------------------------------------------------------------ a simulator that calls back
-
-
 def simulator_threads() -> int:
     return threading.active_count()
 
@@ -174,8 +165,6 @@ def test_a_callback_simulator_that_hangs_times_out(example: Callable[[str], Any]
     env.timeout_s = 60.0
     env.close()
 
-
-# ------------------------------------------------------------------ a simulator behind a socket
 
 SERVER = """
 import socket, sys

@@ -18,8 +18,6 @@ from dppo.__main__ import main
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 
-# ------------------------------------------------------------------ learning and its rounding
-
 
 @pytest.mark.parametrize("kind", ["lstm", "own memory"])
 def test_pieces_of_minibatches_change_rounding_only(kind: str, run_of: RunOf, tmp_path: Path) -> None:
@@ -34,9 +32,6 @@ def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -
     rows = list(dppo.train(config).metrics)
     assert len(rows) == ITERATIONS
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 2e-5
-
-
-# ------------------------------------------------------------------ learning and playing
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +123,6 @@ def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: 
     assert any(words.partition("...")[2] in note for note in notes.texts if note.startswith("Network: "))
     memory = f"{changes['memory']} {changes.get('memory_size', 64)}"
     assert memory in repr(dppo.load_policy(result.run_dir))
-
-
-# ------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(

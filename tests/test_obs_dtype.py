@@ -124,9 +124,6 @@ def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
         dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))
 
 
-# ------------------------------------------------------------------ integers
-
-
 @pytest.mark.parametrize("nest", [False, True])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
 def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> None:

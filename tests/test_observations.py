@@ -37,9 +37,6 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     return small(run_dir, **{"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40} | changes)
 
 
-# ------------------------------------------------------------------ every kind of space
-
-
 @pytest.mark.parametrize(
     "kind", ["discrete", "many", "multidiscrete", "multibinary", "number", "grid", "one of", "tuple"]
 )
@@ -70,9 +67,6 @@ def test_every_kind_of_space_trains_and_plays(kind: str, tmp_path: Path) -> None
 def test_every_network_trains_and_is_loaded(changes: dict[str, Any], tmp_path: Path) -> None:
     result = dppo.train(tiny(tmp_path / "run", **changes))
     assert dppo.load_policy(result.run_dir).weights.size > 100
-
-
-# ------------------------------------------------------------------ playing
 
 
 @kinds
@@ -168,9 +162,6 @@ def test_eval_plays_it(kind: str, run_of: RunOf, capsys: pytest.CaptureFixture[s
 def test_eval_refuses_other_observations(run_of: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run_of("image").run_dir), "--env-id", "worlds.observed:Film"]) == 2
     assert "Use the environment of the run" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------ words
 
 
 @kinds

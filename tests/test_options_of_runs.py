@@ -178,8 +178,6 @@ def test_value_normalisation_alone_is_warned_of(norm_adv: bool, tmp_path: Path) 
     assert any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
 
 
-# ------------------------------------------------------------------ a part of the observation is normalised
-
 PARTS: dict[str, Any] = {
     "env_id": "worlds.observed:Everything", "drop_obs": ("mission", "robot.note", "camera"),
     "norm_obs_keys": ("robot",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from itertools import chain, count, repeat
@@ -81,12 +82,8 @@ def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: P
 
 
 def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
-    others: list[dict[str, Any]] = [
-        {"model_kwargs": {"units": 13}},
-        {"model": models.Residual, "model_kwargs": {"blocks": 2}},
-        {"seed": 2},
-    ]
-    for number, changes in enumerate(others):
+    others: list[dict[str, Any]] = [{"model_kwargs": {"units": 13}}, {"seed": 2}]
+    for number, changes in enumerate([*others, {"model": models.Residual, "model_kwargs": {"blocks": 2}}]):
         other = dppo.train(settings(tmp_path / str(number), **changes))
         assert other.weights_sha256 != trained.weights_sha256
         assert other.iterations == ITERATIONS
@@ -96,8 +93,7 @@ def test_a_resumed_run_gives_the_same_weights(trained: dppo.Result, tmp_path: Pa
     run = tmp_path / "run"
     stopped = dppo.train(settings(run), observers=[Recorder(interrupt_at=2)])
     assert stopped.iterations == 2
-    last = Recorder()
-    resumed = dppo.train(settings(run, model=models.Plain), resume=run, observers=[last])
+    resumed = dppo.train(settings(run, model=models.Plain), resume=run)
     assert resumed.weights_sha256 == trained.weights_sha256
 
 
@@ -248,11 +244,7 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
 def test_a_broken_contract_is_reported_before_training_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=f"worlds.models:{name}"))
-    text = str(caught.value)
-    assert text.startswith(f"model=worlds.models:{name}: ")
-    assert BROKEN[name] in text
-    assert text.endswith(".")
-    assert len(text.splitlines()) == 1
+    assert re.fullmatch(rf"model=worlds\.models:{name}: .*{re.escape(BROKEN[name])}.*\.", str(caught.value)), "one line"
     assert not (tmp_path / "run").exists()
 
 
@@ -265,10 +257,7 @@ def test_every_broken_network_is_tested() -> None:
     ("model", "words"),
     [
         ("Plain", "is not of the form module:Class. Add the name of the module that defines the class"),
-        (
-            "no_such_module:Net",
-            "importing no_such_module failed: ModuleNotFoundError: No module named 'no_such_module'",
-        ),
+        ("no_such_module:Net", "importing no_such_module failed: ModuleNotFoundError: No module named"),
         (lambda spaces, head_size: None, "is not a subclass of torch.nn.Module"),
     ],
     ids=["no module", "not there", "a function"],
@@ -303,10 +292,9 @@ def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
 
 
 def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_session: None) -> None:
-    with pytest.raises(ConfigError) as caught:
+    where = r"\Amodel=worlds.models:WideHead: forward\(obs\), with obs of shape \(3, 4\).*\Z"
+    with pytest.raises(ConfigError, match=where):
         dppo.train(cartpole(tmp_path / "run", model=models.WideHead, num_actors=2))
-    assert str(caught.value).startswith("model=worlds.models:WideHead: forward(obs), with obs of shape (3, 4)")
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
@@ -320,11 +308,7 @@ def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
     model = "only_here:Net" if given == "name" else here.Net
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=model, num_actors=2))
-    text = str(caught.value)
-    assert text.startswith("model")
-    assert "No module named 'only_here'" in text
-    assert "importable" in text
-    assert len(text.splitlines()) == 1
+    assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), "one line"
 
 
 # ------------------------------------------------------------------ images, and torch's default dtype

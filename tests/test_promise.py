@@ -213,9 +213,6 @@ def test_segments_lost_before_the_update_are_collected_again(
     assert "lost on their way; they are collected again" in notes.texts
 
 
-# ------------------------------------------------------------------ overlap
-
-
 @pytest.fixture(scope="module")
 def overlapped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the weights of an uninterrupted run in this process with `overlap`, by case."""

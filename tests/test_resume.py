@@ -172,9 +172,6 @@ def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(whole: Pa
         assert weights(tmp_path / "run") == weights(whole)
 
 
-# ------------------------------------------------------------------ branches
-
-
 def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 

@@ -98,10 +98,7 @@ def test_a_stop_saves_at_once_and_the_run_can_be_resumed(
     num_actors: int, number: int, code: int, tmp_path: Path, undisturbed: np.ndarray
 ) -> None:
     with busy_command(tmp_path, num_actors) as command:
-        if number == signal.SIGINT:
-            command.press_ctrl_c()
-        else:
-            command.send(number)
+        command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
         assert command.wait(SOON_S) == code
         command.leaves_nothing_within(GONE_S)
         assert f"Stopped by {signal.Signals(number).name}" in command.out

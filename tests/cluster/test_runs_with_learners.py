@@ -140,9 +140,6 @@ def test_the_number_of_actors_does_not_change_the_weights_of_four_learners(tmp_p
     assert len({dppo.train(config).weights_sha256 for config in four}) == 1
 
 
-# ------------------------------------------------------------------ memory of the driver
-
-
 def peak_growth_mb(work: Callable[[], object]) -> float:
     """Return the peak growth of this process's memory in MiB, including shared pages that it touched."""
 

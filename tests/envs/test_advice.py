@@ -83,8 +83,6 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
         group.step(actions, obs, rewards, terminated, truncated, log)
 
 
-# ------------------------------------------------------------------ observations
-
 ODD = {
     "a mission": (spaces.Dict(image=PIXELS, mission=Mission(), where=FOUR), "mission", ["image", "where"]),
     "a text in a tuple": (spaces.Tuple([spaces.Text(5), FOUR, spaces.Discrete(3)]), "0", ["1", "2"]),
@@ -120,8 +118,6 @@ def test_observations_without_any_numbers_need_a_function_that_encodes_them(spac
     encoded = wrapped_as_advised(message, env=env, encode=lambda obs: np.ones(3, np.float32), n=3)
     play(encoded)
 
-
-# ------------------------------------------------------------------ actions
 
 ARMS = spaces.Box(-2, 2, (2,), np.float32)
 REAL: dict[str, gym.Space[Any]] = {

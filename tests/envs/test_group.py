@@ -23,8 +23,6 @@ from dppo.envs.group import EnvGroup
 from dppo.ppo.exchange.records import SamplerCarry
 from dppo.streams import Stream
 
-# ----------------------------------------------------------------------------------------- stepping
-
 
 def test_a_done_environment_is_reset_in_the_same_step() -> None:
     stepper = started(Counting(truncate_after=2), Counting(terminate_after=3), Counting())
@@ -109,9 +107,6 @@ def test_an_environment_may_reuse_its_array() -> None:
     assert stepper.obs.tolist() == [[0, 0]]
 
 
-# ------------------------------------------------------------------------------------ actions
-
-
 def test_discrete_actions_are_numbered_from_the_start_of_the_space() -> None:
     env = Scripted(actions=gym.spaces.Discrete(3, start=-1))
     stepper = started(env)
@@ -136,9 +131,6 @@ def test_box_actions_are_clipped_shaped_and_cast() -> None:
 def test_float_observations_become_float32_and_integers_keep_their_dtype() -> None:
     assert started(Scripted(space=gym.spaces.Box(-1, 1, (2,), np.float64))).obs.dtype == np.float32
     assert started(Scripted(space=gym.spaces.Box(0, 255, (2, 2), np.uint8))).obs.dtype == np.uint8
-
-
-# ------------------------------------------------------------------------------------------ replay
 
 
 def carried(group: EnvGroup) -> SamplerCarry:

@@ -22,8 +22,6 @@ from dppo.ppo.exchange.records import EnvLog, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves
 
-# ----------------------------------------------------------------------------------------- packing
-
 
 def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     pack = packer(dtype_of(spaces.Box(-1, 1, (2,), np.float64)))
@@ -120,9 +118,6 @@ def test_a_fault_names_place_and_leaf() -> None:
         EnvironmentFault, match=r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation"
     ):
         group.step(np.zeros(2, np.int64), obs, np.empty(2), np.empty(2, bool), np.empty(2, bool), EnvLog())
-
-
-# ------------------------------------------------------- segments, ledger, wire, batch of many leaves
 
 
 def snapshots() -> list[PolicySnapshot]:

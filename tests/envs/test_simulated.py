@@ -47,9 +47,6 @@ def rollout(env: gymnasium.Env[Any, Any], seed: int, steps: int = 60) -> list[tu
     return said
 
 
-# ---------------------------------------------------------------------------------------------- slow
-
-
 def test_slow_cartpole_differs_from_cartpole_in_time_only() -> None:
     slow = gymnasium.make(SLOW, step_s=1e-5, reset_s=1e-5)
     assert rollout(slow, seed=3) == rollout(gymnasium.make("CartPole-v1"), seed=3)

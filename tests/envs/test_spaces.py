@@ -20,8 +20,6 @@ from dppo.errors import ConfigError
 from dppo.spaces.actions import BoxActions, DiscreteActions
 from dppo.spaces.spaces import Categories, dtype_as_json, dtype_from_json, is_image, leaves
 
-# ------------------------------------------------------------------------------------------ dtypes
-
 
 @pytest.mark.parametrize(
     ("space", "dtype", "shape"),
@@ -99,9 +97,6 @@ def test_a_dtype_survives_json_and_pickle(obs: np.dtype[Any]) -> None:
     assert back == pickle.loads(pickle.dumps(obs)) == obs
     assert np.empty(3, back).shape == np.empty(3, obs).shape
     assert back.itemsize == obs.itemsize
-
-
-# ----------------------------------------------------------------------------- supported spaces
 
 
 class Shaped(gym.Env[Any, Any]):

@@ -28,9 +28,6 @@ def parts(choices: MultiCategorical, head: np.ndarray) -> list[np.ndarray]:
     return np.split(head, np.cumsum(choices.counts)[:-1], axis=-1)
 
 
-# ------------------------------------------------------------------ several choices
-
-
 @both
 def test_several_choices_are_scored_as_torch_does(choices: MultiCategorical) -> None:
     head = heads(30, choices.head_size)
@@ -71,9 +68,6 @@ def test_gradients_of_several_choices_are_those_of_each(choices: MultiCategorica
     ]
     expected = torch.cat([one.gradients(by_logprobs, by_entropies) for one in each], dim=1)
     np.testing.assert_allclose(whole, expected, atol=1e-12)
-
-
-# ------------------------------------------------------------------ squashed
 
 
 def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
@@ -118,9 +112,6 @@ def test_a_squashed_variable_far_outside_scores_finitely() -> None:
     assert np.isfinite(squashed.log_prob(head, far)).all()
     assert torch.isfinite(found.logprobs).all()
     assert torch.isfinite(found.gradients(found.logprobs, found.entropies)).all()
-
-
-# ------------------------------------------------------------------ masks
 
 
 @pytest.mark.parametrize("distribution", [Categorical(6), MultiCategorical((2, 4))], ids=["one", "several"])

@@ -21,9 +21,6 @@ def heads(rows: int, size: int, dtype: str = "float64") -> np.ndarray:
     return (np.random.default_rng(7).normal(size=(rows, size)) * 3).astype(dtype)
 
 
-# ---------------------------------------------------------------------------------------- categorical
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 def test_categorical_scores_as_torch_does(dtype: str, tolerance: float) -> None:
     head = heads(50, 6, dtype)
@@ -74,9 +71,6 @@ def test_categorical_mode_is_the_most_likely_choice() -> None:
     np.testing.assert_array_equal(Categorical(5).sample(head, np.zeros_like(head)), Categorical(5).mode(head))
 
 
-# ------------------------------------------------------------------------------------------- gaussian
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 def test_gaussian_scores_as_torch_does(dtype: str, tolerance: float) -> None:
     mean, actions = heads(50, 3, dtype), heads(51, 3, dtype)[1:]
@@ -113,8 +107,6 @@ def test_gaussian_samples_have_the_mean_and_deviation_asked_for() -> None:
 def test_gaussian_mode_is_the_mean() -> None:
     np.testing.assert_array_equal(DiagonalGaussian(3).mode(heads(4, 6)), heads(4, 6)[:, :3])
 
-
-# ----------------------------------------------------------------------------------------------- joint
 
 MIXED = Joint((Categorical(3), DiagonalGaussian(2), Categorical(4)))
 CHOICES = Joint((Categorical(3), Categorical(2)))
@@ -170,8 +162,6 @@ def test_joint_gradients_are_those_of_its_parts() -> None:
     expected = torch.cat([first, second[:, :2], third, second[:, 2:]], dim=1)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
-
-# -------------------------------------------------------------------------------------------- all kinds
 
 KINDS: dict[str, Distribution] = {
     "categorical": Categorical(4),

@@ -98,9 +98,6 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
             assert not array.any()
 
 
-# ------------------------------------------------------------------ encoders
-
-
 def test_one_hot_codes_have_a_column_for_each_category() -> None:
     encoder = OneHot(Categories((3, 2), (-1, 5)))
     leaf = torch.tensor([[-1.0, 5.0], [1.0, 6.0], [0.0, 9.0]])
@@ -179,9 +176,6 @@ def test_a_flattened_image_is_divided_by_255() -> None:
     assert Flatten(())(torch.tensor([3.0, 4.0])).tolist() == [[3], [4]]
 
 
-# ------------------------------------------------------------------ the batch and the normaliser
-
-
 def test_images_stay_bytes_in_segment_and_batch() -> None:
     for kind, name in (("impala", None), ("everything", "camera")):
         samplers, trainer = parts_of(config_of(kind), 1)
@@ -229,9 +223,6 @@ def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], word
     with pytest.raises(ConfigError) as caught:
         described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=keys)
     assert words in str(caught.value)
-
-
-# ------------------------------------------------------------------ the choice
 
 
 def described(space: Any, **more: Any) -> Spaces:

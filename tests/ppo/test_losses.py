@@ -22,9 +22,6 @@ def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=rows) * scale)
 
 
-# --------------------------------------------------------------------------------------------- policy
-
-
 def test_policy_loss_equals_the_formula_row_by_row() -> None:
     ratio, advantages, c = normal(200, 1, 0.3).exp(), normal(200, 2), 0.2
     surrogates = []
@@ -84,9 +81,6 @@ def test_policy_loss_never_rewards_more_than_the_unclipped_surrogate() -> None:
     assert losses.policy_loss(ratio, advantages, 0.1)[0] >= -(ratio * advantages).mean()
 
 
-# ---------------------------------------------------------------------------------------------- value
-
-
 def test_value_loss_is_half_the_mean_squared_error() -> None:
     loss, gradient = losses.value_loss(tensor(1, 2, 3), tensor(2, 2, 0))
     assert loss.item() == pytest.approx(0.5 * (1 + 0 + 9) / 3)
@@ -133,9 +127,6 @@ def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.d
     np.testing.assert_allclose(gradient, values.grad, rtol=1e-3, atol=1e-8)
     if moved == 0.01:
         assert (gradient != 0).all()
-
-
-# ---------------------------------------------------------------------------------------- diagnostics
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20))

@@ -175,9 +175,6 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-# ------------------------------------------------------------------ the contract
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [

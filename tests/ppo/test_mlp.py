@@ -73,9 +73,6 @@ def test_weights_of_another_network_are_refused() -> None:
         spec.flatten(named | {"policy.0.weight": named["policy.0.weight"].T})
 
 
-# ------------------------------------------------------------------------------------- initial weights
-
-
 @ACTIONS
 @pytest.mark.parametrize("hidden_sizes", [(32,), (8, 64, 16)], ids=str)
 def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(
@@ -116,9 +113,6 @@ def test_global_generator_is_neither_used_nor_changed() -> None:
     for name in one:
         np.testing.assert_array_equal(one[name], two[name])
     assert not np.array_equal(one["policy.0.weight"], other["policy.0.weight"])
-
-
-# ---------------------------------------------------------------------------------------- flat vector
 
 
 def loss_of(model: MLP, obs: torch.Tensor) -> torch.Tensor:

@@ -276,17 +276,9 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
         return float(first.model.values(torch.from_numpy(x)[None])[0])
 
     anew = [slow_advantages(one, after, value) for one, after in zip(segments, led_to, strict=True)]
-    swapped = make_batch(  # rows in the order of the batch
-        [
-            dataclasses.replace(one, logprobs=advantages, values=returns)
-            for one, (advantages, returns) in zip(segments, anew, strict=True)
-        ],
-        obs_scale,
-        None,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        sequence_length=length,
-    )
+    both_anew = [dataclasses.replace(one, logprobs=a, values=r) for one, (a, r) in zip(segments, anew, strict=True)]
+    discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}  # rows in the order of the batch
+    swapped = make_batch(both_anew, obs_scale, None, sequence_length=length, **discounts)
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), 1e-2, order)
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)

@@ -92,9 +92,6 @@ def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
     assert exact["losses/value_loss"] != lower["losses/value_loss"]
 
 
-# ------------------------------------------------------------------ refusals
-
-
 def test_float64_and_the_mlp_are_refused() -> None:
     with pytest.raises(ConfigError, match="precision=bfloat16 has no effect: dtype=float64"):
         config_of("nature", precision="bfloat16", dtype="float64")
@@ -122,9 +119,6 @@ def test_the_instructions_are_those_that_torch_finds(
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert precision.cpu_has_bfloat16() is has
-
-
-# ------------------------------------------------------------------ convolutions over blocks
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -111,9 +111,6 @@ def test_the_recurrence_is_not_computed_in_lower_precision() -> None:
     assert torch.equal(outputs, expected)
 
 
-# ------------------------------------------------------------------ in NumPy
-
-
 @kinds
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_cells_in_numpy_are_those_of_torch(kind: str, dtype: str) -> None:

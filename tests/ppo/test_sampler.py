@@ -39,9 +39,6 @@ def column(array: np.ndarray, env: int = 0) -> list[Any]:
     return result
 
 
-# ---------------------------------------------------------------------------------------- alignment
-
-
 def test_rows_are_aligned_within_an_episode() -> None:
     report, segment = collect_counting(num_steps=5)[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
@@ -134,9 +131,6 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert [(episode.env, episode.index) for episode in report.episodes] == [(1, 0), (2, 0), (1, 1), (3, 0)]
 
 
-# ------------------------------------------------------------------------------------------ reports
-
-
 def test_episodes_that_span_segments_are_reported_once_with_all_their_rewards() -> None:
     collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}])
     rewards = [reward for _, segment in collected for reward in column(segment.rewards)]
@@ -182,9 +176,6 @@ def test_nothing_is_reported_for_normalisers_that_are_off() -> None:
     report, _ = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
     assert report.statistics.obs is None
     assert report.statistics.returns is None
-
-
-# ---------------------------------------------------------------------------- ownership and replay
 
 
 def limited(make: Callable[[], gym.Env[Any, Any]], steps: int, envs: int = 2) -> MakeEnvs:
@@ -270,9 +261,6 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
 
 def telling_free(spec: Any) -> PolicySnapshot:
     return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
-
-
-# ------------------------------------------------------------------------------- several together
 
 
 def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:

@@ -99,18 +99,9 @@ def slow_update(
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"clip_vloss": True},
-        {"norm_adv": False},
-        {"max_grad_norm": 1e-3},
-        {"max_grad_norm": 1e6},
-        {"ent_coef": 0.0, "vf_coef": 2.0},
-        {"minibatches": 7},
-        {"minibatches": 1},
-        {"micro_batch_size": 5},
-        {"micro_batch_size": 1, "clip_vloss": True},
-        {"micro_batch_size": 1000},
-        {"target_kl": 1e-4},
+        *({}, {"clip_vloss": True}, {"norm_adv": False}, {"max_grad_norm": 1e-3}, {"max_grad_norm": 1e6}),
+        *({"ent_coef": 0.0, "vf_coef": 2.0}, {"minibatches": 7}, {"minibatches": 1}, {"micro_batch_size": 5}),
+        *({"micro_batch_size": 1, "clip_vloss": True}, {"micro_batch_size": 1000}, {"target_kl": 1e-4}),
         {"clip_coef": 0.05, "update_epochs": 1},
     ],
     ids=str,
@@ -151,13 +142,8 @@ def some_weights(rows: int, share: float) -> Tensor:
     return torch.from_numpy((np.random.default_rng(8).random(rows) < share).astype(np.float64))
 
 
-WEIGHED = [
-    {},
-    {"clip_vloss": True, "norm_adv": False},
-    {"micro_batch_size": 3, "minibatches": 3},
-    {"target_kl": 1e-4},
-    {"ent_coef": 0.3, "vf_coef": 2.0, "minibatches": 1},
-]
+WEIGHED: list[dict[str, Any]] = [{}, {"clip_vloss": True, "norm_adv": False}, {"micro_batch_size": 3, "minibatches": 3}]
+WEIGHED += [{"target_kl": 1e-4}, {"ent_coef": 0.3, "vf_coef": 2.0, "minibatches": 1}]
 
 
 @ACTIONS
@@ -317,11 +303,10 @@ def test_figures_are_means_over_the_minibatches() -> None:
     logprobs, entropy, values = evaluate(trainer, batch.obs, batch.actions)
     log_ratio = (logprobs - batch.logprobs).numpy()
     found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
-    assert found["entropy"] == pytest.approx(float(entropy))
-    assert found["value_loss"] == pytest.approx(float(0.5 * (values - batch.returns).square().mean()))
-    assert found["old_approx_kl"] == pytest.approx(float(-log_ratio.mean()))
-    assert found["approx_kl"] == pytest.approx(float((np.exp(log_ratio) - 1 - log_ratio).mean()))
-    assert found["clipfrac"] == pytest.approx(float((np.abs(np.exp(log_ratio) - 1) > 0.2).mean()))
+    expected = {"entropy": float(entropy), "value_loss": float(0.5 * (values - batch.returns).square().mean())}
+    expected |= {"old_approx_kl": -log_ratio.mean(), "approx_kl": (np.exp(log_ratio) - 1 - log_ratio).mean()}
+    expected |= {"clipfrac": (np.abs(np.exp(log_ratio) - 1) > 0.2).mean()}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert 0 < found["clipfrac"] < 1
     two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
     means = two.update(batch, 1e-12, np.random.default_rng(0)).figures  # no weight moves: halves of 25 rows each
@@ -329,12 +314,10 @@ def test_figures_are_means_over_the_minibatches() -> None:
         assert means[name] == pytest.approx(found[name], rel=1e-6), name
 
 
-@pytest.mark.parametrize(
-    ("values", "explained"),
-    [
-        ("equal", 1), ("shifted", 1), ("constant", 0), ("opposite", -3), ("of constant returns", math.nan),
-    ],
-)  # fmt: skip
+EXPLAINED = {"equal": 1, "shifted": 1, "constant": 0, "opposite": -3, "of constant returns": math.nan}
+
+
+@pytest.mark.parametrize(("values", "explained"), EXPLAINED.items())
 def test_explained_variance(values: str, explained: float) -> None:
     trainer = make_trainer()
     batch = random_batch(trainer)

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import pickle
+import re
 import shutil
 import socket
 import stat
@@ -53,24 +54,17 @@ def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tupl
     assert back.flags.writeable
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12.0).reshape(3, 4).T,
-        np.arange(12)[::-2],
-        np.arange(6, dtype=">i4"),
-        np.broadcast_to(np.float32(7), (2, 2)),
-    ],
-)
-def test_strided_and_foreign_arrays_are_stored_by_value(tmp_path: Path, array: np.ndarray) -> None:
-    path = save(tmp_path, 1, Checkpoint({"samplers": {"x": array}}, {}), keep=1, score=None)
-    np.testing.assert_array_equal(load(path).arrays["samplers"]["x"], array, strict=False)
+STRIDED = {"strides": np.arange(12.0).reshape(3, 4).T, "steps": np.arange(12)[::-2], "order": np.arange(6, dtype=">i4")}
+BITS = {"repeated": np.broadcast_to(np.float32(7), (2, 2)), "nan": np.array([np.nan, -0.0, np.inf, 5e-324])}
 
 
-def test_nan_payloads_and_negative_zero_survive(tmp_path: Path) -> None:
-    array = np.array([np.nan, -0.0, np.inf, 5e-324])
-    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, {}), keep=1, score=None)
-    assert load(path).arrays["model"]["x"].tobytes() == array.tobytes()
+def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, Checkpoint({"samplers": STRIDED | BITS}, {}), keep=1, score=None)
+    for name, back in load(path).arrays["samplers"].items():
+        array = (STRIDED | BITS)[name]
+        assert (back.shape, back.tobytes()) == (array.shape, array.astype(array.dtype.newbyteorder("=")).tobytes()), (
+            name
+        )
 
 
 def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
@@ -78,10 +72,7 @@ def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
     arrays = {stem: {"a": np.full(2, i), "b.c": np.ones(1)} for i, stem in enumerate(["model", "optimizer"])}
     back = load(save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None))
     assert back.state == state
-    assert {stem: sorted(named) for stem, named in back.arrays.items()} == {
-        "model": ["a", "b.c"],
-        "optimizer": ["a", "b.c"],
-    }
+    assert {stem: sorted(named) for stem, named in back.arrays.items()} == {stem: ["a", "b.c"] for stem in arrays}
     assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {"x": math.nan}), keep=1, score=None)).state["x"])
 
 
@@ -114,16 +105,9 @@ def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
         save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
-    assert names(tmp_path) == [
-        "best.json",
-        "iter_000004.safetensors",
-        "iter_000007.safetensors",
-        "iter_000008.safetensors",
-    ]
-    best = json.loads((tmp_path / "best.json").read_text())
-    assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}, (
-        "the newer of two with the same score"
-    )
+    assert names(tmp_path) == ["best.json", *(f"iter_00000{iteration}.safetensors" for iteration in (4, 7, 8))]
+    best = json.loads((tmp_path / "best.json").read_text())  # the newer of two with the same score
+    assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}
     assert find(tmp_path).path.name == "iter_000008.safetensors"
 
 
@@ -247,25 +231,11 @@ class FaultyDisk(Disk):
                 path.unlink(missing_ok=True)
 
 
-def before_nothing(folder: Path) -> None:
-    pass
-
-
-def before_older(folder: Path) -> None:
-    save(folder, 1, small(OLD), keep=1, score=1.0)
-
-
-def before_same(folder: Path) -> None:
-    save(folder, 2, small(OLD), keep=1, score=1.0)
-
-
-def before_later(folder: Path) -> None:
-    """The run is resumed from an older checkpoint."""
-    save(folder, 9, small(OLD), keep=1, score=None)
+had_before = pytest.mark.parametrize("old", [0, 1, 2, 9])  # the iteration of an old checkpoint; 0: there is none
 
 
 def faulty_saves(
-    tmp_path: Path, prepare: Callable[[Path], None], fault: BaseException, lasting: bool
+    tmp_path: Path, old: int, fault: BaseException, lasting: bool
 ) -> list[tuple[Path, FaultyDisk, BaseException | None]]:
     """Save a new checkpoint once for each operation that can fail, and once without a fault."""
     attempts: list[tuple[Path, FaultyDisk, BaseException | None]] = []
@@ -273,11 +243,13 @@ def faulty_saves(
         root = tmp_path / str(len(attempts) + 1)
         folder, graveyard = root / "checkpoints", root / "graveyard"
         graveyard.mkdir(parents=True)
-        prepare(folder)
+        score = None if old == 9 else 2.0  # a run resumed from a checkpoint before 9 has no score yet
+        if old:
+            save(folder, old, small(OLD), keep=1, score=score and 1.0)
         disk = FaultyDisk(graveyard, len(attempts) + 1, fault, lasting=lasting)
         raised: BaseException | None = None
         try:
-            save(folder, 2, small(NEW), keep=1, score=None if prepare is before_later else 2.0, disk=disk)
+            save(folder, 2, small(NEW), keep=1, score=score, disk=disk)
         except (CheckpointError, Killed) as error:
             raised = error
         attempts.append((folder, disk, raised))
@@ -285,15 +257,15 @@ def faulty_saves(
     return attempts
 
 
-def assert_old_or_new(folder: Path, had_old: bool) -> str | None:
-    if not had_old and not any(path.name.startswith("iter_") for path in folder.glob("*")):
+def assert_old_or_new(folder: Path, old: int) -> str | None:
+    if not old and not any(path.name.startswith("iter_") for path in folder.glob("*")):
         return None
     found = find(folder)
     assert not found.damaged
     if (folder / "best.json").exists():
         json.loads((folder / "best.json").read_text())
     text = text_of(found.path)
-    assert text == NEW or (had_old and text == OLD)
+    assert text == NEW or (old and text == OLD)
     return text
 
 
@@ -305,41 +277,36 @@ def assert_usable_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lose_names", [False, True])
-@pytest.mark.parametrize("prepare", [before_nothing, before_older, before_same, before_later])
+@had_before
 def test_a_kill_or_power_cut_at_any_moment_leaves_the_old_or_the_new_one(
-    tmp_path: Path, prepare: Callable[[Path], None], lose_names: bool
+    tmp_path: Path, old: int, lose_names: bool
 ) -> None:
-    had_old = prepare is not before_nothing
     seen = []
-    attempts = faulty_saves(tmp_path, prepare, Killed(), lasting=True)
+    attempts = faulty_saves(tmp_path, old, Killed(), lasting=True)
     assert len(attempts) >= 6
     for folder, disk, raised in attempts:
         disk.power_cut(lose_names=lose_names)
-        seen.append(assert_old_or_new(folder, had_old))
+        seen.append(assert_old_or_new(folder, old))
         if raised is None:
             assert seen[-1] == NEW, "a checkpoint survives a power cut once save() has returned"
         assert_usable_again(folder)
-    assert seen[0] == (OLD if had_old else None)
+    assert seen[0] == (OLD if old else None)
     assert seen == sorted(seen, key=lambda text: text == NEW), "the new one stays once it exists"
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-@pytest.mark.parametrize("prepare", [before_nothing, before_older, before_same, before_later])
-def test_a_full_disk_is_an_error_and_leaves_the_old_or_the_new_one(
-    tmp_path: Path, prepare: Callable[[Path], None], lasting: bool
-) -> None:
-    had_old = prepare is not before_nothing
+@had_before
+def test_a_full_disk_is_an_error_and_leaves_the_old_or_the_new_one(tmp_path: Path, old: int, lasting: bool) -> None:
     fault = OSError(errno.ENOSPC, "No space left on device")
     written = []
-    for folder, _, raised in faulty_saves(tmp_path, prepare, fault, lasting):
-        text = assert_old_or_new(folder, had_old) if folder.exists() else None
+    for folder, _, raised in faulty_saves(tmp_path, old, fault, lasting):
+        text = assert_old_or_new(folder, old) if folder.exists() else None
         written.append(raised is None)
         if raised is None:
             assert text == NEW
         else:
             assert isinstance(raised, CheckpointNotWritten)
-            assert "No space left on device." in str(raised)
-            assert "Free some disk space." in str(raised)
+            assert re.search(r"No space left on device\.\n.* Free some disk space\.", str(raised))
             if not lasting:
                 assert not list(folder.glob(".tmp-*")), "the temporary file is removed"
         assert_usable_again(folder)
@@ -381,12 +348,8 @@ def test_an_old_checkpoint_that_cannot_be_deleted_does_not_stop_checkpointing(
     for iteration in range(1, 6):
         save(tmp_path, iteration, small(str(iteration)), keep=2, score=None, disk=disk)
         assert text_of(find(tmp_path).path) == str(iteration)
-    assert names(tmp_path) == [
-        ".tmp-x-another-host-8",
-        "iter_000001.safetensors",
-        "iter_000004.safetensors",
-        "iter_000005.safetensors",
-    ]
+    kept = (f"iter_00000{iteration}.safetensors" for iteration in (1, 4, 5))
+    assert names(tmp_path) == [".tmp-x-another-host-8", *kept]
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2, "once for each file, not with each checkpoint"
     assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in logged[1]
@@ -470,9 +433,7 @@ def test_the_error_names_expected_and_found_content(tmp_path: Path, damage: str)
     with pytest.raises(CheckpointError) as caught:
         load(path)
     first, second = str(caught.value).splitlines()
-    assert str(path) in first
-    assert "expected" in first
-    assert "found" in first
+    assert re.search(f"{re.escape(str(path))}.*expected.*found", first)
     assert "newest good one" in second
     if damage != "missing":  # later saves and searches are not disturbed by it
         newer = save(tmp_path / "a", 2, small(NEW), keep=1, score=None)
@@ -508,21 +469,13 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
     return path
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"state": "3"},
-        {"state": "\u0080\u0004K\u0001."},
-        {"state": "[" * 100_000},
-        {"parts": "7"},
-        {"parts": "{"},
-        {"format": "abc"},
-        {"format": "0"},
-    ],
-)
-def test_a_file_with_invalid_metadata_and_valid_checksums_is_refused(tmp_path: Path, metadata: dict[str, str]) -> None:
+INVALID = [("state", "3"), ("state", "\u0080\u0004K\u0001."), ("state", "[" * 100_000), ("parts", "7"), ("parts", "{")]
+
+
+@pytest.mark.parametrize(("name", "value"), [*INVALID, ("format", "abc"), ("format", "0")])
+def test_a_file_with_invalid_metadata_and_valid_checksums_is_refused(tmp_path: Path, name: str, value: str) -> None:
     assert load(made_up(tmp_path / "good.safetensors")).state == {}
-    path = made_up(tmp_path / "iter_000001.safetensors", None, **metadata)
+    path = made_up(tmp_path / "iter_000001.safetensors", None, **{name: value})
     with pytest.raises(CheckpointError, match="expected"):
         load(path)
 
@@ -585,9 +538,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(tmp_path: Path, pla
     newest.write_bytes(data)
     found = find(tmp_path)
     assert text_of(found.path) == "2"
-    assert len(found.damaged) == 1
-    assert str(newest) in found.damaged[0]
-    assert "\n" not in found.damaged[0]
+    [damaged] = found.damaged
+    assert str(newest) in damaged
+    assert "\n" not in damaged
     with pytest.raises(CheckpointError, match=newest.name):
         find(newest)
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -133,13 +134,7 @@ def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
 
 @pytest.mark.parametrize(
     ("part", "trick"),
-    [
-        ("learning_curve.png", put_link),
-        ("learning_curve.png", put_pipe),
-        (EVENTS, put_link),
-        ("checkpoints", put_link),
-        ("checkpoints", put_pipe),
-    ],
+    [*product(("learning_curve.png", "checkpoints"), (put_link, put_pipe)), (EVENTS, put_link)],
 )
 def test_a_part_that_is_replaced_during_the_run_changes_no_file_elsewhere(
     part: str, trick: Callable[[Path, Path], None], precious: Path, tmp_path: Path, pictures: None

@@ -48,9 +48,6 @@ def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
     return int((np.abs(picture - (alpha * rgb + (1 - alpha) * 255)).max(axis=2) <= 3).sum())
 
 
-# ---------------------------------------------------------------------- pictures
-
-
 def test_a_learning_curve_is_drawn_over_steps_and_over_time(tmp_path: Path) -> None:
     learning_curve(rows(100), tmp_path / "learning_curve.png", "CartPole-v1, seed 1")
     data = (tmp_path / "learning_curve.png").read_bytes()
@@ -120,9 +117,6 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
         assert "torch" not in sys.modules and "ray" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={"PYTHONPATH": ":".join(sys.path)})
-
-
-# ---------------------------------------------------------------------- numbers
 
 
 def test_smoothing_is_a_moving_mean() -> None:

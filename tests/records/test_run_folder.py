@@ -317,10 +317,7 @@ def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("value", "recorded"),
     [
-        (Path("/a/b"), "/a/b"),
-        (np.float32(0.5), 0.5),
-        ((1, 2), [1, 2]),
-        ({1: {"x": None}}, {"1": {"x": None}}),
+        *((Path("/a/b"), "/a/b"), (np.float32(0.5), 0.5), ((1, 2), [1, 2]), ({1: {"x": None}}, {"1": {"x": None}})),
         ([{1, 2}], [{"!python": "{1, 2}"}]),
         ({(1, 2): 3}, {"!python": "{(1, 2): 3}"}),
         (np.arange(2), {"!python": "array([0, 1])"}),

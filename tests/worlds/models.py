@@ -46,9 +46,6 @@ class Residual(nn.Module):
         return outputs[:, :-1], outputs[:, -1]
 
 
-# ------------------------------------------------------------------ each breaks one part of the contract
-
-
 def not_a_class(spaces: dppo.Spaces, head_size: int) -> nn.Module:
     return Plain(spaces, head_size)
 
