@@ -145,7 +145,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
     [
         (
             {"num_steps": 32, "minibatch_size": 300},
-            "minibatch_size=300 is larger than .* 256 steps .8 samplers x 1 env x 32 steps.* Use at most 256, or raise",
+            "minibatch_size=300 is larger than .* 256 steps .8 samplers x 1 env x 32 steps.* at most 256, .*num_steps",
         ),
         (
             {"num_actors": 9, "num_samplers": 6},
@@ -153,7 +153,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ),
         (
             {"total_timesteps": 100, "num_samplers": 2},
-            "total_timesteps=100 is less than .* 256 steps .2 samplers x 1 env x 128 steps.* Raise it, or lower",
+            "total_timesteps=100 is less than .* 256 steps .2 samplers x 1 env x 128 steps.* Raise it, or .*num_steps",
         ),
         (
             {"num_steps": 1, "num_samplers": 1},
