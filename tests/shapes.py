@@ -24,7 +24,7 @@ MODULES = [
         "learning.recompute",
         "networks.recurrent_inputs",
         "networks.memory.recurrence",
-        "networks.memory.cells",
+        "networks.memory.memory_mlp",
         "acting.recurrent_state",
     )
 ]

@@ -9,7 +9,7 @@ from builders import BOX, spec_of
 from mlp_twin import MLP, initial_mlp
 
 from dppo.ppo.learning.optimizer import FlatAdam
-from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.parameters import FlatParameters
 
 
 def flat(dtype: str) -> tuple[MLP, FlatParameters]:

@@ -13,7 +13,7 @@ from mlp_twin import MLP, initial_mlp
 from torch import nn
 
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.parameters import FlatParameters
 from dppo.spaces.actions import BoxActions, DiscreteActions
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])

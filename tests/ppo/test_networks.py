@@ -18,12 +18,11 @@ from worlds.models import Plain, Residual
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.networks.autograd import Autograd
 from dppo.ppo.networks.building import acting_network, learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
+from dppo.ppo.networks.modules import Autograd, quick
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.quick import quick
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import Spaces
 

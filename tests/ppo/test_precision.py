@@ -18,9 +18,8 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks import precision
-from dppo.ppo.networks.encoders.blocks import convolve_blocks, fits_blocks
-from dppo.ppo.networks.encoders.torch_layers import Output
+from dppo.ppo.networks import modules
+from dppo.ppo.networks.encoders.torch_layers import Output, convolve_blocks, fits_blocks
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
@@ -29,7 +28,7 @@ kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", 
 @pytest.fixture
 def on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in bfloat16 on any CPU."""
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(modules, "cpu_has_bfloat16", lambda: True)
 
 
 def batch_of_128(kind: str, **changes: Any) -> Config:
@@ -100,7 +99,7 @@ def test_float64_and_the_mlp_are_refused() -> None:
 
 
 def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(modules, "cpu_has_bfloat16", lambda: False)
     with pytest.raises(ConfigError, match=r"this CPU .* would be slower than float32\. Use precision=float32"):
         trainer_and_batch("nature", precision="bfloat16")
 
@@ -118,7 +117,7 @@ def test_the_instructions_are_those_that_torch_finds(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert precision.cpu_has_bfloat16() is has
+    assert modules.cpu_has_bfloat16() is has
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dppo.ppo.networks.encoders.encoder_network import CELLS
 from dppo.ppo.networks.layers import STATES
-from dppo.ppo.networks.memory.cells import numpy_cells
+from dppo.ppo.networks.memory.memory_mlp import numpy_cells
 from dppo.ppo.networks.memory.recurrence import over_time
 
 INPUTS, UNITS = 5, 6

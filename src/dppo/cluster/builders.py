@@ -23,7 +23,7 @@ from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import MOST_WHOLE, Spaces
+from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
         action_mask=of.action_mask,
         obs_dtype=of.obs_dtype,
     )
-    if of.obs_dtype == "float64" and not spaces.has_float64:
+    if of.obs_dtype == "float64" and not holds_float64(spaces.obs):
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
             "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave obs_dtype "
@@ -159,7 +159,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.model import PPOModel
     from dppo.ppo.learning.trainer import PPOTrainer
-    from dppo.ppo.networks.precision import learn_in_bfloat16
+    from dppo.ppo.networks.modules import learn_in_bfloat16
 
     device = _device(plan.learners.device)
     model = PPOModel(

@@ -50,7 +50,7 @@ class CheckedEnv:
             owner: prefix of error messages.
             pack: converts an observation to the form in which it is stored; the caller may replace it later.
             masks: reads action masks, which are stored with observations; None if there are none.
-            episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
+            episode_seed: of the index of the environment and of the episode.
         """
         self._env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
@@ -71,10 +71,7 @@ class CheckedEnv:
             raise self._fault("step", error) from None
         try:
             returned, reward, terminated, truncated, info = answer
-            # The first line answers for almost every step, in the shortest time.
-            if (terminated is not False or truncated is not False) and not (
-                type(terminated) is bool and type(truncated) is bool
-            ):
+            if terminated is not False or truncated is not False:
                 terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
             raise self._bad("step", describe_bad_step(answer)) from None

@@ -46,9 +46,8 @@ class EnvGroup:
         """Take over `envs`.
 
         Args:
-            episode_seed: returns the seed of an episode, given the index of the environment and of the episode.
+            episode_seed: of the index of the environment and of the episode.
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
-            progress: record of each step, reset and replay, under `sampler_id`.
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
             first_segment: its diagnostics; None: those of a network that reads float32.
 
@@ -60,10 +59,8 @@ class EnvGroup:
         self._made, self._progress = envs, progress or ProgressRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-        if drop_bad_steps:
-            self._pack = self._checks.limiting(pack)  # at each step, and not only once a segment
-        else:
-            self._pack = quick_packer(spaces.obs, pack)
+        # If bad steps are dropped, limits are checked at each step, and not only once a segment.
+        self._pack = self._checks.limiting(pack) if drop_bad_steps else quick_packer(spaces.obs, pack)
         checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, episode_seed=episode_seed)
         masks = [None if spaces.mask is None else MaskReader(env, spaces) for env in envs]
         self._envs = [checked(env, index, masks=masks[index]) for index, env in enumerate(envs)]
@@ -71,13 +68,12 @@ class EnvGroup:
         self._reported_outside = False
         self._dropped_in_a_row = [0] * self.num_envs
 
-    # ------------------------------------------------------------------ stepping
-
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
-        self._pack_with(self._first.watching(self._pack))
+        pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
+            self._envs[env].pack = pack
             obs[env] = self._begin_episode(env, 0, log)
         log.incidents += self._first.mask_not_used(offered=self._envs[0].offers_mask)
         log.seconds += time.perf_counter() - began
@@ -115,18 +111,11 @@ class EnvGroup:
         log.seconds += time.perf_counter() - began
         return final_obs
 
-    def _pack_with(self, pack: Callable[[Any], np.ndarray]) -> None:
-        for one in self._envs:
-            one.pack = pack
-
-    def _reset(self, env: int, episode: int) -> np.ndarray:
-        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
-        return self._envs[env].reset(episode)
-
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode; if its first observation is invalid and may be dropped, the next one."""
+        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
-            return self._reset(env, episode)
+            return self._envs[env].reset(episode)
         except BadStep as error:
             return self._drop(env, error, log)
 
@@ -150,7 +139,8 @@ class EnvGroup:
         if outside is not None:
             self._report(outside, done, log, first=first)
         if first:
-            self._pack_with(self._pack)
+            for one in self._envs:
+                one.pack = self._pack
             log.incidents += self._first.findings(returned)
 
     def _report(self, outside: Outside, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
@@ -170,8 +160,6 @@ class EnvGroup:
         if not self._reported_outside:
             log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
         self._reported_outside = True
-
-    # ------------------------------------------------------------------ replay
 
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
@@ -196,8 +184,9 @@ class EnvGroup:
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
+        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
-            self._reset(env, int(carry.episodes[env]))
+            self._envs[env].reset(int(carry.episodes[env]))
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
             for number, action in enumerate(self._spaces.actions.each(actions)):
                 _, _, terminated, truncated, _ = self._envs[env].step(action)

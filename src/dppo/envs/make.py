@@ -19,6 +19,10 @@ from dppo.errors import ConfigError, unknown_name
 from dppo.user_code import import_path, imported_module, in_a_line
 
 EnvId = str | Callable[..., Any]
+ONE_AGENT = (
+    "Only one agent can be trained: write a gymnasium.Env whose step takes the action of that agent and computes those "
+    "of the others."
+)
 
 
 def check_env_id(env_id: EnvId) -> None:
@@ -27,11 +31,10 @@ def check_env_id(env_id: EnvId) -> None:
     Raises:
         ConfigError: it does not. The text has the closest known name, or the last line of a failed import.
     """
-    if not isinstance(env_id, str):
-        if not callable(env_id):
-            raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
-        return
-    _factory(env_id)
+    if isinstance(env_id, str):
+        _factory(env_id)
+    elif not callable(env_id):
+        raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
 
 
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -95,15 +98,9 @@ def _other_kind(env: Any) -> str | None:
     space = getattr(env, "observation_space", None)
     several = hasattr(env, "possible_agents") or hasattr(env, "agents")
     if not isinstance(env, gym.Env) and (several or inspect.isroutine(space)):
-        return (
-            f"a PettingZoo environment ({_class(env)}), which has several agents. Only one agent can be trained: write "
-            f"a gymnasium.Env whose step takes the action of that agent and computes those of the others."
-        )
+        return f"a PettingZoo environment ({_class(env)}), which has several agents. {ONE_AGENT}"
     if any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
-        return (
-            f"a multi-agent environment of RLlib ({_class(env)}). Only one agent can be trained: write a gymnasium.Env "
-            f"whose step takes the action of that agent and computes those of the others."
-        )
+        return f"a multi-agent environment of RLlib ({_class(env)}). {ONE_AGENT}"
     if space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
         return f"a dm_env environment ({_class(env)}). Wrap it with shimmy.DmControlCompatibilityV0."
     if hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not isinstance(env, gym.Env)):

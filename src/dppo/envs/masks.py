@@ -20,22 +20,21 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
     """Return where the masks of `env` come from; None if it has none, or they are not used.
 
     Args:
-        obs: dtype of the observations.
         setting: auto takes a leaf `action_mask` of a Dict observation, else the method `action_masks`.
 
     Raises:
         ConfigError: masks are asked for, and these actions cannot have any.
     """
     choices = actions.choices
-    if setting == "info" and choices is None:
-        raise ConfigError(
-            f"action_mask=info: has no effect on {actions} actions. Masks are for Discrete, MultiDiscrete "
-            f"and MultiBinary. Leave action_mask out."
-        )
+    if setting == "info":
+        if choices is None:
+            raise ConfigError(
+                f"action_mask=info: has no effect on {actions} actions. Masks are for Discrete, MultiDiscrete "
+                f"and MultiBinary. Leave action_mask out."
+            )
+        return "info"
     if choices is None or setting == "off":
         return None
-    if setting == "info":
-        return "info"
     if obs.names is not None and MASK in obs.names and len(obs.names) > 1:
         leaf = obs[MASK]
         if leaf.names is None and leaf.base.kind in "biuf" and leaf.shape == (sum(choices),):
@@ -78,10 +77,7 @@ class MaskReader:
         return stored
 
     def read(self, info: Any) -> np.ndarray:
-        """Return the mask [M] of the current state.
-
-        Args:
-            info: as the environment's last `step` or `reset` returned it.
+        """Return the mask [M] of the current state, whose `step` or `reset` returned `info`.
 
         Raises:
             BadResult: there is none, it has a wrong length, or allows no action.

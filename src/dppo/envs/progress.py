@@ -80,15 +80,13 @@ class ProgressRecord:
     def begin(self, to_replay: int = 0) -> None:
         """Begin a new question, with `to_replay` steps to replay."""
         cells = self._cells
-        cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY] = cells[_MOVES], 0, to_replay
-        cells[_STEPS] = 0
+        cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY], cells[_STEPS] = cells[_MOVES], 0, to_replay, 0
         self.replay_s = 0.0
 
     def enter(self, place: int) -> None:
         """Record a change of activity to `place`, a value of `place_of`."""
-        cells = self._cells
-        cells[_PLACE] = place
-        cells[_MOVES] += 1
+        self._cells[_PLACE] = place
+        self._cells[_MOVES] += 1
 
     def replay(self) -> None:
         """Count a replayed step."""

@@ -22,6 +22,7 @@ from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.result import Evaluation, Result
+from dppo.spaces.spaces import holds_float64
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
 
@@ -90,7 +91,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     """Refuse an environment that the policy was not trained for."""
     trained = policy.spaces
     setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
-    obs_dtype = "float64" if trained.has_float64 else "float32"
+    obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(

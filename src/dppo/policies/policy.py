@@ -10,9 +10,9 @@ import numpy as np
 
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.masks import check_allows, checked_masks
-from dppo.envs.spaces.rows import rows_of
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.policies.described import model_from, network_summary
+from dppo.policies.rows import rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -14,7 +14,7 @@ from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
-from dppo.ppo.networks.user.module_spec import check_model
+from dppo.ppo.networks.user.module_spec import model_class
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
@@ -71,7 +71,7 @@ def train(
         raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
     check_env_id(config.env_id)
     if config.model is not None:
-        check_model(config.model)
+        model_class(config.model)
     watching = Observers(make_display(config.progress), observers)
     with ExitStack() as stack:
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))

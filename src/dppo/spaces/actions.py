@@ -67,10 +67,8 @@ class DiscreteActions(Actions):
         return actions + self.start
 
     @override
-    def each(self, actions: np.ndarray) -> list[int]:
-        """Return integers of Python."""
-        numbers: list[int] = (actions + self.start).tolist() if self.start else actions.tolist()
-        return numbers
+    def each(self, actions: np.ndarray) -> Any:
+        return (actions + self.start if self.start else actions).tolist()  # integers of Python
 
     @override
     def __str__(self) -> str:

@@ -71,17 +71,7 @@ class Spaces:
 
     def same_observations(self, other: Spaces) -> bool:
         """Return whether a network that reads observations of these spaces can read those of `other`."""
-        return (self.obs, self.categories, self.one_of, self.mask) == (
-            other.obs,
-            other.categories,
-            other.one_of,
-            other.mask,
-        )
-
-    @property
-    def has_float64(self) -> bool:
-        """Return whether a leaf is stored as float64."""
-        return holds_float64(self.obs)
+        return all(getattr(self, name) == getattr(other, name) for name in ("obs", "categories", "one_of", "mask"))
 
     @property
     def is_vector(self) -> bool:

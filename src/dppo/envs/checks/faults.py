@@ -74,18 +74,18 @@ def flag_of(returned: Any) -> bool:
     Raises:
         BadResult: it is not a boolean: a number, an array or None is more often a mistake.
     """
-    if not _is_flag(returned):
+    if not isinstance(returned, bool | np.bool_):
         raise BadResult(f"{returned!r}, which is not a boolean")
     return bool(returned)
 
 
 def describe_bad_step(result: Any) -> str:
     """Describe the result of a step that is not (observation, reward, terminated, truncated, info)."""
-    if not isinstance(result, tuple | list) or len(result) != 5:
-        old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
-        return f"{_form(result)} instead of (observation, reward, terminated, truncated, info){old}"
-    name, flag = next(one for one in zip(("terminated", "truncated"), result[2:4], strict=True) if not _is_flag(one[1]))
-    return f"{name}={flag!r}, which is not a boolean"
+    if isinstance(result, tuple | list) and len(result) == 5:
+        name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
+        return f"{name}={flag!r}, which is not a boolean"
+    old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
+    return f"{_form(result)} instead of (observation, reward, terminated, truncated, info){old}"
 
 
 def describe_bad_reset(result: Any) -> str:
@@ -93,10 +93,5 @@ def describe_bad_reset(result: Any) -> str:
     return f"{_form(result)} instead of (observation, info){OLD_API}"
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_)
-
-
 def _form(result: Any) -> str:
-    """Name the type of a result: "a tuple of 4", "ndarray"."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__

@@ -25,10 +25,9 @@ class FirstSegment:
     def __init__(
         self, spaces: Spaces, owner: str, *, sampler_id: int = 0, integers: bool = True, masks: bool = False
     ) -> None:
-        """Prepare for the first segment of a sampler.
+        """Prepare for the first segment of a sampler; `owner` is a prefix of messages.
 
         Args:
-            owner: prefix of messages.
             integers: report integers that float32 cannot tell apart, because the network reads float32.
             masks: report an action mask in the info of the first reset that is not used.
         """
@@ -68,12 +67,7 @@ class FirstSegment:
 
 
 def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
-    """Describe the first leaf that loses its information, with a remedy; None if there is none.
-
-    Args:
-        seen: numbers as they were returned, by leaf.
-        obs: how observations are stored. Floats that are not stored as float32 lose nothing.
-    """
+    """Describe the first leaf of which float32 loses the information in the numbers `seen`; None if there is none."""
     stored = leaves(obs)
     for name, numbers in seen.items():
         alike = name in stored and {one.shape for one in numbers} == {stored[name].shape}  # not those of a OneOf

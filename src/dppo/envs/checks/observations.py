@@ -47,11 +47,7 @@ class SpaceChecks:
     """Compare the environments of a group, and what they return, with their spaces."""
 
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], obs: np.dtype[Any], owner: str) -> None:
-        """Read the spaces of `envs`.
-
-        Args:
-            obs: dtype in which observations are stored.
-            owner: prefix of error messages.
+        """Read the spaces of `envs`, whose observations are stored as `obs`; `owner` is a prefix of messages.
 
         Raises:
             EnvironmentFault: the spaces are not equal.
@@ -71,11 +67,6 @@ class SpaceChecks:
     def change(self, env: int, now: gym.Env[Any, Any]) -> str | None:
         """Describe how the spaces of an environment have changed; None if they are equal."""
         known = self._spaces[env]
-        same = now.observation_space is known["observation_space"] and now.action_space is known["action_space"]
-        return None if same else self._difference(known, now)
-
-    @staticmethod
-    def _difference(known: dict[str, gym.Space[Any]], now: gym.Env[Any, Any]) -> str | None:
         for name, old in known.items():
             new = getattr(now, name)
             if new is not old and new != old:
@@ -85,8 +76,6 @@ class SpaceChecks:
                 )
             known[name] = new  # equal, and compared faster from here on
         return None
-
-    # ------------------------------------------------------------------ limits
 
     def outside(self, obs: np.ndarray) -> Outside | None:
         """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
@@ -99,11 +88,7 @@ class SpaceChecks:
         return stored
 
     def check_limits(self, seen: np.ndarray) -> None:
-        """Check one observation.
-
-        Raises:
-            BadResult: it is outside its space.
-        """
+        """Raise BadResult for an observation outside its space."""
         outside = self.outside(self.stored(seen)[None])
         if outside is not None:
             raise BadResult(outside.what)
@@ -170,10 +155,9 @@ def _limits_of(space: gym.Space[Any]) -> tuple[Any, Any]:
     """Return the lowest and the highest numbers of a leaf; (None, None) for a kind that has none."""
     if isinstance(space, gym.spaces.Box):
         return space.low, space.high
-    if isinstance(space, gym.spaces.Discrete):
-        return np.asarray(space.start), np.asarray(space.start + space.n - 1)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return np.asarray(space.start), np.asarray(space.start + space.nvec - 1)
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+        return np.asarray(space.start), np.asarray(space.start + count - 1)
     if isinstance(space, gym.spaces.MultiBinary):
         return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
     return None, None

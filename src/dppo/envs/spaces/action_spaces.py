@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.spaces.advice import MOST_CHOICES, chosen, kind_of, short
+from dppo.envs.spaces.leaves import space_parts
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
 
@@ -51,12 +52,11 @@ def _converted(space: gym.Space[Any], bounds: Bounds, name: str) -> Actions:
     choices = _choices(space)
     if choices is not None:
         return choices
-    if isinstance(space, gym.spaces.Dict) and space.spaces and all(isinstance(key, str) for key in space.spaces):
-        parts = [_converted(part, bounds, f"{name}[{key!r}]") for key, part in space.spaces.items()]
-        return NestedActions(tuple(parts), tuple(space.spaces))
-    if isinstance(space, gym.spaces.Tuple) and space.spaces:
-        parts = [_converted(part, bounds, f"{name}[{index}]") for index, part in enumerate(space.spaces)]
-        return NestedActions(tuple(parts), None)
+    inner = dict(space_parts(space) or ())
+    keyed = isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces)
+    if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
+        parts = [_converted(part, bounds, f"{name}[{repr(key) if keyed else key}]") for key, part in inner.items()]
+        return NestedActions(tuple(parts), tuple(inner) if keyed else None)
     raise ConfigError(f"{what}: it is {kind_of(space)}, which is not supported. {chosen(space)}")
 
 

@@ -13,8 +13,6 @@ MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns fa
 MOST_PARTS = 8  # of a space, listed in a message
 NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
-# ------------------------------------------------------------------ naming spaces
-
 
 def short(space: Any, most: int = 80) -> str:
     """Return the text of a space, in one line of at most `most` characters."""
@@ -35,16 +33,10 @@ def kind_of(space: gym.Space[Any]) -> str:
     return f"a {type(space).__name__}"
 
 
-# ------------------------------------------------------------------ observations
-
-
 def encoded() -> str:
     """Return how to turn observations that are not arrays of numbers into a vector."""
     code = "TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,)))"
     return f"Write a function encode(obs) that returns n numbers in float32. {_wrapped(code, 'Then return')}"
-
-
-# ------------------------------------------------------------------ actions
 
 
 def chosen(space: gym.Space[Any]) -> str:
@@ -57,5 +49,4 @@ def chosen(space: gym.Space[Any]) -> str:
 
 
 def _wrapped(code: str, verb: str = "Return") -> str:
-    """Return a sentence that says where to use a wrapper."""
     return f"{verb} gymnasium.wrappers.{code} from a function that you pass as env_id (module:function)."

@@ -40,7 +40,7 @@ def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
         if isinstance(leaf, gym.spaces.Discrete):
             found[name] = Categories((int(leaf.n),), (int(leaf.start),))
         elif isinstance(leaf, gym.spaces.MultiDiscrete):
-            found[name] = Categories(_flat(leaf.nvec), _flat(leaf.start))
+            found[name] = Categories(tuple(leaf.nvec.ravel().tolist()), tuple(leaf.start.ravel().tolist()))
     return found
 
 
@@ -103,7 +103,3 @@ def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
         return f"It is a single array, which has no names: leave {setting} out."
     return f"Its leaves are {', '.join(names)}."
-
-
-def _flat(numbers: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(number) for number in numbers.ravel())

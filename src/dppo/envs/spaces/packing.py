@@ -20,10 +20,8 @@ def packer(
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
     one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
-    the space, a number is not finite or does not fit into the dtype, or a leaf is missing.
-
-    Args:
-        one_of, dropped: as in `dppo.spaces.spaces.Spaces`.
+    the space, a number is not finite or does not fit into the dtype, or a leaf is missing. `one_of` and `dropped` are
+    those of `Spaces`.
     """
     if obs.names is None:
         return leaf_packer(obs.base, obs.shape)

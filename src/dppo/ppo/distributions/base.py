@@ -40,7 +40,7 @@ class Evaluation(NamedTuple):
 class Distribution(ABC):
     """A family of action distributions, whose parameters the head [..., H] holds.
 
-    A new distribution subclasses this and writes its formulas; its `evaluate` may return `by_autograd`.
+    A new distribution subclasses this and writes its formulas.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Distribution(ABC):
     def scores(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Scores:
         """Return log-probabilities and entropies, differentiable with respect to `head`."""
 
-    @abstractmethod
     def evaluate(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
-        """Return the `scores` of `actions` with their gradient, written by hand or `by_autograd`."""
+        """Return the `scores` of `actions` with their gradient: by autograd, unless a subclass writes it by hand."""
+        return by_autograd(self, head, actions)
 
 
 def by_autograd(distribution: Distribution, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:

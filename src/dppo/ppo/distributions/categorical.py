@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, as_column, by_autograd
+from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, as_column
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
@@ -105,10 +105,6 @@ class MultiCategorical(Distribution):
         log_probs = table.masked_scatter(torch.from_numpy(self._exists()).to(head.device), head).log_softmax(dim=2)
         chosen = log_probs.gather(2, actions.unsqueeze(2)).squeeze(2)
         return chosen.sum(dim=1), -(log_probs.exp() * log_probs).sum(dim=(1, 2))
-
-    @override
-    def evaluate(self, head: TorchHead, actions: Int64[Tensor, "rows K"]) -> Evaluation:
-        return by_autograd(self, head, actions)
 
     def _table(self, head: Head) -> Float[np.ndarray, "*rows K most"]:
         """Return the logits as rows of equal length."""

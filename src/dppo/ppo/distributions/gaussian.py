@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import Distribution, Evaluation, as_column, by_autograd
+from dppo.ppo.distributions.base import Distribution, Evaluation, as_column
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float
@@ -124,10 +124,6 @@ class SquashedGaussian(_Gaussian):
         nodes, weights = (head.new_tensor(values) for values in _quadrature())
         drawn = mean.unsqueeze(2) + std.unsqueeze(2) * nodes
         return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(drawn) @ weights).sum(dim=1)
-
-    @override
-    def evaluate(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Evaluation:
-        return by_autograd(self, head, actions)
 
 
 def _log_slope(u: Tensor) -> Tensor:

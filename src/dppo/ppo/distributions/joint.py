@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import Distribution, Evaluation, by_autograd
+from dppo.ppo.distributions.base import Distribution
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Shaped
@@ -75,10 +75,6 @@ class Joint(Distribution):
             logprobs.append(logprob)
             entropies.append(entropy)
         return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
-
-    @override
-    def evaluate(self, head: TorchHead, actions: Shaped[Tensor, "rows A"]) -> Evaluation:
-        return by_autograd(self, head, actions)
 
     def _heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
         """Split `head`, an array or a tensor, into the heads of the parts."""

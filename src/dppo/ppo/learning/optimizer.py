@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.optim.adam import adam
 
-from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.parameters import FlatParameters
 
 ADAPTED = "learning_rate"  # its name in the state of the optimizer
 LOWEST, HIGHEST, FACTOR = 1e-5, 1e-2, 1.5

@@ -29,7 +29,7 @@ def acting_network(spec: NetworkSpec) -> ActingNetwork:
         return NumpyMLP(spec)
     if isinstance(spec, EncoderSpec) and spec.acts_in_numpy:
         return NumpyMemoryMLP(spec)
-    from dppo.ppo.networks.torch_acting import TorchActing
+    from dppo.ppo.networks.modules import TorchActing
 
     assert isinstance(spec, EncoderSpec | ModuleSpec)
     return TorchActing(spec.module(0), spec.spaces)
@@ -50,9 +50,8 @@ def learning_network(
         from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 
         return HandwrittenMLP(spec, seed, device=device, zeros_like=zeros_like)
-    from dppo.ppo.networks.autograd import Autograd
-    from dppo.ppo.networks.drawing import settled, shapes_of
-    from dppo.ppo.networks.quick import quick
+    from dppo.ppo.networks.modules import Autograd, quick
+    from dppo.ppo.networks.parameters import settled, shapes_of
 
     assert isinstance(spec, EncoderSpec | ModuleSpec)
     name = import_path(spec.model) if isinstance(spec, ModuleSpec) else "the built-in network"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float
     from torch import Tensor
 
-    from dppo.ppo.networks.flat import FlatParameters
+    from dppo.ppo.networks.parameters import FlatParameters
 
 
 class Outputs(NamedTuple):
@@ -52,9 +52,7 @@ class ActingNetwork(Protocol):
 class LearningNetwork(Protocol):
     """A network in a trainer, with its parameters in one flat vector and their gradients in another."""
 
-    @property
-    def parameters(self) -> FlatParameters:
-        """Return the flat vectors."""
+    parameters: FlatParameters
 
     def forward(self, obs: Any, recurrent: Any = None) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
         """Return head, values and residuals for `backward`; the next call may overwrite all three.
@@ -114,12 +112,9 @@ class NetworkSpec(ABC):
         """
         if weights.shape != (self.num_parameters,):
             raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
-        named, start = {}, 0
-        for name, shape in self.shapes().items():
-            end = start + math.prod(shape)
-            named[name] = weights[start:end].reshape(shape)
-            start = end
-        return named
+        shapes = self.shapes()
+        pieces = np.split(weights, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+        return {name: one.reshape(shape) for (name, shape), one in zip(shapes.items(), pieces, strict=True)}
 
     @final
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:

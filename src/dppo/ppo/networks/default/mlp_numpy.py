@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.network import Outputs
+from dppo.ppo.networks.network import ActingNetwork, Outputs
 
 
-class NumpyMLP:
+class NumpyMLP(ActingNetwork):
     """The network in NumPy.
 
     For the few rows of one sampler this takes a quarter of torch's time. An actor that never imports torch also starts
@@ -21,13 +22,14 @@ class NumpyMLP:
         self._spec = spec
         self._dims = len(spec.obs_shape)
 
+    @override
     def load(self, weights: np.ndarray) -> None:
-        """Copy `weights` [P]."""
         named = self._spec.unflatten(weights)
-        layers = len(self._spec.hidden_sizes)
-        self._hidden = StackedLayers(named, ("policy.", "value."), layers, self._spec.activation == "relu")
-        self._outputs = LastLayers(named, f"policy.{2 * layers}", f"value.{2 * layers}")
+        last = 2 * len(self._spec.hidden_sizes)
+        self._hidden = StackedLayers(named, ("policy.", "value."), last, self._spec.activation)
+        self._outputs = LastLayers(named, f"policy.{last}", f"value.{last}")
 
+    @override
     def step(self, obs: np.ndarray, state: None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O].
 
@@ -41,21 +43,14 @@ class NumpyMLP:
 class StackedLayers:
     """Hidden layers of K trunks of equal sizes, stacked [K, inputs, units]: one product computes K layers."""
 
-    def __init__(self, named: dict[str, np.ndarray], prefixes: Sequence[str], count: int, relu: bool) -> None:
-        """Copy the weights of `count` layers from parameters by name.
+    def __init__(self, named: dict[str, np.ndarray], trunks: Sequence[str], end: int, activation: str) -> None:
+        """Copy the layers of `trunks`, prefixes of names, that are numbered 0, 2, ... below `end`."""
 
-        Args:
-            prefixes: what the names of each trunk's parameters begin with.
-            relu: the activation is relu, otherwise tanh.
-        """
-        self._relu = relu
-        self._layers = [
-            (
-                np.stack([named[f"{prefix}{2 * layer}.weight"].T for prefix in prefixes]),
-                np.stack([named[f"{prefix}{2 * layer}.bias"][None] for prefix in prefixes]),
-            )
-            for layer in range(count)
-        ]
+        def stacked(name: str) -> np.ndarray:
+            return np.stack([np.atleast_2d(named[trunk + name].T) for trunk in trunks])
+
+        self._relu = activation == "relu"
+        self._layers = [(stacked(f"{number}.weight"), stacked(f"{number}.bias")) for number in range(0, end, 2)]
 
     def outputs(self, obs: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
         """Return the outputs [..., K, E, units] of observations with the leading axes `rows` = [..., E]."""
@@ -63,10 +58,7 @@ class StackedLayers:
         for weight, bias in self._layers:
             h = h @ weight
             h += bias
-            if self._relu:
-                np.maximum(h, 0, out=h)
-            else:
-                np.tanh(h, out=h)
+            h = np.maximum(h, 0, out=h) if self._relu else np.tanh(h, out=h)
         return h
 
 
@@ -86,9 +78,9 @@ class LastLayers:
         head += self._policy[1]
         values = value @ self._value[0]
         values += self._value[1]
-        if self._log_std is not None:
-            whole = np.empty((*values.shape, head.shape[-1] + len(self._log_std)), head.dtype)
-            whole[..., : head.shape[-1]] = head
-            whole[..., head.shape[-1] :] = self._log_std
-            head = whole
-        return head, values
+        if self._log_std is None:
+            return head, values
+        whole = np.empty((*values.shape, head.shape[-1] + len(self._log_std)), head.dtype)
+        whole[..., : head.shape[-1]] = head
+        whole[..., head.shape[-1] :] = self._log_std
+        return whole, values

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.flat import FlatParameters
+from dppo.ppo.networks.network import LearningNetwork
+from dppo.ppo.networks.parameters import FlatParameters
 
 
 def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
@@ -27,13 +30,6 @@ def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
     return {name: parameter.to(getattr(torch, spec.dtype)) for name, parameter in named.items()}
 
 
-class Residuals(NamedTuple):
-    """Inputs of each trunk's linear layers in one forward pass."""
-
-    policy: list[Tensor]
-    value: list[Tensor]
-
-
 class _Layer(NamedTuple):
     """A linear layer's parameters and their gradients, as plain tensors: views without a graph."""
 
@@ -46,14 +42,13 @@ class _Layer(NamedTuple):
 
     @staticmethod
     def of(named: dict[str, nn.Parameter], layer: str) -> _Layer:
-        """Return the layer of this name, from parameters by name that have gradients."""
         weight, bias = named[f"{layer}.weight"], named[f"{layer}.bias"]
         assert weight.grad is not None
         assert bias.grad is not None
         return _Layer(weight.detach(), weight.detach().t(), bias.detach(), weight.grad, bias.grad)
 
 
-class HandwrittenMLP:
+class HandwrittenMLP(LearningNetwork):
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(
@@ -75,35 +70,35 @@ class HandwrittenMLP:
         self._by_free = None if free is None else free.grad
         self._outputs = spec.policy_outputs
         self._tanh = spec.activation == "tanh"
-        self._workspaces: dict[int, _Workspace] = {}
+        buffers = partial(_Workspace, self.parameters.gradient, self._policy, self._value, self._free)
+        self._workspace = lru_cache(maxsize=2)(buffers)  # minibatches have at most two sizes, which differ by one row
 
-    def forward(self, obs: Tensor, recurrent: None = None) -> tuple[Tensor, Tensor, Residuals]:
-        """Return head [rows, H], values [rows] and the layers' inputs; the next call overwrites all of them."""
+    @override
+    def forward(self, obs: Tensor, recurrent: None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return head [rows, H], values [rows] and the flat observations; the next call overwrites head and values."""
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
-        space = self._workspace(flat)
-        policy = self._through(self._policy, flat, space.policy)
-        value = self._through(self._value, flat, space.value)
+        space = self._workspace(len(flat))
+        self._through(self._policy, flat, space.policy)
+        self._through(self._value, flat, space.value)
         if self._free is not None:
             space.free.copy_(self._free)
-        return space.head, space.values, Residuals(policy, value)
+        return space.head, space.values, flat
 
-    def backward(self, residuals: Residuals, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
-        """Compute the gradient of every parameter from those of head [rows, H] and values [rows]."""
-        space = self._workspace(by_head)
-        self._back(self._policy, residuals.policy, space.by_policy, by_head[:, : self._outputs], accumulate)
-        self._back(self._value, residuals.value, space.by_value, by_values.unsqueeze(1), accumulate)
+    @override
+    def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
+        space = self._workspace(len(residuals))
+        policy, value = [residuals, *space.policy[:-1]], [residuals, *space.value[:-1]]
+        self._back(self._policy, policy, space.by_policy, by_head[:, : self._outputs], accumulate)
+        self._back(self._value, value, space.by_value, by_values.unsqueeze(1), accumulate)
         if self._by_free is not None:
             _sum_rows(by_head[:, self._outputs :], self._by_free, accumulate)
 
-    def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> list[Tensor]:
-        """Write the output of each linear layer into `outputs`; return their inputs."""
-        inputs: list[Tensor] = []
+    def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> None:
+        """Write the output of each linear layer into `outputs`, and over it that of its activation."""
         for layer, output in zip(layers, outputs, strict=True):
-            inputs.append(x)
             x = torch.addmm(layer.bias, x, layer.transposed, out=output)
             if layer is not layers[-1]:
                 x = x.tanh_() if self._tanh else x.relu_()
-        return inputs
 
     def _back(
         self, layers: list[_Layer], inputs: list[Tensor], by_inputs: list[Tensor], by_output: Tensor, accumulate: bool
@@ -124,16 +119,6 @@ class HandwrittenMLP:
                 else:
                     by_output = by_input.mul_(x > 0)
 
-    def _workspace(self, rows: Tensor) -> _Workspace:
-        """Return the buffers for as many rows as `rows` has."""
-        count = rows.shape[0]
-        space = self._workspaces.get(count)
-        if space is None:
-            if len(self._workspaces) == 2:  # minibatches have at most two sizes, which differ by one row
-                self._workspaces.clear()
-            space = self._workspaces[count] = _Workspace(rows, self._policy, self._value, self._free)
-        return space
-
 
 def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
     """Store the sum over rows [rows, n] as the gradient [n], or add it to the stored one."""
@@ -150,32 +135,23 @@ class _Workspace:
     page, which costs time.
     """
 
-    def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None) -> None:
-        rows, bound = like.shape[0], policy[-1].bias.numel()
-        self.head = like.new_empty((rows, bound + (0 if free is None else free.numel())))
+    def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None, rows: int) -> None:
+        bound = len(policy[-1].bias)
+        self.head = like.new_empty((rows, bound + (0 if free is None else len(free))))
         self.free = self.head[:, bound:]
         """The part of the head that is the same for all observations."""
-        self.policy = [*_outputs(like, policy[:-1]), self.head[:, :bound]]
+        self.policy = [*(like.new_empty((rows, len(layer.bias))) for layer in policy[:-1]), self.head[:, :bound]]
         """The output of each linear layer; its activation overwrites it."""
-        self.value = _outputs(like, value)
+        self.value = [like.new_empty((rows, len(layer.bias))) for layer in value]
         self.values = self.value[-1].squeeze(1)
         taken: dict[Hashable, Tensor] = {}
-        self.by_policy = _by_inputs(like, policy, taken)
+
+        def by_inputs(layers: list[_Layer]) -> list[Tensor]:
+            """Return two buffers of each width in turn: one is read, one written."""
+            widths = [layer.weight.shape[1] if number else 0 for number, layer in enumerate(layers)]
+            uses = [((len(layers) - number) % 2, width) for number, width in enumerate(widths)]
+            return [taken.setdefault(use, like.new_empty((rows, use[1]))) for use in uses]
+
+        self.by_policy = by_inputs(policy)
         """The loss's gradient of the input of each linear layer but the first."""
-        self.by_value = _by_inputs(like, value, taken)
-
-
-def _outputs(like: Tensor, layers: list[_Layer]) -> list[Tensor]:
-    return [like.new_empty((like.shape[0], layer.bias.numel())) for layer in layers]
-
-
-def _by_inputs(like: Tensor, layers: list[_Layer], taken: dict[Hashable, Tensor]) -> list[Tensor]:
-    """Return a buffer for the gradient of each layer's input, two of each width in turn: one is read, one written."""
-    spaces = []
-    for number, layer in enumerate(layers):
-        width = layer.weight.shape[1]
-        use = (len(layers) - number) % 2, width
-        if number and use not in taken:
-            taken[use] = like.new_empty((like.shape[0], width))
-        spaces.append(taken[use] if number else like.new_empty(0))
-    return spaces
+        self.by_value = by_inputs(value)

@@ -53,15 +53,15 @@ class EncoderSpec(NetworkSpec):
 
     def module(self, seed: int) -> nn.Module:
         """Build the module on the CPU with weights drawn from `seed`; imports torch."""
-        from dppo.ppo.networks.drawing import drawn
         from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
+        from dppo.ppo.networks.parameters import drawn
 
         head_size, layers = self.distribution.head_size, asdict(self.layers)
         return drawn(lambda: EncoderNetwork(self.spaces, head_size, **layers), seed, self.dtype)
 
     @cached_property
     def _shapes_of_module(self) -> dict[str, tuple[int, ...]]:
-        from dppo.ppo.networks.drawing import shapes_of
+        from dppo.ppo.networks.parameters import shapes_of
 
         return shapes_of(self.module(0))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
-from dppo.ppo.networks.encoders.blocks import convolve_blocks, fits_blocks
+BLOCK = 4  # pixels of a side: four bytes are moved as one number of 32 bits
 
 
 class Output(nn.Linear):
@@ -48,3 +49,57 @@ def precision_on(device: torch.device) -> torch.dtype | None:
     """Return the precision in which layers run on `device` where it is not that of their weights, else None."""
     kind = device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def fits_blocks(pixels: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: object) -> bool:
+    """Return whether `convolve_blocks` computes this convolution of `pixels` [rows, channels, height, width]."""
+    return (
+        tuple(stride) == (BLOCK, BLOCK)
+        and padding in (0, (0, 0))
+        and all(side % BLOCK == 0 for side in (*kernel, *pixels.shape[2:]))
+    )
+
+
+def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the convolution with stride 4 of bytes, as a smaller one over blocks of pixels, computed in `dtype`.
+
+        sum over c, y, x of w[o, c, y, x] p[c, 4 i + y, 4 j + x]
+            = sum over a, b of (sum over c, y', x' of w[o, c, 4 a + y', 4 b + x'] p[c, 4 (i + a) + y', 4 (j + b) + x'])
+
+    The inner sum is over one block of 4 x 4 pixels and all channels. With blocks as channels, the kernel has stride 1
+    and a sixteenth of the positions. On CPUs its gradient takes half the time in bfloat16, and the bytes are put in
+    order and converted in half the time.
+
+    Args:
+        pixels: [rows, channels, height, width].
+        weight: [outputs, channels, height, width] of the kernel, both sides divisible by 4.
+    """
+    outputs, channels, high, wide = weight.shape
+    across = (outputs, channels, high // BLOCK, BLOCK, wide // BLOCK, BLOCK)
+    if pixels.stride(1) == 1 and channels > 1:  # channels last
+        blocks = _blocks_of_channels_last(pixels)
+        order = (0, 3, 5, 1, 2, 4)  # of a block: rows, columns, channels
+    else:
+        blocks = _blocks_of_channels_first(pixels.contiguous())
+        order = (0, 1, 3, 5, 2, 4)  # of a block: channels, rows, columns
+    kernel = weight.reshape(across).permute(order).reshape(outputs, -1, high // BLOCK, wide // BLOCK)
+    return conv2d(blocks.to(dtype).permute(0, 3, 1, 2), kernel.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def _blocks_of_channels_first(pixels: Tensor) -> Tensor:
+    """Return blocks [rows, height / 4, width / 4, channels * 16] of contiguous `pixels`."""
+    rows, channels, height, width = pixels.shape
+    fours = pixels.flatten().view(torch.int32).view(rows, channels, height // BLOCK, BLOCK, width // BLOCK)
+    return _as_bytes(fours.permute(0, 2, 4, 1, 3))
+
+
+def _blocks_of_channels_last(pixels: Tensor) -> Tensor:
+    """Return the same of a view of contiguous [rows, height, width, channels]; elements of a block in another order."""
+    rows, channels, height, width = pixels.shape
+    lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels)
+    fours = lines.view(torch.int32).view(rows, height // BLOCK, BLOCK, width // BLOCK, channels)
+    return _as_bytes(fours.permute(0, 1, 3, 2, 4))
+
+
+def _as_bytes(fours: Tensor) -> Tensor:
+    return fours.contiguous().flatten(3).view(torch.uint8)

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.networks.drawing import drawn, shapes_of
+from dppo.ppo.networks.parameters import drawn, shapes_of
 from dppo.ppo.networks.torch_state import default_dtype
-from dppo.ppo.networks.user.trial import call_in_words, kind_in_words, made_up_inputs
-from dppo.spaces.spaces import Spaces
-from dppo.user_code import import_path, imported, in_a_line, place_of
+from dppo.spaces.spaces import Spaces, is_image
+from dppo.user_code import in_a_line, place_of
 
+Inputs = Tensor | dict[str, Tensor]
 STEPS, ROWS = 4, 3  # of the trial passes
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
@@ -94,16 +95,22 @@ class Contract:
                 self._check_sequences(module, state_size)
             else:
                 self._check_rows(module)
-        if dict(module.named_buffers()):
-            self._check_buffers(module, self.build(1))
+        buffers = dict(module.named_buffers())
+        other = dict(self.build(1).named_buffers()) if buffers else {}  # actors build theirs without knowing the seed
+        for name, buffer in buffers.items():
+            if name not in other or not torch.equal(buffer, other[name]):
+                raise self._broken(
+                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
+                    f"requires_grad=False"
+                )
         return Facts(shapes_of(module), state_size)
 
     def _check_parameters(self, module: nn.Module) -> None:
-        parameters = dict(module.named_parameters())
+        parameters = list(module.named_parameters())
         if not parameters:
             raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
-        first_name, first = next(iter(parameters.items()))
-        for name, parameter in parameters.items():
+        first_name, first = parameters[0]
+        for name, parameter in parameters:
             if nn.parameter.is_lazy(parameter):
                 raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
             if (parameter.device, parameter.dtype) != (first.device, first.dtype):
@@ -116,29 +123,18 @@ class Contract:
                 f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
             )
 
-    def _check_buffers(self, module: nn.Module, other: nn.Module) -> None:
-        """Compare with a module built from another seed, because actors build theirs without knowing the seed."""
-        others = dict(other.named_buffers())
-        for name, buffer in module.named_buffers():
-            if name not in others or not torch.equal(buffer, others[name]):
-                raise self._broken(
-                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
-                    f"requires_grad=False"
-                )
-
     # ------------------------------------------------------------------ trial passes
 
     def _check_rows(self, module: nn.Module) -> None:
         """Run a module without memory on a few random observations and check its outputs."""
-        obs = made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
+        obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
 
         def run(rows: int) -> tuple[Tensor, ...]:
             shapes = ((rows, self.head_size), "[rows, head_size]"), ((rows,), f"[rows]; {SQUEEZE}")
             return self._outputs(module, (each_leaf(obs, lambda leaf: leaf[:rows]),), shapes)
 
         first, again, alone = self._passes(module, [lambda: run(ROWS), lambda: run(ROWS), lambda: run(1)])
-        for at in range(2):
-            self._check_output(OUTPUTS[at], first[at], again[at], alone[at], first[at][:1])
+        self._check_outputs(first, again, alone, tuple(one[:1] for one in first))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
         """Run a module with memory on a few random sequences and check its outputs."""
@@ -165,34 +161,36 @@ class Contract:
         calls.append(lambda: run(first, flags=torch.ones_like(starts)))
         calls.append(lambda: run(first, before=none(state), flags=none(starts)))
         one, again, alone, stepped, started, from_zero = self._passes(module, calls)
-        for at in range(2):
-            self._check_output(OUTPUTS[at], one[at], again[at], alone[at], one[at][:, 1:2])
-        self._check_equal(
-            started,
-            from_zero,
-            "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before "
-            "the step",
-        )
-        self._check_equal(
-            stepped,
-            one,
-            "of a sequence differ from those of its steps one after the other, as actors call it. Return the state "
-            "after the last step, and let no step see a later one",
-        )
+        self._check_outputs(one[:2], again, alone, tuple(output[:, 1:2] for output in one))
+        for found, expected, otherwise in (
+            (
+                started,
+                from_zero,
+                "where starts is True differ from those of a state of zeros. Set the state of these rows to zero "
+                "before the step",
+            ),
+            (
+                stepped,
+                one,
+                "of a sequence differ from those of its steps one after the other, as actors call it. Return the "
+                "state after the last step, and let no step see a later one",
+            ),
+        ):
+            for name, output, other in zip(OUTPUTS, found, expected, strict=True):
+                if not _close(output, other):
+                    raise self._broken(f"its {name} {otherwise}")
 
     def _sequences(self, state_size: int) -> tuple[Any, Tensor, Tensor]:
         """Return random sequences of 3 rows, in two of which an episode starts: observations, state and starts."""
-        dtype = getattr(torch, self.dtype)
-        inputs = made_up_inputs(self.spaces, STEPS * ROWS, dtype)
+        inputs = _made_up_inputs(self.spaces, STEPS * ROWS, getattr(torch, self.dtype))
         state = torch.randn((ROWS, state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         starts = torch.zeros((STEPS, ROWS), dtype=torch.bool)
         starts[0, 1] = starts[2, 2] = True
-        return each_leaf(inputs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:])), state.to(dtype), starts
-
-    def _check_equal(self, found: tuple[Tensor, ...], expected: tuple[Tensor, ...], otherwise: str) -> None:
-        for name, one, other in zip(OUTPUTS, found, expected, strict=True):
-            if not _close(one, other):
-                raise self._broken(f"its {name} {otherwise}")
+        return (
+            each_leaf(inputs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:])),
+            state.to(getattr(torch, self.dtype)),
+            starts,
+        )
 
     def _passes(self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]]) -> list[tuple[Tensor, ...]]:
         """Return the results of forward passes, after checking that they leave the buffers unchanged."""
@@ -215,7 +213,7 @@ class Contract:
         Args:
             expected: shape and a hint at the meaning of the axes, for each output.
         """
-        dtype, called = getattr(torch, self.dtype), call_in_words(*inputs)
+        dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
                 outputs: Any = module(*inputs)
@@ -224,7 +222,9 @@ class Contract:
         names = OUTPUTS[: len(expected)]
         if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True] * len(names)):
             wanted = f"{COUNTS[len(names)]} tensors, {', '.join(names[:-1])} and {names[-1]}"
-            raise self._broken(f"{called} returned {kind_in_words(outputs)}. Return {wanted}")
+            kinds = [type(one).__name__ for one in outputs] if isinstance(outputs, tuple) else []
+            kind = f"tuple of {', '.join(kinds) or 'nothing'}" if isinstance(outputs, tuple) else type(outputs).__name__
+            raise self._broken(f"{called} returned a {kind}. Return {wanted}")
         for name, output, (shape, hint) in zip(names, outputs, expected, strict=True):
             if output.shape != shape:
                 raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {hint}")
@@ -234,41 +234,58 @@ class Contract:
                 raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
         return outputs
 
-    def _check_output(self, name: str, one: Tensor, again: Tensor, alone: Tensor, of_row: Tensor) -> None:
-        """Check an output: equal in a second pass, and of a row alone, which is `of_row` among others."""
-        if not torch.equal(one, again):
-            raise self._broken(
-                f"its {name} differ between two passes over the same observations. Remove dropout and noise"
-            )
-        if not _close(alone, of_row):
-            raise self._broken(
-                f"its {name} of one observation depend on the other rows of the batch. Process each row on its own"
-            )
-        if not one.requires_grad:
-            raise self._broken(
-                f"its {name} do not depend on any parameter with requires_grad=True. Compute them from parameters"
-            )
+    def _check_outputs(
+        self,
+        outputs: tuple[Tensor, ...],
+        again: tuple[Tensor, ...],
+        alone: tuple[Tensor, ...],
+        of_row: tuple[Tensor, ...],
+    ) -> None:
+        """Check head and values: equal in a second pass, and of a row alone, which is `of_row` among others."""
+        for at, name in enumerate(OUTPUTS[: len(outputs)]):
+            if not torch.equal(outputs[at], again[at]):
+                fact = "differ between two passes over the same observations. Remove dropout and noise"
+            elif not _close(alone[at], of_row[at]):
+                fact = "of one observation depend on the other rows of the batch. Process each row on its own"
+            elif not outputs[at].requires_grad:
+                fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
+            else:
+                continue
+            raise self._broken(f"its {name} {fact}")
 
     def _broken(self, fact: str) -> ConfigError:
         return ConfigError(f"model={self.name}: {fact}.")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Return whether two outputs are equal up to rounding."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def model_class(model: Any) -> type[nn.Module]:
-    """Return the class at the import path `model`, or `model` itself.
+def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
+    """Return a module's input for some random observations of `spaces`."""
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for name, leaf in spaces.leaves().items():
+        shape = rows, *leaf.shape
+        if is_image(leaf):
+            numbers: np.ndarray = generator.integers(0, 256, shape)
+        elif name in spaces.categories:
+            found = spaces.categories[name]
+            drawn = generator.integers(0, found.counts, (rows, len(found.counts)))
+            numbers = (drawn + np.array(found.starts)).reshape(shape)
+        else:
+            numbers = generator.standard_normal(shape)
+        inputs[name] = torch.from_numpy(numbers).to(dtype)
+    return inputs if spaces.obs.names is not None else inputs[""]
 
-    Raises:
-        ConfigError: it cannot be imported, or is not a subclass of `torch.nn.Module`.
-    """
-    name = import_path(model)
-    try:
-        found = imported(model, "Class") if isinstance(model, str) else model
-    except ImportError as error:
-        raise ConfigError(f"model={name}: {error}.") from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"model={name}: {found!r} is not a subclass of torch.nn.Module. Pass one.")
-    return found
+
+def _call_in_words(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
+    """Return a call of a module with the shapes of its arguments."""
+    if isinstance(obs, dict):
+        words = f"a dict of the shapes {{{', '.join(f'{name!r}: {tuple(leaf.shape)}' for name, leaf in obs.items())}}}"
+    else:
+        words = f"of shape {tuple(obs.shape)} and {obs.dtype}"
+    if state is None or starts is None:
+        return f"forward(obs), with obs {words},"
+    shapes = tuple(state.shape), tuple(starts.shape)
+    return f"forward(obs, state, starts), with obs {words}, state of shape {shapes[0]} and starts of shape {shapes[1]},"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from dppo.errors import ConfigError
 from dppo.ppo.distributions import Distribution, distribution_of
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
-from dppo.user_code import import_path
+from dppo.user_code import import_path, imported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,27 +64,38 @@ class ModuleSpec(NetworkSpec):
         Raises:
             ConfigError: the module does not keep the contract.
         """
-        contract = self._contract()
-        contract.facts()
-        return contract.build(seed)
+        self._contract().facts()
+        return self._contract().build(seed)
 
     def _contract(self) -> Contract:
-        from dppo.ppo.networks.user.contract import Contract, model_class
+        from dppo.ppo.networks.user.contract import Contract
 
-        made_of, name = model_class(self.model), import_path(self.model)
-        return Contract(made_of, name, self.kwargs, self.spaces, self.distribution.head_size, self.dtype)
+        return Contract(
+            model_class(self.model),
+            import_path(self.model),
+            self.kwargs,
+            self.spaces,
+            self.distribution.head_size,
+            self.dtype,
+        )
 
     @override
     def as_json(self) -> dict[str, Any]:
         return {"model": import_path(self.model), "model_kwargs": self.kwargs, "dtype": self.dtype}
 
 
-def check_model(model: ModelClass) -> None:
-    """Check that `model` is or names a subclass of `torch.nn.Module`, without creating one; imports torch.
+def model_class(model: ModelClass) -> type[nn.Module]:
+    """Return the class at the import path `model`, or `model` itself, without creating one; imports torch.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it cannot be imported, or is not a subclass of `torch.nn.Module`.
     """
-    from dppo.ppo.networks.user.contract import model_class
+    from torch import nn
 
-    model_class(model)
+    try:
+        found: Any = imported(model, "Class") if isinstance(model, str) else model
+    except ImportError as error:
+        raise ConfigError(f"model={import_path(model)}: {error}.") from None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"model={import_path(model)}: {found!r} is not a subclass of torch.nn.Module. Pass one.")
+    return found

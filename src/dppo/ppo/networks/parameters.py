@@ -1,17 +1,43 @@
-"""Draw the initial weights of a module."""
+"""The parameters of a module: drawn from a seed, and kept in one flat vector."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dppo.errors import ConfigError
 from dppo.ppo.networks.torch_state import default_dtype
 
 MOST_DRAWS = 20  # of a module, to find two with equal weights
+
+
+class FlatParameters:
+    """Parameters of a module as views of one vector, with their gradients as views of another.
+
+    For any network, the norm of the gradient, its clipping, the optimiser's step, a snapshot, and the sum over learners
+    are then one operation each, on one tensor.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Move `parameters` into one vector.
+
+        Args:
+            parameters: all of the module's, in the order of the vector.
+            zeros_like: allocates the vector of gradients; None means `torch.zeros_like`.
+        """
+        parameters = list(parameters)
+        self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        self.gradient = (zeros_like or torch.zeros_like)(self.weights.detach())
+        self.weights.grad = self.gradient
+        sizes = [parameter.numel() for parameter in parameters]
+        pieces = zip(parameters, self.weights.data.split(sizes), self.gradient.split(sizes), strict=True)
+        for parameter, weights, gradient in pieces:
+            parameter.data, parameter.grad = weights.view_as(parameter), gradient.view_as(parameter)
 
 
 def drawn(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Module:

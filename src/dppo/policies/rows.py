@@ -26,7 +26,13 @@ def rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         rows, single = _array(obs, spaces.returned) if spaces.returned.names is None else _packed(obs, spaces)
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
-    outside = first_outside(_categories(spaces), rows) if spaces.categories else None
+    limits = []
+    for name, of in spaces.categories.items():
+        if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):  # zero where not chosen
+            shape = leaves(spaces.returned)[name].shape
+            low, count = np.reshape(of.starts, shape), np.reshape(of.counts, shape)
+            limits.append(Limits(name, low, low + count - 1))
+    outside = first_outside(limits, rows)
     if outside is not None:
         raise ValueError(f"obs is {outside.what}.")
     return rows, single
@@ -44,40 +50,20 @@ def _array(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
 
 def _packed(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """Return the rows of observations of several leaves, packed one by one."""
-    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-    many = None if spaces.one_of else _several(obs, spaces)
-    packed = [pack(one) for one in ([obs] if many is None else many)]
-    return np.array(packed, spaces.returned), many is None
-
-
-def _categories(spaces: Spaces) -> list[Limits]:
-    """Return the limits of the leaves that hold categories, but for those of a OneOf, which are zero if not chosen."""
-    found = []
-    for name, leaf in leaves(spaces.returned).items():
-        if name in spaces.categories and not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):
-            of = spaces.categories[name]
-            low = np.reshape(of.starts, leaf.shape)
-            found.append(Limits(name, low, low + np.reshape(of.counts, leaf.shape) - 1))
-    return found
-
-
-def _several(obs: Any, spaces: Spaces) -> list[Any] | None:
-    """Return the observations in `obs`; None where it is a single one."""
     found, leaf = obs, spaces.returned
-    while leaf.names is not None:
+    while leaf.names is not None:  # the first leaf, whose axes say whether there are many
         found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])
         leaf = leaf[leaf.names[0]]
-    if np.ndim(found) != len(leaf.shape) + 1:
-        return None
+    single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
     try:
-        return [_row(obs, index) for index in range(len(found))]
+        many = [obs] if single else [_row(obs, index) for index in range(len(found))]
     except (IndexError, TypeError):
         raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
+    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+    return np.array([pack(one) for one in many], spaces.returned), single
 
 
 def _row(obs: Any, index: int) -> Any:
     if isinstance(obs, Mapping):
         return {key: _row(value, index) for key, value in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_row(value, index) for value in obs)
-    return obs[index]
+    return tuple(_row(value, index) for value in obs) if isinstance(obs, tuple) else obs[index]

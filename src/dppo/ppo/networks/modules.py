@@ -1,0 +1,202 @@
+"""Any `torch.nn.Module` as a network: TorchActing for actors, Autograd for trainers."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, jit, nn
+from typing_extensions import override
+
+from dppo.errors import ConfigError
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs
+from dppo.ppo.networks.parameters import FlatParameters
+from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
+from dppo.spaces.spaces import Spaces
+
+Inputs = Tensor | dict[str, Tensor]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class TorchActing(ActingNetwork):
+    """Act with any module, on one thread, so that sums do not depend on the number of threads.
+
+    A step on a few rows takes less time than torch's context managers. They are entered only if an environment in this
+    process has changed the global setting in question, and parameters without gradients make `no_grad` unnecessary.
+    """
+
+    def __init__(self, module: nn.Module, spaces: Spaces) -> None:
+        self._module = quick(module.requires_grad_(False))
+        self._parameters = list(self._module.parameters())
+        self._dtype = self._parameters[0].dtype
+        self._dims = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
+        self._inputs: dict[str, Tensor] = {}
+        self._rows: dict[str, np.ndarray] = {}
+        self._state, self._starts = torch.empty(0), torch.empty(0)
+
+    @override
+    def load(self, weights: np.ndarray) -> None:
+        flat = torch.from_numpy(weights.copy())  # a copy, because torch warns about read-only arrays
+        pieces = flat.split([parameter.numel() for parameter in self._parameters])
+        for parameter, piece in zip(self._parameters, pieces, strict=True):
+            parameter.copy_(piece.view_as(parameter))
+
+    @override
+    def step(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None) -> Outputs:
+        """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
+        named = obs if isinstance(obs, dict) else {"": obs}
+        for name, leaf in named.items():
+            if leaf.ndim > self._dims[name] + 1:
+                stacked = [{one: view[s] for one, view in named.items()} for s in range(len(leaf))]
+                states = [None] * len(leaf) if state is None else state
+                each = zip(*map(self.step, stacked, states), strict=True)
+                whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
+                return Outputs(*whole)
+            if name not in self._rows or leaf.shape != self._rows[name].shape:
+                self._inputs[name] = torch.empty(leaf.shape, dtype=self._dtype)  # aligned alike in every process
+                self._rows[name] = self._inputs[name].numpy()
+            np.copyto(self._rows[name], leaf)
+        inputs: Any = self._inputs.get("", self._inputs)
+        if (
+            torch.get_default_dtype() is self._dtype
+            and torch.get_num_threads() == 1
+            and matmul_precision() == "highest"
+        ):
+            return self._outputs(inputs, state)
+        with default_dtype(self._dtype), exact_on(1):
+            return self._outputs(inputs, state)
+
+    def _outputs(self, inputs: Any, state: np.ndarray | None) -> Outputs:
+        if state is None:
+            head, values = self._module(inputs)
+            return Outputs(head.numpy(), values.numpy())
+        if self._state.shape != state.shape:
+            self._state = torch.empty(state.shape, dtype=self._dtype)
+            self._starts = torch.zeros((1, len(state)), dtype=torch.bool)
+        np.copyto(self._state.numpy(), state)
+        steps = each_leaf(inputs, lambda leaf: leaf[None])
+        head, values, after = self._module(steps, self._state, self._starts)
+        return Outputs(head[0].numpy(), values[0].numpy(), after.numpy().copy())  # may be a view of our own
+
+
+class Autograd(LearningNetwork):
+    """Train any module: the gradient of the parameters is one vector-Jacobian product by autograd."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        zeros_like: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Move the `parameters` of `module` into one vector: see `FlatParameters`."""
+        self.parameters = FlatParameters(parameters, zeros_like)
+        self._module = module
+        self._dtype = self.parameters.weights.dtype
+        self._reads_bytes = getattr(module, "reads_bytes", False)
+        self._lower: torch.dtype | None = None
+
+    def compute_in(self, lower: torch.dtype) -> None:
+        """Run the layers in the precision `lower` from now on; weights and outputs keep theirs."""
+        self._lower = lower
+
+    @override
+    def forward(
+        self, obs: Inputs, recurrent: RecurrentInputs | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Return head [rows, H] and values [rows], detached, and both with their graph."""
+        with torch.enable_grad(), default_dtype(self._dtype):
+            if self._lower is None:
+                head, values = self._outputs(obs, recurrent)
+            else:
+                with torch.autocast(self.parameters.weights.device.type, self._lower):
+                    head, values = self._outputs(obs, recurrent)
+                head, values = head.to(self._dtype), values.to(self._dtype)
+        return head.detach(), values.detach(), (head, values)
+
+    def _outputs(self, obs: Inputs, recurrent: RecurrentInputs | None) -> tuple[Tensor, Tensor]:
+        inputs = each_leaf(obs, self._input)
+        if recurrent is not None:
+            return recurrent.outputs(self._module, inputs)
+        head, values = self._module(inputs)
+        return head, values
+
+    def _input(self, leaf: Tensor) -> Tensor:
+        is_image = leaf.element_size() == 1 and leaf.dim() > 3
+        return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
+
+    @override
+    def backward(
+        self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor, *, accumulate: bool
+    ) -> None:
+        """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
+        if not accumulate:
+            self.parameters.gradient.zero_()
+        with default_dtype(self._dtype):
+            torch.autograd.backward(residuals, (by_head, by_values))
+
+
+def quick(module: nn.Module) -> nn.Module:
+    """Modify `module` so that its forward pass takes half the time for few rows, and return it.
+
+    Parameters and submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
+    torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
+    must not change afterwards.
+    """
+    for part in module.modules():
+        if isinstance(part, jit.ScriptModule):
+            continue
+        for name, value in (*part._parameters.items(), *part._modules.items()):
+            part.__dict__[name] = value
+        kind = type(part)
+        if (
+            kind.__module__.startswith("torch.nn.modules.")
+            and kind.__call__ is nn.Module.__call__
+            and "forward" not in part.__dict__
+            and not any(getattr(part, hooks) for hooks in HOOKS)
+        ):
+            part.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
+    return module
+
+
+# ------------------------------------------------------------------ bfloat16
+
+
+def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
+    """Run the layers of `network` in bfloat16 from now on; its weights, gradients and outputs stay float32.
+
+    Half the bytes, and several times the products per second where the hardware has it. Results are reproducible on the
+    same type of CPU or GPU.
+
+    Source: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (arXiv:1905.12322).
+
+    Raises:
+        ConfigError: the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
+    """
+    if not isinstance(network, Autograd):
+        raise ConfigError(
+            "precision=bfloat16: the default network for an observation of numbers is a small MLP with a gradient "
+            "written by hand in float32, and would not become faster. Use precision=float32."
+        )
+    if device == "cpu" and not cpu_has_bfloat16():
+        raise ConfigError(
+            f"precision=bfloat16: this CPU ({platform.machine()}) has no instructions for bfloat16 (AVX512_BF16 or AMX "
+            f"on x86), so it would be slower than float32. Use precision=float32, or device=cuda."
+        )
+    if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision=bfloat16: {torch.cuda.get_device_name()} has no instructions for bfloat16, which came with "
+            f"NVIDIA's Ampere. Use precision=float32."
+        )
+    network.compute_in(torch.bfloat16)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for products of bfloat16; False if torch does not know."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
+    return bool(torch.cpu._is_avx512_bf16_supported())  # torch before 2.10
