@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ppo": {"config.parts"},
     "envs": {"ppo.exchange.records", "signals"},
     "records": {"config", "ppo.exchange.records"},
-    "cluster": {"config", "ppo", "envs.progress", "signals"},
+    "cluster": {"config", "ppo", "envs.activity", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
     "policies.evaluation": {"envs", "ppo.networks.user.module_spec", "records"},

@@ -25,7 +25,7 @@ from dppo.cluster.collecting.progress_file import (
 )
 from dppo.cluster.plans import sampler_plan
 from dppo.cluster.wire import Answer
-from dppo.envs.progress import BYTES, Phase, ProgressRecord, place_of
+from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 
 STEPS = 30
@@ -58,7 +58,7 @@ def test_another_process_reads_the_recorded_progress() -> None:
     ],
 )
 def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> None:
-    record = ProgressRecord()
+    record = ActivityRecord()
     record.enter(place_of(phase, 123_456, 5))
     assert str(record.look()) == words
 
@@ -96,8 +96,8 @@ PLAN = sampler_plan(
 
 
 def test_an_answer_reports_the_cost_of_its_replay() -> None:
-    record = ProgressRecord()
-    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ProgressRecord()), SamplerHost(PLAN, record)
+    record = ActivityRecord()
+    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ActivityRecord()), SamplerHost(PLAN, record)
     for index in range(2):
         answer = answered(first, SegmentRequest(0, index))
         assert (answer.timings.replayed_steps, answer.timings.replay_s) == (0, 0.0)
@@ -114,8 +114,8 @@ def test_an_answer_reports_the_cost_of_its_replay() -> None:
 
 def test_env_steps_are_counted_for_each_question_without_replays() -> None:
     seen: list[int] = []
-    record = ProgressRecord(on_step=seen.append)
-    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ProgressRecord()), SamplerHost(PLAN, record)
+    record = ActivityRecord(on_step=seen.append)
+    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ActivityRecord()), SamplerHost(PLAN, record)
     ledger.record(answered(first, SegmentRequest(0, 0)).made[0][0])
     answered(second, SegmentRequest(0, 1, ledger.rebuild(0, 1)))
     assert record.look().steps == 2 * STEPS
@@ -129,7 +129,7 @@ def test_env_steps_are_counted_for_each_question_without_replays() -> None:
 def test_a_long_replay_in_process_is_logged_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [1000.0]
     say = ReplayLog(clock=lambda: now[0])
-    record = ProgressRecord(on_replay=say)
+    record = ActivityRecord(on_replay=say)
     for _ in range(2):
         record.begin(to_replay=70)
         for _ in range(70):

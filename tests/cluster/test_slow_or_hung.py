@@ -27,7 +27,7 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.wire import Answer
-from dppo.envs.progress import Phase, Progress
+from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
@@ -110,9 +110,9 @@ class Driver:
 def replaying(per_s: float, of: int, until: float = float("inf"), since: float = 0.0) -> Any:
     """Return the progress of an actor that replays `per_s` steps per second until it stops."""
 
-    def look(now: float) -> Progress:
+    def look(now: float) -> Activity:
         done = int(per_s * (min(now, until) - since))
-        return Progress(1000 + done, 1000, Phase.REPLAY, 0, 0, done, of)
+        return Activity(1000 + done, 1000, Phase.REPLAY, 0, 0, done, of)
 
     return look
 
@@ -120,8 +120,8 @@ def replaying(per_s: float, of: int, until: float = float("inf"), since: float =
 def stepping(per_s: float, until: float) -> Any:
     """Return the progress of an actor that makes `per_s` steps per second until it stops."""
 
-    def look(now: float) -> Progress:
-        return Progress(1000 + int(per_s * min(now, until)), 1000, Phase.STEP, 0, 0, 0, 0)
+    def look(now: float) -> Activity:
+        return Activity(1000 + int(per_s * min(now, until)), 1000, Phase.STEP, 0, 0, 0, 0)
 
     return look
 
@@ -246,7 +246,7 @@ def test_progress_of_an_abandoned_process_is_ignored() -> None:
     driver.wait(2)
     driver.on(Started(Process(0, 3)))
     for moves in range(100):
-        driver.on(Progressed(Process(0, 2), Progress(moves, 0, Phase.REPLAY, 0, 0, moves, 100)))
+        driver.on(Progressed(Process(0, 2), Activity(moves, 0, Phase.REPLAY, 0, 0, moves, 100)))
         driver.wait(0.5)
     assert "counts as hung" in driver.reported()[1].text
 

@@ -33,7 +33,7 @@ from dppo.cluster.collecting.messages import (
 )
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.wire import Answer
-from dppo.envs.progress import Phase, Progress
+from dppo.envs.activity import Activity, Phase
 from dppo.signals import StopSignals
 
 TICK_S = 2.0
@@ -143,11 +143,11 @@ class Fake:
             back = rng.choice([who.actor_id, who.actor_id + 10])
             self._later(rng.uniform(10, 60), lambda: Joined(back))
 
-    def _progress(self, who: Process) -> Progress:
+    def _progress(self, who: Process) -> Activity:
         """Return the progress of a process, which takes ten steps per second while it works."""
         begins, ends = self._moves.get(who, (0.0, 0.0))
         done = int(10 * max(0.0, min(self.now, ends) - begins))
-        return Progress(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
+        return Activity(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
 
     def _answer(self, command: Ask | Describe, who: Process, forged: bool) -> Event | None:
         if who in self._killed and self._rng.random() < 0.5:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.config.parts import Network
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
-from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
@@ -40,7 +40,7 @@ class BuiltSampler:
     spaces: Spaces
 
 
-def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord | None = None) -> BuiltSampler:
+def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None) -> BuiltSampler:
     """Build a sampler and its environments, whose activity `progress` records.
 
     Raises:
@@ -48,7 +48,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ProgressRecord |
         ConfigError: the spaces are not supported, or the user's network breaks its contract.
     """
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
-    progress = progress or ProgressRecord()
+    progress = progress or ActivityRecord()
     envs: list[Any] = []
     try:
         for env in range(plan.sampling.envs_per_sampler):

@@ -46,12 +46,9 @@ class CheckedEnv:
     ) -> None:
         """Take over `env`, number `index` of a group; it has no episode yet.
 
-        Args:
-            owner: prefix of error messages.
-            pack: converts an observation to the form in which it is stored; the caller may replace it later.
-            masks: reads action masks, which are stored with observations; None if there are none.
-            episode_seed: of the index of the environment and of the episode.
+        `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
         """
+        # `pack` converts an observation to the form in which it is stored; the caller may replace it later.
         self._env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
         self.pack, self.episode, self.episode_return, self.length = pack, 0, 0.0, 0
@@ -111,7 +108,6 @@ class CheckedEnv:
         return seen
 
     def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
-        """Return an observation with the mask of its state, as both are stored."""
         try:
             return masks.beside(seen, info, ended=ended)
         except BadResult as error:

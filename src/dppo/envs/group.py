@@ -10,13 +10,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadStep
 from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.checks.observations import Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
-from dppo.envs.progress import Phase, ProgressRecord, place_of
 from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
@@ -39,7 +39,7 @@ class EnvGroup:
         episode_seed: Callable[[int, int], int],
         owner: str,
         sampler_id: int = 0,
-        progress: ProgressRecord | None = None,
+        progress: ActivityRecord | None = None,
         drop_bad_steps: bool = False,
         first_segment: FirstSegment | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class EnvGroup:
         """
         self.num_envs, self.obs, self._spaces = len(envs), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
-        self._made, self._progress = envs, progress or ProgressRecord()
+        self._made, self._progress = envs, progress or ActivityRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
         # If bad steps are dropped, limits are checked at each step, and not only once a segment.

@@ -116,7 +116,6 @@ def _class(env: Any) -> str:
 
 
 def _factory(env_id: str) -> Callable[..., Any]:
-    """Return the function that creates the environment of this name."""
     module_name, _, name = env_id.rpartition(":")
     advice = "Check the name, and that the module is installed here and on every node."
     try:
@@ -167,7 +166,6 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
 
 
 def _unknown_in_module(module: str, name: str) -> str:
-    """Return why `name` cannot be made, and the closest name that the module has."""
     functions = [known for known, value in vars(sys.modules[module]).items() if callable(value) and known[:1] != "_"]
     if not name:
         return f"names no environment. Write {module}:make, if make is the function that returns it."
@@ -180,11 +178,7 @@ def _unknown_in_module(module: str, name: str) -> str:
 
 
 def check_display() -> None:
-    """Refuse to open a window where there is no display: some libraries abort the process instead of raising.
-
-    Raises:
-        ConfigError: there is no display.
-    """
+    """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise ConfigError(
             "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "

@@ -19,8 +19,7 @@ METHOD = "action_masks"
 def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSetting) -> MaskSource | None:
     """Return where the masks of `env` come from; None if it has none, or they are not used.
 
-    Args:
-        setting: auto takes a leaf `action_mask` of a Dict observation, else the method `action_masks`.
+    The setting auto takes a leaf `action_mask` of a Dict observation, else the method `action_masks`.
 
     Raises:
         ConfigError: masks are asked for, and these actions cannot have any.
@@ -53,19 +52,14 @@ class MaskReader:
     """Reads and checks the masks of one environment."""
 
     def __init__(self, env: Any, spaces: Spaces) -> None:
-        """Find the source of the masks of `env`, which `spaces` names."""
         self.as_returned = spaces.as_returned
         self._actions, self._obs, self._in_obs = spaces.actions, spaces.obs, spaces.mask == "leaf"
         self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
 
     def beside(self, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
-        """Return one observation with the mask of its state, as both are stored.
+        """Return one observation with the mask of its state, as both are stored; raise as `read` does.
 
-        Args:
-            ended: no action follows, so that the mask is not read.
-
-        Raises:
-            BadResult: as `read`.
+        If the episode has ended, no action follows, so that the mask is not read.
         """
         if self._in_obs:
             if not ended:
@@ -119,11 +113,7 @@ def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.nda
 
 
 def check_allows(masks: np.ndarray, actions: Actions) -> None:
-    """Check that masks [..., M] allow a choice for each element of an action.
-
-    Raises:
-        BadResult: one does not.
-    """
+    """Raise BadResult unless masks [..., M] allow a choice for each element of an action."""
     choices = actions.choices or ()
     any_allowed = np.logical_or.reduceat(masks, np.cumsum((0, *choices[:-1])), axis=-1)
     if not any_allowed.all():

@@ -42,7 +42,6 @@ class SlowSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _spend(self, seconds: float, started: float) -> None:
-        """Sleep, or use this thread's CPU, for the rest of `seconds` since `started`."""
         if not self._burn:
             time.sleep(max(0.0, seconds - (self._clock() - started)))
         while self._burn and self._clock() - started < seconds:

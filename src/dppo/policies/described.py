@@ -51,7 +51,8 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     if "model" in model:
         return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
     if "layers" in model:
-        return spaces, EncoderSpec.of(read, Layers.of_json(model["layers"]), model["dtype"])
+        layers = model["layers"] | {"hidden_sizes": tuple(model["layers"]["hidden_sizes"])}
+        return spaces, EncoderSpec.of(read, Layers(**layers), model["dtype"])
     return spaces, MLPSpec.of(
         read,
         tuple(model["hidden_sizes"]),

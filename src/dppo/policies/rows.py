@@ -39,7 +39,6 @@ def rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
 
 
 def _array(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
-    """Return the rows of observations of a single leaf, checked all at once."""
     shape = np.shape(obs)
     single = shape == leaf.shape
     if not single and shape[1:] != leaf.shape:
@@ -49,7 +48,6 @@ def _array(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
 
 
 def _packed(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
-    """Return the rows of observations of several leaves, packed one by one."""
     found, leaf = obs, spaces.returned
     while leaf.names is not None:  # the first leaf, whose axes say whether there are many
         found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,9 +35,10 @@ class Actions(ABC):
     def to_env(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A]: an array [n, ...], or a dict or tuple of such arrays. Its arrays are new."""
 
-    @abstractmethod
     def each(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
+        converted = self.to_env(actions)
+        return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # arrays, also of shape ()
 
     @abstractmethod
     def __str__(self) -> str:
@@ -115,10 +116,6 @@ class BoxActions(Actions):
         return limited
 
     @override
-    def each(self, actions: np.ndarray) -> Sequence[np.ndarray]:
-        return _arrays(self.to_env(actions))
-
-    @override
     def __str__(self) -> str:
         """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
         return f"Box{list(self.shape)}"
@@ -156,10 +153,6 @@ class MultiDiscreteActions(Actions):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         counted: np.ndarray = (actions + np.array(self.starts)).astype(self.dtype)
         return counted.reshape(len(actions), *self.shape)
-
-    @override
-    def each(self, actions: np.ndarray) -> Sequence[np.ndarray]:
-        return _arrays(self.to_env(actions))
 
     @override
     def __str__(self) -> str:
@@ -236,11 +229,6 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
     elif isinstance(actions, NestedActions):
         for part in actions.parts:
             yield from boxes(part)
-
-
-def _arrays(converted: np.ndarray) -> Sequence[np.ndarray]:
-    """Return n arrays, also of shape ()."""
-    return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # type: ignore[return-value]
 
 
 def actions_from_json(described: dict[str, Any]) -> Actions:

@@ -14,7 +14,7 @@ from dppo.cluster.faults import Fault
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
 from dppo.cluster.wire import Answer, Parcel, Question
-from dppo.envs.progress import ProgressRecord
+from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.spaces.spaces import Spaces
@@ -35,7 +35,7 @@ class PPOActor:
         self._plan = plan
         self._import_paths = import_paths
         self._model = model
-        self._progress = ProgressRecord()
+        self._progress = ActivityRecord()
         self._progress_file = ""
         self._host: SamplerHost | None = None
 

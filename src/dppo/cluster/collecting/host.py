@@ -11,7 +11,7 @@ from threadpoolctl import ThreadpoolController
 from dppo.cluster.builders import BuiltSampler, build_sampler
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.wire import Answer
-from dppo.envs.progress import Phase, ProgressRecord, place_of
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
@@ -25,7 +25,7 @@ class SamplerHost:
     is in the samplers' environments, which can be rebuilt elsewhere.
     """
 
-    def __init__(self, plan: SamplerPlan, progress: ProgressRecord) -> None:
+    def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
         self._plan = plan
         self._progress = progress
         self._samplers: dict[int, BuiltSampler] = {}

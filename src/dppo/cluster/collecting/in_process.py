@@ -10,7 +10,7 @@ from dppo.cluster.collecting.collector import Collected, ProgressReports
 from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
-from dppo.envs.progress import ProgressRecord, replaying
+from dppo.envs.activity import ActivityRecord, replaying
 from dppo.ppo.exchange.records import CollectionProgress, PolicySnapshot, SegmentRequest
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -37,7 +37,7 @@ class InProcessCollector:
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
-        self._host = SamplerHost(plan, ProgressRecord(on_replay=ReplayLog(), on_step=self._report))
+        self._host = SamplerHost(plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
         self._threads = limit_to_one_thread()
         self._spaces: Spaces | None = None
         self._request: tuple[PolicySnapshot, int] | None = None

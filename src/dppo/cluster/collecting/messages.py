@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dppo.cluster.faults import Fault
 from dppo.cluster.wire import Answer, Question
-from dppo.envs.progress import Progress
+from dppo.envs.activity import Activity
 from dppo.errors import DppoError
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
@@ -137,7 +137,7 @@ class Progressed:
     """The result of a `Look`; not sent if the progress cannot be read."""
 
     process: Process
-    progress: Progress
+    progress: Activity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dppo.envs.progress import BYTES, Progress, ProgressRecord, look_at
+from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +20,23 @@ class ProgressFile:
     """"" if there is no such file."""
 
 
-def make_progress_file() -> tuple[str, ProgressRecord]:
+def make_progress_file() -> tuple[str, ActivityRecord]:
     """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
     try:
         file, path = tempfile.mkstemp(prefix="dppo-progress-")
     except OSError:
-        return "", ProgressRecord()
+        return "", ActivityRecord()
     try:
         os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
-        return path, ProgressRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
+        return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)
-        return "", ProgressRecord()
+        return "", ActivityRecord()
     finally:
         os.close(file)
 
 
-def read_progress_file(path: str) -> Progress | None:
+def read_progress_file(path: str) -> Activity | None:
     """Return the progress of an actor on this node; None if the file is missing or invalid."""
     try:
         with open(path, "rb") as file:
@@ -54,6 +54,6 @@ def remove_progress_file(path: str) -> None:
 class Witness:
     """Reads the progress files of its node, in a process of its own."""
 
-    def look(self, path: str) -> Progress | None:
+    def look(self, path: str) -> Activity | None:
         """Return the progress in the file `path`."""
         return read_progress_file(path)

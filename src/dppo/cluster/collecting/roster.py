@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
-from dppo.envs.progress import Progress
+from dppo.envs.activity import Activity
 
 
 class State(Enum):
@@ -46,7 +46,7 @@ class Actor:
     """True while it replays episodes."""
     look_at: float = math.inf
     """Time of the next look at its progress."""
-    progress: Progress | None = None
+    progress: Activity | None = None
     """Result of the last look since the last question."""
 
     @property
@@ -106,7 +106,7 @@ class Actor:
     def _rest(self) -> None:
         self.rebuilds, self.progress, self.due, self.look_at = False, None, math.inf, math.inf
 
-    def progressed(self, progress: Progress, now: float, limits: Limits) -> None:
+    def progressed(self, progress: Activity, now: float, limits: Limits) -> None:
         """Record a look; extend the deadline if the actor has progressed since the last one.
 
         This ends: a question asks for a finite number of steps and resets.

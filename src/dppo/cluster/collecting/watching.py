@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dppo.cluster.collecting.messages import Process, Progressed
 from dppo.cluster.collecting.progress_file import ProgressFile, Witness, read_progress_file, remove_progress_file
-from dppo.envs.progress import Phase, Progress
+from dppo.envs.activity import Activity, Phase
 
 
 class Watching:
@@ -31,7 +31,7 @@ class Watching:
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
         self._seen: list[Progressed] = []
-        self._latest: dict[Process, Progress] = {}
+        self._latest: dict[Process, Activity] = {}
 
     def started(self, process: Process, file: ProgressFile) -> None:
         """Record the progress file of a new process."""
@@ -90,7 +90,7 @@ class Watching:
         self._looks.clear()
         return witnesses
 
-    def _take(self, process: Process, progress: Progress | None) -> None:
+    def _take(self, process: Process, progress: Activity | None) -> None:
         if progress is not None:
             self._latest[process] = progress
             self._seen.append(Progressed(process, progress))

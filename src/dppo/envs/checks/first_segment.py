@@ -27,9 +27,7 @@ class FirstSegment:
     ) -> None:
         """Prepare for the first segment of a sampler; `owner` is a prefix of messages.
 
-        Args:
-            integers: report integers that float32 cannot tell apart, because the network reads float32.
-            masks: report an action mask in the info of the first reset that is not used.
+        Report `integers` that float32 cannot tell apart, and `masks` in the info of the first reset that are not used.
         """
         self._obs, self._owner = spaces.returned, owner
         self._is_watched = sampler_id == 0  # the observations and masks of the other samplers are alike

@@ -14,8 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.advice import short
-from dppo.envs.spaces.leaves import leaf_spaces
+from dppo.envs.spaces.leaves import leaf_spaces, short
 from dppo.envs.spaces.packing import LARGEST
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog

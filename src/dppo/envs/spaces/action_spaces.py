@@ -7,17 +7,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.spaces.advice import MOST_CHOICES, chosen, kind_of, short
-from dppo.envs.spaces.leaves import space_parts
+from dppo.envs.spaces.leaves import check_package, short, space_parts, wrapped
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
+from dppo.spaces.spaces import MOST_WHOLE
+
+MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
+MOST_PARTS = 8  # of a space, listed in a message
 
 
 def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
     """Return an action space as plain data.
-
-    Args:
-        bounds: how real-valued actions are brought within their bounds.
 
     Raises:
         ConfigError: the space is not supported, or has no bounds that `bounds` needs. The text says what helps.
@@ -57,11 +57,10 @@ def _converted(space: gym.Space[Any], bounds: Bounds, name: str) -> Actions:
     if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
         parts = [_converted(part, bounds, f"{name}[{repr(key) if keyed else key}]") for key, part in inner.items()]
         return NestedActions(tuple(parts), tuple(inner) if keyed else None)
-    raise ConfigError(f"{what}: it is {kind_of(space)}, which is not supported. {chosen(space)}")
+    raise ConfigError(f"{what}: it is {_kind_of(space)}, which is not supported. {_chosen(space)}")
 
 
 def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
-    """Return an array of choices as plain data; None if `space` is none, or a Box of too many numbers."""
     if isinstance(space, gym.spaces.MultiDiscrete):
         counts, starts = space.nvec, space.start
     elif isinstance(space, gym.spaces.MultiBinary):
@@ -76,15 +75,23 @@ def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
     return MultiDiscreteActions(flat[0], flat[1], space.shape, str(space.dtype))
 
 
-def check_package(space: Any, what: str) -> None:
-    """Refuse a space of the package gym.
+def _kind_of(space: gym.Space[Any]) -> str:
+    """Describe the kind of a space; if its text is too long, also its parts: "a Dict (['arm'] is Box(...), ...)"."""
+    inner = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else ()
+    parts: list[tuple[Any, Any]] = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
+    if parts and short(space).endswith("..."):
+        named = [f"[{key!r}] is {short(part, 40)}" for key, part in parts[:MOST_PARTS]]
+        more = [f"{len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
+        return f"a {type(space).__name__} ({', '.join([*named, *more])})"
+    if isinstance(space, gym.spaces.Box):
+        return f"a Box of {space.dtype} with shape {space.shape}"
+    return f"a {type(space).__name__}"
 
-    Raises:
-        ConfigError: it is one.
-    """
-    if type(space).__module__.partition(".")[0] == "gym":
-        raise ConfigError(
-            f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
-            f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
-            f"(older)."
-        )
+
+def _chosen(space: gym.Space[Any]) -> str:
+    """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
+    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MOST_WHOLE:
+        box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
+        return wrapped(f"TransformAction(env, lambda a: np.array(np.rint(a), '{space.dtype}'), {box})")
+    listed = "TransformAction(env, lambda a: CHOICES[a], gymnasium.spaces.Discrete(len(CHOICES)))"
+    return f"Make a list CHOICES of the actions to choose from. {wrapped(listed, 'Then return')}"

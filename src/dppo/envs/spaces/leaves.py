@@ -1,4 +1,4 @@
-"""The parts of an observation space by name: which hold categories, which are left out."""
+"""The parts of a space by name, which hold categories, which are left out; and spaces in messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import Categories, is_continuous, leaves, parts_of, walk
+
+NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
 def space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
@@ -103,3 +105,27 @@ def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
         return f"It is a single array, which has no names: leave {setting} out."
     return f"Its leaves are {', '.join(names)}."
+
+
+# ------------------------------------------------------------------ in messages
+
+
+def short(space: Any, most: int = 80) -> str:
+    """Return the text of a space, in one line of at most `most` characters."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def wrapped(code: str, verb: str = "Return") -> str:
+    """Return a sentence that says where to use a wrapper."""
+    return f"{verb} gymnasium.wrappers.{code} from a function that you pass as env_id (module:function)."
+
+
+def check_package(space: Any, what: str) -> None:
+    """Raise ConfigError for a space of the package gym."""
+    if type(space).__module__.partition(".")[0] == "gym":
+        raise ConfigError(
+            f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
+            f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
+            f"(older)."
+        )

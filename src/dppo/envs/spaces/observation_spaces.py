@@ -9,19 +9,26 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.masks import MaskSetting, mask_source
-from dppo.envs.spaces.action_spaces import actions_of, check_package
-from dppo.envs.spaces.advice import NUMBERS, encoded, short
+from dppo.envs.spaces.action_spaces import actions_of
 from dppo.envs.spaces.leaves import (
+    NUMBERS,
     categories_of,
+    check_package,
     leaf_spaces,
     names_to_drop,
     names_to_normalize,
     one_of_names,
+    short,
     space_parts,
+    wrapped,
 )
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Bounds
 from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, joined, leaves, walk, with_mask
+
+ENCODED = "Write a function encode(obs) that returns n numbers in float32. " + wrapped(
+    "TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,)))", "Then return"
+)
 
 
 def describe_spaces(
@@ -102,7 +109,7 @@ def dtype_of(
             [(part, dtype_of(one, leaf, drop, floats)) for part, leaf, one in named if leaf not in drop], name
         )
     if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
-        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {encoded()}")
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
     return np.dtype((_stored(space, floats), space.shape))  # with shape () this is the scalar dtype itself

@@ -82,7 +82,6 @@ Fill = Callable[[np.ndarray, Any], None]
 
 
 def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: frozenset[str]) -> Fill:
-    """Return the function that writes the part `name` of an observation, of dtype `obs`, into one element of it."""
     what = f"observation leaf {name!r}" if name else "an observation"
     if obs.names is None:
         pack = leaf_packer(obs.base, obs.shape, what)
@@ -99,7 +98,6 @@ def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: froz
 
 
 def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
-    """Return the function that writes a returned Dict or Tuple, without its `dropped` parts."""
     expected, fills = set(parts), list(parts.items())
 
     def fill(row: np.ndarray, returned: Any) -> None:
@@ -119,7 +117,6 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
 
 
 def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
-    """Return the function that writes a returned OneOf, (branch, value); the other branches become zeros."""
     branches = [part for part in parts if part != "branch"]
 
     def fill(row: np.ndarray, returned: Any) -> None:

@@ -26,11 +26,7 @@ __all__ = [
 
 
 def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> Distribution:
-    """Return the distribution over `actions`.
-
-    Args:
-        state_dependent_std: let the standard deviation of real-valued actions depend on the observation.
-    """
+    """Return the distribution over `actions`; the std of real-valued ones may depend on the state."""
     if isinstance(actions, DiscreteActions):
         return Categorical(actions.n)
     if isinstance(actions, MultiDiscreteActions):

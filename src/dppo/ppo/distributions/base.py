@@ -55,11 +55,8 @@ class Distribution(ABC):
             integer: actions are integers.
             free_size: the number of parameters, last in the head, that need not depend on the observation.
         """
-        self.head_size = head_size
-        self.noise_size = noise_size
-        self.action_shape = action_shape
-        self.integer = integer
-        self.free_size = free_size
+        self.head_size, self.noise_size, self.free_size = head_size, noise_size, free_size
+        self.action_shape, self.integer = action_shape, integer
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)

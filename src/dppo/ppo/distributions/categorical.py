@@ -74,7 +74,6 @@ class MultiCategorical(Distribution):
     """
 
     def __init__(self, counts: tuple[int, ...]) -> None:
-        """Set the number of choices of each element."""
         size = sum(counts)
         super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
         self.counts = counts
@@ -107,7 +106,6 @@ class MultiCategorical(Distribution):
         return chosen.sum(dim=1), -(log_probs.exp() * log_probs).sum(dim=(1, 2))
 
     def _table(self, head: Head) -> Float[np.ndarray, "*rows K most"]:
-        """Return the logits as rows of equal length."""
         most = max(self.counts)
         if len(set(self.counts)) == 1:
             return head.reshape(*head.shape[:-1], -1, most)
@@ -122,7 +120,6 @@ class MultiCategorical(Distribution):
 
 
 def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> Numbers:
-    """Return log softmax(logits)[action] of each row."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(shifted, actions[..., None], axis=-1)[..., 0]
     result: np.ndarray = chosen - np.log(np.exp(shifted).sum(axis=-1))

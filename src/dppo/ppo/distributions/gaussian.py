@@ -28,7 +28,6 @@ class _Gaussian(Distribution):
     """
 
     def __init__(self, size: int, state_dependent: bool = False) -> None:
-        """Set the number of variables, and whether log std depends on the observation."""
         free = 0 if state_dependent else size
         super().__init__(head_size=2 * size, noise_size=size, action_shape=(size,), integer=False, free_size=free)
         self.size = size

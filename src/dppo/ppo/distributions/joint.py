@@ -77,7 +77,6 @@ class Joint(Distribution):
         return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
 
     def _heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
-        """Split `head`, an array or a tensor, into the heads of the parts."""
         bound = _columns(head, [part.head_size - part.free_size for part in self.parts])
         free = _columns(head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts])
         return [
@@ -86,12 +85,10 @@ class Joint(Distribution):
         ]
 
     def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
-        """Concatenate the parts' actions into one array [*rows, A]."""
         columns = zip(actions, self.parts, strict=True)
         flat = [own if part.action_shape else own[..., None] for own, part in columns]
         return np.concatenate(flat, axis=-1, dtype=self.action_dtype(dtype), casting="unsafe")
 
 
 def _columns(array: Any, sizes: list[int]) -> list[Any]:
-    """Split the last axis into pieces of these sizes, as views."""
     return [array[..., start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

@@ -17,12 +17,7 @@ from dppo.user_code import import_path
 
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
-ENCODERS = {
-    "nature": "a Nature CNN",
-    "impala": "an IMPALA CNN",
-    "grid": "a grid CNN",
-    "flatten": "an MLP over all pixels",
-}
+WORDS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "grid": "a grid CNN", "flatten": "an MLP over all pixels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +145,7 @@ def _hidden(network: Network) -> str:
 
 
 def _encoders(spaces: Spaces, encoder: str | None) -> str:
-    """Return the encoders of the leaves in words."""
-    used = [ENCODERS[encoder]] if encoder else []
+    used = [WORDS[encoder]] if encoder else []
     if spaces.categories:
         used.append("one-hot codes")
     named = spaces.leaves()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 STATES = {"none": 0, "gru": 1, "lstm": 2}
 """Vectors of `memory_size` numbers in the state of a cell: h, or h and c."""
@@ -26,11 +25,6 @@ class Layers:
     shared: bool = True
     """Policy and value have all layers in common but the last."""
     state_dependent_std: bool = False
-
-    @staticmethod
-    def of_json(described: dict[str, Any]) -> Layers:
-        """Convert the fields, as JSON values, back."""
-        return Layers(**described | {"hidden_sizes": tuple(described["hidden_sizes"])})
 
     @property
     def state_size(self) -> int:

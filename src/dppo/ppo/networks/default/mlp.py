@@ -50,7 +50,6 @@ class MLPSpec(NetworkSpec):
 
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes: the policy trunk, the value trunk, log_std."""
         shapes: dict[str, tuple[int, ...]] = {}
         for trunk, outputs in (("policy", self.policy_outputs), ("value", 1)):
             sizes = (self.obs_size, *self.hidden_sizes, outputs)

@@ -66,7 +66,6 @@ class LastLayers:
     """The last layers of policy and value, and the free part of the head."""
 
     def __init__(self, named: dict[str, np.ndarray], policy: str, value: str) -> None:
-        """Copy the layers called `policy` and `value` from parameters by name."""
         self._policy = named[f"{policy}.weight"].T.copy(), named[f"{policy}.bias"].copy()
         self._value = named[f"{value}.weight"][0].copy(), named[f"{value}.bias"].copy()
         self._log_std = named["log_std"].copy() if "log_std" in named else None

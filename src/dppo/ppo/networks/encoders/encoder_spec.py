@@ -66,7 +66,6 @@ class EncoderSpec(NetworkSpec):
         return shapes_of(self.module(0))
 
     def _shapes_of_numpy(self) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of the module's parameters without building it."""
         layers, free = self.layers, self.distribution.free_size
         units, gates = layers.memory_size, GATES[layers.memory] * layers.memory_size
         shapes: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}

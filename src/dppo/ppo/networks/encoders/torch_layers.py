@@ -75,31 +75,16 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
         weight: [outputs, channels, height, width] of the kernel, both sides divisible by 4.
     """
     outputs, channels, high, wide = weight.shape
+    rows, _, height, width = pixels.shape
     across = (outputs, channels, high // BLOCK, BLOCK, wide // BLOCK, BLOCK)
     if pixels.stride(1) == 1 and channels > 1:  # channels last
-        blocks = _blocks_of_channels_last(pixels)
+        lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels).view(torch.int32)
+        fours = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(0, 1, 3, 2, 4)
         order = (0, 3, 5, 1, 2, 4)  # of a block: rows, columns, channels
     else:
-        blocks = _blocks_of_channels_first(pixels.contiguous())
+        numbers = pixels.contiguous().flatten().view(torch.int32)
+        fours = numbers.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(0, 2, 4, 1, 3)
         order = (0, 1, 3, 5, 2, 4)  # of a block: channels, rows, columns
     kernel = weight.reshape(across).permute(order).reshape(outputs, -1, high // BLOCK, wide // BLOCK)
+    blocks = fours.contiguous().flatten(3).view(torch.uint8)  # [rows, height / 4, width / 4, channels * 16]
     return conv2d(blocks.to(dtype).permute(0, 3, 1, 2), kernel.to(dtype), None if bias is None else bias.to(dtype))
-
-
-def _blocks_of_channels_first(pixels: Tensor) -> Tensor:
-    """Return blocks [rows, height / 4, width / 4, channels * 16] of contiguous `pixels`."""
-    rows, channels, height, width = pixels.shape
-    fours = pixels.flatten().view(torch.int32).view(rows, channels, height // BLOCK, BLOCK, width // BLOCK)
-    return _as_bytes(fours.permute(0, 2, 4, 1, 3))
-
-
-def _blocks_of_channels_last(pixels: Tensor) -> Tensor:
-    """Return the same of a view of contiguous [rows, height, width, channels]; elements of a block in another order."""
-    rows, channels, height, width = pixels.shape
-    lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels)
-    fours = lines.view(torch.int32).view(rows, height // BLOCK, BLOCK, width // BLOCK, channels)
-    return _as_bytes(fours.permute(0, 1, 3, 2, 4))
-
-
-def _as_bytes(fours: Tensor) -> Tensor:
-    return fours.contiguous().flatten(3).view(torch.uint8)

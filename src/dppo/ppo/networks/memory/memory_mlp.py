@@ -24,7 +24,6 @@ class NumpyMemoryMLP(ActingNetwork):
     """
 
     def __init__(self, spec: EncoderSpec) -> None:
-        """Build it for a spec that `acts_in_numpy`."""
         self._spec = spec
         self._dims = len(spec.obs_shape)
 

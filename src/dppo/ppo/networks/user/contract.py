@@ -23,6 +23,13 @@ STEPS, ROWS = 4, 3  # of the trial passes
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
 COUNTS = {2: "two", 3: "three"}
+NOT_RESET = (
+    "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
+)
+NOT_STEPWISE = (
+    "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
+    "last step, and let no step see a later one"
+)
 
 
 class Facts(NamedTuple):
@@ -126,7 +133,6 @@ class Contract:
     # ------------------------------------------------------------------ trial passes
 
     def _check_rows(self, module: nn.Module) -> None:
-        """Run a module without memory on a few random observations and check its outputs."""
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
 
         def run(rows: int) -> tuple[Tensor, ...]:
@@ -137,7 +143,6 @@ class Contract:
         self._check_outputs(first, again, alone, tuple(one[:1] for one in first))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
-        """Run a module with memory on a few random sequences and check its outputs."""
         obs, state, starts = self._sequences(state_size)
 
         def run(
@@ -162,20 +167,7 @@ class Contract:
         calls.append(lambda: run(first, before=none(state), flags=none(starts)))
         one, again, alone, stepped, started, from_zero = self._passes(module, calls)
         self._check_outputs(one[:2], again, alone, tuple(output[:, 1:2] for output in one))
-        for found, expected, otherwise in (
-            (
-                started,
-                from_zero,
-                "where starts is True differ from those of a state of zeros. Set the state of these rows to zero "
-                "before the step",
-            ),
-            (
-                stepped,
-                one,
-                "of a sequence differ from those of its steps one after the other, as actors call it. Return the "
-                "state after the last step, and let no step see a later one",
-            ),
-        ):
+        for found, expected, otherwise in ((started, from_zero, NOT_RESET), (stepped, one, NOT_STEPWISE)):
             for name, output, other in zip(OUTPUTS, found, expected, strict=True):
                 if not _close(output, other):
                     raise self._broken(f"its {name} {otherwise}")
@@ -280,7 +272,6 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
 
 
 def _call_in_words(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
-    """Return a call of a module with the shapes of its arguments."""
     if isinstance(obs, dict):
         words = f"a dict of the shapes {{{', '.join(f'{name!r}: {tuple(leaf.shape)}' for name, leaf in obs.items())}}}"
     else:

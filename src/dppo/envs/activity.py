@@ -1,4 +1,4 @@
-"""Progress of the environments of a process, which other processes can read while it is busy.
+"""Activity of the environments of a process, which other processes can read while it is busy.
 
 This module only writes to memory; the process that creates the record may map it to a file.
 """
@@ -21,7 +21,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Activity:
     """A copy of a record. It is made without a lock, so its numbers may be one step apart."""
 
     moves: int
@@ -55,7 +55,7 @@ BYTES = 8 * CELLS
 _MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS = range(CELLS)
 
 
-class ProgressRecord:
+class ActivityRecord:
     """Record the activity of a process's environments, with a few stores a step, no lock and no system call."""
 
     def __init__(
@@ -102,7 +102,7 @@ class ProgressRecord:
         if self._on_step is not None:
             self._on_step(cells[_STEPS])
 
-    def look(self) -> Progress:
+    def look(self) -> Activity:
         """Return a copy of the record."""
         return look_at(self._cells)
 
@@ -112,11 +112,11 @@ def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
     return phase | env << 3 | sampler_id << 32
 
 
-def look_at(cells: memoryview) -> Progress:
+def look_at(cells: memoryview) -> Activity:
     """Return a copy of the record in `cells` [CELLS]."""
     moves, began, place, replayed, to_replay, steps = cells.tolist()
     env = place >> 3 & 0x1FFFFFFF
-    return Progress(moves, began, Phase(place & 7), place >> 32, env, replayed, to_replay, steps)
+    return Activity(moves, began, Phase(place & 7), place >> 32, env, replayed, to_replay, steps)
 
 
 def replaying(replayed: int, to_replay: int) -> str:
