@@ -13,11 +13,11 @@ import numpy as np
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadStep
 from dppo.envs.checks.first_segment import FirstSegment
-from dppo.envs.checks.observations import Outside, SpaceChecks, place_in
+from dppo.envs.checks.observations import Outside, SpaceChecks, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
-from dppo.envs.spaces.packing import packer, quick_packer
+from dppo.envs.spaces.packing import packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces

@@ -105,11 +105,7 @@ class NetworkSpec(ABC):
 
     @final
     def unflatten(self, weights: Float[np.ndarray, " P"]) -> dict[str, np.ndarray]:
-        """Split the flat vector `weights` into views by name.
-
-        Raises:
-            ValueError: `weights` has the wrong length.
-        """
+        """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):
             raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
         shapes = self.shapes()
