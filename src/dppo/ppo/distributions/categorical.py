@@ -16,23 +16,27 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
 
 
-class Categorical(Distribution):
-    """One of n choices; the head holds n logits (unnormalized log-probabilities)."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(head_size=n, noise_size=n, action_shape=(), integer=True)
+class _Choices(Distribution):
+    """Draw choices by the Gumbel-max trick."""
 
     @override
     def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override
-    def sample(self, head: Head, noise: Noise) -> Int64[np.ndarray, "*rows"]:
+    def sample(self, head: Head, noise: Noise) -> Int64[np.ndarray, ...]:
         """Return argmax(logits + gumbel), which is a sample from softmax(logits).
 
         Source: Maddison, Tarlow, Minka, "A* sampling" (arXiv:1411.0030), section 2.
         """
         return self.mode(head + noise)
+
+
+class Categorical(_Choices):
+    """One of n choices; the head holds n logits (unnormalized log-probabilities)."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(head_size=n, noise_size=n, action_shape=(), integer=True)
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows"]:
@@ -67,7 +71,7 @@ class Categorical(Distribution):
         return Evaluation(log_probs.gather(1, column).squeeze(1), entropies, gradients)
 
 
-class MultiCategorical(Distribution):
+class MultiCategorical(_Choices):
     """k independent choices; the head holds the logits of the first, of the second, and so on.
 
     All choices are computed at once, as rows of a table [k, most], in which missing choices have impossible logits.
@@ -77,14 +81,6 @@ class MultiCategorical(Distribution):
         size = sum(counts)
         super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
         self.counts = counts
-
-    @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
-        return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
-
-    @override
-    def sample(self, head: Head, noise: Noise) -> Int64[np.ndarray, "*rows K"]:
-        return self.mode(head + noise)  # as in `Categorical.sample`
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows K"]:
