@@ -32,7 +32,7 @@ def test_little_memory_is_not_worth_a_line() -> None:
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower num_steps"):
+    with pytest.raises(ConfigError, match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower `num_steps`"):
         batch_memory_in_words(config(num_samplers=64, num_steps=256), IMAGES, memory=9 * 10**8)
 
 

@@ -115,15 +115,15 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     if of.obs_dtype == "float64" and not holds_float64(spaces.obs):
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
-            "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave obs_dtype "
-            "out."
+            "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave "
+            "`obs_dtype` out."
         )
     read = spaces.of_network()
     alone = read.obs.names is None and read.categories
     if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
         raise ConfigError(
             "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
-            "or categories. Use norm_obs=False."
+            "or categories. Use `norm_obs=False`."
         )
     if plan.network.dtype == "float32":
         _check_float32(plan.ppo.norm_obs_keys, read)
@@ -137,7 +137,7 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
     if rounded:
         raise ConfigError(
             f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
-            f"would read as float32. Add {rounded[0]}, or use obs_dtype=float32."
+            f"would read as float32. Add {rounded[0]}, or use `obs_dtype=float32`."
         )
     for name, found in read.categories.items():
         for count, start in zip(found.counts, found.starts, strict=True):
@@ -146,7 +146,7 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
                     f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
                     f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
                     f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
-                    f"use dtype=float64."
+                    f"use `dtype=float64`."
                 )
 
 
@@ -188,7 +188,7 @@ def _device(wanted: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use device=cpu, or give learners "
-            f"a GPU with num_learners=1 and learner_gpus=1."
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or give "
+            f"learners a GPU with `num_learners=1` and `learner_gpus=1`."
         )
     return "cuda"

@@ -8,17 +8,6 @@ from dppo.config.files import flattened, grouped, presets, read_settings
 from dppo.config.parts import PPO, Actors, Env, Learners, Network, Run, Sampling
 
 __all__ = [
-    "PPO",
-    "Actors",
-    "Config",
-    "Env",
-    "Learners",
-    "Network",
-    "Run",
-    "Sampling",
-    "flattened",
-    "grouped",
-    "presets",
-    "read_settings",
-    "resolved",
-]
+    "PPO", "Actors", "Config", "Env", "Learners", "Network", "Run", "Sampling",
+    "flattened", "grouped", "presets", "read_settings", "resolved",
+]  # fmt: skip

@@ -35,7 +35,7 @@ def batch_memory_in_words(config: Config, spaces: Spaces, memory: int | None = N
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
             f"{facts}, once in segments and once in the batch, and this machine has {_in_words(memory)}. Lower "
-            f"num_steps or num_samplers."
+            f"`num_steps` or `num_samplers`."
         )
     shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
     return f"Memory: {facts}, once in segments and once in the batch{shared}."

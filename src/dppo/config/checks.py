@@ -4,16 +4,71 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from dppo.config.parts import about, default_of, settings_by_name
-from dppo.config.sizes import FlatSettings
+from dppo.config.parts import default_of
 from dppo.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from dppo.config.config import Config
 
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
+# fmt: off
+NEEDS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+    ("obs_dtype", lambda c: c.norm_obs or c.dtype == "float64",
+     "the network reads float32. Use `norm_obs=True`, which normalises before rounding, or `dtype=float64`"),
+    ("desired_kl", lambda c: not c.anneal_lr,
+     "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out"),
+    ("desired_kl target_kl", lambda c: c.update_epochs * c.minibatches_per_epoch > 1,
+     "an update is a single SGD step here. Leave it out, or raise `update_epochs`"),
+    ("recompute_advantages", lambda c: c.update_epochs > 1,
+     "advantages of the only epoch are fresh. Leave it out, or raise `update_epochs`"),
+    ("clip_vloss norm_value", lambda c: c.vf_coef > 0,
+     "vf_coef=0 disables the value loss. Leave it out, or raise `vf_coef`"),
+    ("anneal_ent", lambda c: c.ent_coef > 0,
+     "ent_coef=0 leaves the entropy out. Leave it out, or raise `ent_coef`"),
+    ("norm_obs_keys", lambda c: c.norm_obs,
+     "norm_obs=False normalises nothing. Use `norm_obs=True`, or leave it out"),
+    ("freeze_norm_after", lambda c: c.norm_obs or c.norm_reward,
+     "there are no statistics to freeze. Use `norm_obs=True` or `norm_reward=True`, or leave it out"),
+    ("clip_reward", lambda c: not c.sign_reward,
+     "sign_reward leaves -1, 0 and 1. Leave one of them out"),
+    ("scale_reward", lambda c: not c.norm_reward,
+     "norm_reward divides by a deviation that has the same factor. Leave one of them out"),
+    ("model_kwargs", lambda c: c.model is not None,
+     "it applies to a model of your own only. Set `model`, or leave it out"),
+    ("hidden_sizes activation image_encoder image_features trunk layer_norm state_dependent_std memory",
+     lambda c: c.model is None,
+     "it applies to the default network only, not to model={config.model_name}. Leave it out"),
+    ("activation layer_norm", lambda c: bool(c.hidden_sizes),
+     "hidden_sizes is empty. Leave it out"),
+    ("memory_size", lambda c: c.memory != "none",
+     "memory=none has no state. Set `memory`, or leave it out"),
+    ("sequence_length", lambda c: c.memory != "none" or c.model is not None,
+     "only a network with memory learns from sequences. Set `memory`, or leave it out"),
+    ("address cpus_per_actor actor_gpus actor_resources segment_timeout_s max_actor_restarts dashboard",
+     lambda c: c.num_actors > 0,
+     "num_actors=0 starts no actors. Use `num_actors=1` or more"),
+    ("num_learners", lambda c: c.num_actors > 0,
+     "num_actors=0 runs everything in this process. Use `num_actors=1` or more"),
+    ("learner_cpus learner_gpus", lambda c: c.num_learners > 0,
+     "num_learners=0 trains in this process. Use `num_learners=1` or more"),
+    ("dashboard", lambda c: c.address is None,
+     "a running cluster has its own dashboard. Leave it out"),
+    ("precision", lambda c: c.dtype == "float32",
+     "dtype={config.dtype} asks for more precision than float32. Leave one of them out"),
+    ("micro_batch_size", lambda c: (c.micro_batch_size or 0) * max(1, c.num_learners) < c.minibatch_rows,
+     "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out"),
+    ("learner_gpus", lambda c: c.device != "cpu",
+     "device=cpu trains on the CPU. Use `device=cuda`"),
+)
+"""Settings that have an effect under a condition only, and otherwise the reason why they have none, and a remedy."""
+# fmt: on
 
-def check(config: FlatSettings) -> None:
+
+def check(config: Config) -> None:
     """Refuse settings that contradict each other.
 
     Raises:
@@ -30,17 +85,15 @@ def check(config: FlatSettings) -> None:
         raise ConfigError(f"{name}={getattr(config, name)} has no effect: {reason}.")
 
 
-def without_effect(config: FlatSettings) -> Iterator[tuple[str, str]]:
+def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the name of each setting that differs from its default but has no effect, and the reason."""
-    for name in settings_by_name():
-        if getattr(config, name) != default_of(name):
-            for when in about(name).when:
-                if not when.holds(config):
-                    yield name, when.otherwise.format(config=config)
-                    break
+    for names, holds, otherwise in NEEDS:
+        for name in names.split():
+            if getattr(config, name) != default_of(name) and not holds(config):
+                yield name, otherwise.format(config=config)
 
 
-def batch_in_words(config: FlatSettings) -> str:
+def batch_in_words(config: Config) -> str:
     """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
     return (
         f"{counted(config.num_samplers, 'sampler')} x {counted(config.envs_per_sampler, 'env')} x "
@@ -48,59 +101,58 @@ def batch_in_words(config: FlatSettings) -> str:
     )
 
 
-def _check_sizes(config: FlatSettings) -> None:
+def _check_sizes(config: Config) -> None:
     factors = batch_in_words(config)
     if config.batch_size < 2:
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch of {config.batch_size} step ({factors}), which is too small. "
-            f"Raise num_steps; 128 is usual."
+            f"Raise `num_steps`; 128 is usual."
         )
     if config.total_timesteps < config.batch_size:
         raise ConfigError(
             f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
-            f"({factors}). Raise it, or lower num_steps."
+            f"({factors}). Raise it, or lower `num_steps`."
         )
 
 
-def _check_sequences(config: FlatSettings) -> None:
+def _check_sequences(config: Config) -> None:
     """Refuse sequences that do not fit into a segment, or into what goes through the network at once."""
     steps = config.sizes.sequence_length
     if config.num_steps % steps:
         near = sorted(_nearest_divisors(config.num_steps, steps))
         raise ConfigError(
-            f"sequence_length={steps} does not divide num_steps={config.num_steps}. Use sequence_length="
-            f"{' or '.join(map(str, near))}."
+            f"sequence_length={steps} does not divide num_steps={config.num_steps}. {_use('sequence_length', near)}."
         )
     for name in ("minibatch_size", "micro_batch_size"):
         rows = getattr(config, name)
         if rows is not None and rows < steps:
             raise ConfigError(
-                f"{name}={rows} is less than a sequence of {steps} steps. Use a {name} of at least {steps}, or a "
-                f"smaller sequence_length."
+                f"{name}={rows} is less than a sequence of {steps} steps. Use a `{name}` of at least {steps}, or a "
+                f"smaller `sequence_length`."
             )
 
 
-def _check_minibatches(config: FlatSettings) -> None:
+def _check_minibatches(config: Config) -> None:
     if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
         raise ConfigError(
             f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
-            f"({batch_in_words(config)}). Use at most {config.batch_size}, or raise num_steps."
+            f"({batch_in_words(config)}). Use at most {config.batch_size}, or raise `num_steps`."
         )
     if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
             f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into "
             f"{config.minibatches_per_epoch} minibatches, some of one row, whose advantage cannot be standardised. "
-            f"Use a minibatch_size of at least {min(3, config.batch_size)} (64 is usual), or norm_adv=False."
+            f"Use a `minibatch_size` of at least {min(3, config.batch_size)} (64 is usual), or `norm_adv=False`."
         )
 
 
-def _check_actors(config: FlatSettings) -> None:
+def _check_actors(config: Config) -> None:
     idle = config.num_actors - config.num_samplers
     if idle > 0:
         raise ConfigError(
             f"num_actors={config.num_actors} is more than num_samplers={config.num_samplers}: {idle} would have no "
-            f"sampler to host. Use num_actors={config.num_samplers} or fewer, or num_samplers={config.num_actors}, "
+            f"sampler to host. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.num_actors}`, "
             f"which makes the batch larger and so changes the learning problem."
         )
     problem = address_problem(config.address or "")
@@ -110,7 +162,7 @@ def _check_actors(config: FlatSettings) -> None:
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
             raise ConfigError(
                 f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "
-                f"amount. Use cpus_per_actor for CPUs and actor_gpus for GPUs; name others as the cluster does."
+                f"amount. Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the cluster does."
             )
 
 
@@ -122,11 +174,11 @@ def address_problem(address: str) -> str | None:
     known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
     return (
         f"{known.get(scheme.removesuffix('s'), f'{scheme}:// is not an address of Ray')}. Run dppo on a node of the "
-        f"cluster with address=auto, or use the head's host:port (6379 by default)."
+        f"cluster with `address=auto`, or use the head's host:port (6379 by default)."
     )
 
 
-def _check_model_kwargs(config: FlatSettings) -> None:
+def _check_model_kwargs(config: Config) -> None:
     """Refuse arguments that a checkpoint cannot store: loading a policy builds its network from them."""
     for name, value in config.model_kwargs.items():
         try:
@@ -138,36 +190,36 @@ def _check_model_kwargs(config: FlatSettings) -> None:
             ) from None
 
 
-def _check_learners(config: FlatSettings) -> None:
+def _check_learners(config: Config) -> None:
     learners = config.num_learners
     if learners and config.device != "cpu" and not config.learner_gpus:
         raise ConfigError(
             f"device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests "
-            f"none. Use learner_gpus=1, or device=cpu."
+            f"none. Use `learner_gpus=1`, or `device=cpu`."
         )
     if config.learner_gpus > 1 or (learners > 1 and 0 < config.learner_gpus < 1):
         raise ConfigError(
             f"learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and learners cannot share one. "
-            f"Use learner_gpus=1."
+            f"Use `learner_gpus=1`."
         )
     if learners and config.learner_threads > max(1.0, config.learner_cpus):
         raise ConfigError(
             f"learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the "
-            f"CPUs that a learner reserves. Use learner_cpus={config.learner_threads}."
+            f"CPUs that a learner reserves. Use `learner_cpus={config.learner_threads}`."
         )
 
 
-def _check_shares(config: FlatSettings) -> None:
+def _check_shares(config: Config) -> None:
     """Refuse sizes that give learners unequal numbers of samplers or rows."""
     learners = config.num_learners
     if learners <= 1:
         return
     if config.num_samplers % learners:
         low = config.num_samplers // learners * learners
-        near = [str(n) for n in (low, low + learners) if n >= max(1, config.num_actors)]
+        near = [n for n in (low, low + learners) if n >= max(1, config.num_actors)]
         raise ConfigError(
-            f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. Use num_samplers="
-            f"{' or '.join(near)}, or a different number of learners."
+            f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. "
+            f"{_use('num_samplers', near)}, or a different number of learners."
         )
     steps, per_epoch = config.sizes.sequence_length, config.minibatches_per_epoch
     sequences = config.batch_size // steps // learners
@@ -176,9 +228,14 @@ def _check_shares(config: FlatSettings) -> None:
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
-            f"the {rows} of each learner evenly. Use minibatch_size="
-            f"{' or '.join(str(config.batch_size // n) for n in sorted(best, reverse=True))}."
+            f"the {rows} of each learner evenly. "
+            f"{_use('minibatch_size', [config.batch_size // n for n in sorted(best, reverse=True)])}."
         )
+
+
+def _use(name: str, values: list[int]) -> str:
+    first, *others = values
+    return " or ".join([f"Use `{name}={first}`", *map(str, others)])
 
 
 def _nearest_divisors(number: int, near: int, most: float = math.inf) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dppo.config.parts import PARTS, settings_by_name
+from dppo.config.parts import PARTS, names_of, settings_by_name
 from dppo.errors import ConfigError, unknown_name
 
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -35,39 +34,31 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _group(name: str, value: Any) -> dict[str, Any]:
     """Return the settings of one group, given as its record or as a mapping."""
-    own = {field.name for field in dataclasses.fields(PARTS[name])}
+    own = names_of(name)
     if isinstance(value, PARTS[name]):
         return {key: getattr(value, key) for key in own}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use one of {', '.join(sorted(own))}.")
     inner = {str(key).replace("-", "_"): one for key, one in value.items()}
-    for key in inner.keys() & settings_by_name().keys() - own:
-        home = next(part for part, record in PARTS.items() if key in {one.name for one in dataclasses.fields(record)})
+    for key in inner.keys() & settings_by_name().keys() - set(own):
+        home = next(part for part in PARTS if key in names_of(part))
         raise ConfigError(f"{name}.{key}={inner[key]!r}: {key} belongs to {home}. Move it there.")
     return inner
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return flat settings by group."""
-    return {
-        name: {field.name: settings[field.name] for field in dataclasses.fields(part) if field.name in settings}
-        for name, part in PARTS.items()
-    }
+    return {part: {name: settings[name] for name in names_of(part) if name in settings} for part in PARTS}
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, outermost: bool = True) -> Any:
     """Return `value` as JSON data; objects that JSON cannot represent become their repr, under the key OBJECT."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _as_json(one) for key, one in value.items()}
-    return _as_json(value)
-
-
-def _as_json(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, default=_plain))
     except (TypeError, ValueError) as error:  # keys that are not strings, or a list that contains itself
-        if isinstance(value, dict) and isinstance(error, TypeError) and all(isinstance(key, str) for key in value):
-            return {key: plain(one) for key, one in value.items()}  # only the values inside are at fault
+        inside = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        if inside and (outermost or isinstance(error, TypeError)):  # only values inside are at fault
+            return {key: plain(one, outermost=isinstance(error, TypeError)) for key, one in value.items()}
         return _plain(value)
 
 
@@ -87,22 +78,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         text = path.read_text(encoding="utf8")
-        data = _toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
     return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
-
-
-def _toml(text: str) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(text)
 
 
 def presets() -> dict[str, dict[str, Any]]:

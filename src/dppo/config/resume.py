@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,10 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
     Raises:
         ConfigError: a setting differs that must not change.
     """
-    old, notes = flattened(before), []
-    for name, value in resolved(config).items():
-        was, policy = old.get(name, plain(default_of(name))), about(name).resume
-        if was == value or policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
+    notes = []
+    for name, was, value in _changed(before, config):
+        policy = about(name).resume
+        if policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
             continue
         if policy == "close":
             notes.append(
@@ -46,12 +46,21 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
         elif policy == "raised" and value > was:
             notes.append(_longer(config, was, iteration))
         else:
-            branch = " from that checkpoint: branch=True" if about(name).branch else ""
+            branch = " from that checkpoint: `branch=True`" if about(name).branch else ""
             raise ConfigError(
                 f"{name}={value}: {checkpoint} was made with {was}, and a run cannot be resumed with another value. "
                 f"Leave it out, or start a new run{branch}."
             )
     return tuple(notes)
+
+
+def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of each setting that differs, its value before, and its value now."""
+    old = flattened(before)
+    for name, value in resolved(config).items():
+        was = old.get(name, plain(default_of(name)))
+        if was != value:
+            yield name, was, value
 
 
 def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
@@ -63,10 +72,8 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
     Raises:
         ConfigError: a setting differs that must not change.
     """
-    old = flattened(before)
-    for name, value in resolved(config).items():
-        was = old.get(name, plain(default_of(name)))
-        if was != value and not about(name).branch:
+    for name, was, value in _changed(before, config):
+        if not about(name).branch:
             raise ConfigError(
                 f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. "
                 f"Leave it out, or start a new run from scratch."

@@ -18,13 +18,13 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
     A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
     """
     return {
-        name: _in_words(str(settings[name]), settings.get(f"{name.removesuffix('_id')}_kwargs"))
+        name: _action(str(settings[name]), settings.get(f"{name.removesuffix('_id')}_kwargs"))
         for name in NAMING
         if ":" in str(settings.get(name, ""))
     }
 
 
-def _in_words(path: str, kwargs: Any) -> str:
+def _action(path: str, kwargs: Any) -> str:
     module, _, name = path.partition(":")
     if re.search(r"-v\d+$", name):
         return f"imports {module} and makes {name}"
@@ -32,38 +32,31 @@ def _in_words(path: str, kwargs: Any) -> str:
     return f"imports {module} and calls {name}({arguments})"
 
 
-def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object) -> None:
+def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
     """Refuse to run code that is named only by a file.
 
     Args:
         stored: flat settings from a file.
         named: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
+        trust: True to refuse only objects of a Python program, which no file can name.
 
     Raises:
         ConfigError: a stored setting would import code; the message says which.
     """
-    require_import_paths(stored, named, origin)
     for name, action in code_named_by(stored).items():
-        if name not in named:
-            raise ConfigError(
-                f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add trust=True if you trust "
-                f"that folder, or name the {NAMING[name]} yourself."
-            )
-
-
-def require_import_paths(stored: Mapping[str, Any], named: Collection[str], origin: object) -> None:
-    """Refuse stored settings that stand for a local function or a lambda, unless they are among `named`.
-
-    Raises:
-        ConfigError: there is one; no file can name such an object.
-    """
-    for name in code_named_by(stored):
-        if name not in named and "<" in str(stored[name]):  # <locals>, <lambda>
-            argument = name.removesuffix("_id")
+        if name in named:
+            continue
+        if "<" in str(stored[name]):  # <locals>, <lambda>
             raise ConfigError(
                 f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
-                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
+                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, "
+                f"{name.removesuffix('_id')}=...)."
+            )
+        if not trust:
+            raise ConfigError(
+                f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` if you "
+                f"trust that folder, or name the {NAMING[name]} yourself."
             )
 
 

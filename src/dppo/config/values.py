@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
@@ -35,14 +36,10 @@ def _model() -> type[BaseModel]:
     """Return a pydantic model of all settings, built from the parts."""
     fields: dict[str, Any] = {}
     for name in settings_by_name():
-        default = default_of(name)
-        fields[name] = (
-            _checked_type(types_by_name()[name], about(name).limits),
-            ... if default is dataclasses.MISSING else default,
-        )
+        kind, default = _checked_type(types_by_name()[name], about(name).limits), default_of(name)
+        fields[name] = (kind, ... if default is dataclasses.MISSING else default)
     config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
-    model: type[BaseModel] = create_model("Settings", __config__=config, **fields)
-    return model
+    return create_model("Settings", __config__=config, **fields)
 
 
 def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
@@ -59,13 +56,10 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
 
 def _whole_number(value: Any) -> Any:
     """Convert `1e6`, `1_000_000` and the like to an integer; return other values unchanged."""
-    if isinstance(value, str):
-        for number in (int, float):
-            try:
-                value = number(value)
-                break
-            except ValueError:
-                continue
+    for number in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            value = number(value)
+            break
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
     return value
@@ -92,9 +86,5 @@ def _in_words(error: Any) -> str:
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
-    return f"{path}={error['input']!r}: {_lower(error['msg'])}. {remedy}".rstrip()
-
-
-def _lower(text: str) -> str:
-    text = text.removeprefix("Input ").replace("should be", "must be", 1).partition(", unable to ")[0]
-    return text[:1].lower() + text[1:]
+    fact = error["msg"].removeprefix("Input ").replace("should be", "must be", 1).partition(", unable to ")[0]
+    return f"{path}={error['input']!r}: {fact[:1].lower()}{fact[1:]}. {remedy}".rstrip()

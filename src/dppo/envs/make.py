@@ -106,7 +106,7 @@ def _other_kind(env: Any) -> str | None:
     if hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not isinstance(env, gym.Env)):
         return (
             f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and set "
-            f"envs_per_sampler={env.num_envs}."
+            f"`envs_per_sampler={env.num_envs}`."
         )
     return None
 
@@ -209,5 +209,5 @@ def make_in_window(env_id: EnvId, env_name: str, env_kwargs: dict[str, Any]) -> 
 def _no_window(env_name: str, fact: str) -> ConfigError:
     return ConfigError(
         f"render=True: passes render_mode='human', but {env_name} {fact}. Accept render_mode as an argument and pass "
-        f"it on to the environment, or open the window in another way, through env_kwargs."
+        f"it on to the environment, or open the window in another way, through `env_kwargs`."
     )

@@ -29,7 +29,7 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
         if choices is None:
             raise ConfigError(
                 f"action_mask=info: has no effect on {actions} actions. Masks are for Discrete, MultiDiscrete "
-                f"and MultiBinary. Leave action_mask out."
+                f"and MultiBinary. Leave `action_mask` out."
             )
         return "info"
     if choices is None or setting == "off":
@@ -82,7 +82,7 @@ class MaskReader:
         if given is None:
             raise BadResult(
                 f"an info without {MASK!r}, which action_mask=info reads. Add it to the info of reset and step, or use "
-                f"action_mask=off"
+                f"`action_mask=off`"
             )
         return checked_masks(given, (), self._actions)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dppo.config.trust import code_named_by, require_import_paths, require_trust
+from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.make import check_env_id, make_env, make_in_window
 from dppo.errors import ConfigError, DppoError
@@ -108,9 +108,7 @@ def _player_of(
     else:  # the arguments replace the run's
         settings = settings_to_resume(run, {"env_kwargs": env_kwargs or {}})
     stored = {"env_kwargs": {}} | settings | {"model": own}
-    require_import_paths(stored, named, run)
-    if not trust:
-        require_trust(stored, named, run)
+    require_trust(stored, named, run, trust=trust)
     settings = stored | named
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)

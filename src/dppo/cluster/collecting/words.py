@@ -34,8 +34,8 @@ def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
     """Return the error of a run whose actors never started."""
     return (
         f"actor {first.actor_id} was not started by Ray within {limits.nobody_s:g} s, and no other of the {num_actors} "
-        f"is running. If the cluster is full (see `ray status`), lower num_actors or cpus_per_actor; if starting takes "
-        f"longer, raise segment_timeout_s."
+        f"is running. If the cluster is full (see `ray status`), lower `num_actors` or `cpus_per_actor`; if starting "
+        f"takes longer, raise `segment_timeout_s`."
     )
 
 
@@ -57,7 +57,7 @@ def restarts_spent(lost: str, limits: Limits) -> str:
     return (
         f"{lost}\nIt was replaced {counted(limits.max_actor_restarts, 'time')} in a row without making a segment "
         f"(max_actor_restarts={limits.max_actor_restarts}). Look for the reason in the simulator's own log; "
-        f"num_actors=0 runs it in this process, where a debugger can follow."
+        f"`num_actors=0` runs it in this process, where a debugger can follow."
     )
 
 

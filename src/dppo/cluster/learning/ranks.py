@@ -185,7 +185,7 @@ class RayTrainers:
             if delay is None:
                 raise ClusterError(
                     f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
-                    f"finishing an update. Resume from the last checkpoint (--resume), perhaps with num_learners=0."
+                    f"finishing an update. Resume from the last checkpoint (--resume), perhaps with `num_learners=0`."
                     + (f"\n{error}" if isinstance(error, RayTaskError) else "")
                 )
             self._notify(f"{reason}; all {learners} are restarted and repeat the update")
@@ -210,7 +210,7 @@ class RayTrainers:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use "
-                    f"fewer, or lower learner_cpus or learner_gpus."
+                    f"fewer, or lower `learner_cpus` or `learner_gpus`."
                 )
         try:
             self._build()
@@ -220,7 +220,7 @@ class RayTrainers:
         except (RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
-                f"other on any port. num_learners=0 trains in this process."
+                f"other on any port. `num_learners=0` trains in this process."
             ) from None
 
     def _build(self) -> None:

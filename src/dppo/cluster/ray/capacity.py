@@ -79,7 +79,7 @@ def check_gpus(demand: Demand, gpus: int) -> None:
     noun, _, each = groups[0]
     raise ConfigError(
         f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
-        f"processes, a fraction such as actor_gpus=0.25 to share a GPU, or a larger cluster (address)."
+        f"processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger cluster (address)."
     )
 
 
@@ -123,7 +123,7 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
         return (
             f"num_learners={demand.num_learners}: {demand.num_actors} actors and {demand.num_learners} learners need "
             f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}",
-            "Use fewer, or lower learner_cpus or cpus_per_actor.",
+            "Use fewer, or lower `learner_cpus` or `cpus_per_actor`.",
         )
     holds = sum(actors_that_fit(node, demand.actor) for node in nodes)
     if holds >= demand.num_actors:
@@ -131,7 +131,7 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
     return (
         f"num_actors={demand.num_actors} actors of {in_words(demand.actor)} each do not fit the cluster: its "
         f"{len(nodes)} nodes have {in_words(have(demand.actor))} and hold {holds}",
-        f"Use at most {holds}, lower cpus_per_actor (0.5 lets two share a CPU), or add nodes.",
+        f"Use at most {holds}, lower `cpus_per_actor` (0.5 lets two share a CPU), or add nodes.",
     )
 
 

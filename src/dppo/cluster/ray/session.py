@@ -205,7 +205,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "
-            f"{ray_folder()}/ray/session_latest/logs. num_actors=0 trains without Ray."
+            f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
         ) from None
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from functools import cache
 from typing import Any, get_type_hints
 
-from dppo.config.field import KEY, About
+from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.network import Network
 from dppo.config.parts.ppo import PPO, annealed, annealed_settings
@@ -19,15 +19,13 @@ from dppo.config.parts.run import Run
 
 __all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "annealed", "annealed_settings"]
 
-PARTS: dict[str, type] = {
-    "env": Env,
-    "sampling": Sampling,
-    "ppo": PPO,
-    "network": Network,
-    "actors": Actors,
-    "learners": Learners,
-    "run": Run,
-}
+PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)}
+
+
+@cache
+def names_of(part: str) -> tuple[str, ...]:
+    """Return the names of the settings of a part."""
+    return tuple(field.name for field in dataclasses.fields(PARTS[part]))
 
 
 @cache
@@ -38,7 +36,7 @@ def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
 
 def about(name: str) -> About:
     """Return the metadata of a setting."""
-    found: About = settings_by_name()[name].metadata[KEY]
+    found: About = settings_by_name()[name].metadata["about"]
     return found
 
 

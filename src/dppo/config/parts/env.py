@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dppo.config.conditions import READ_EXACTLY
-from dppo.config.field import metadata, setting
+from dppo.config.field import About, setting
 from dppo.user_code import import_path
 
 
@@ -16,11 +15,13 @@ class Env:
     """The environment."""
 
     env_id: str | Callable[..., Any] = field(
-        metadata=metadata(
-            "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module "
-            "registers; module:factory, a function or class that returns an environment; or, in Python, any callable "
-            "that does. Modules are found in the current folder and among installed packages."
-        )
+        metadata={
+            "about": About(
+                "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module "
+                "registers; module:factory, a function or class that returns an environment; or, in Python, any "
+                "callable that does. Modules are found in the current folder and among installed packages."
+            )
+        }
     )
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
     on_bad_step: Literal["raise", "drop"] = setting(
@@ -39,7 +40,6 @@ class Env:
         "Dtype in which float64 observations are stored, sent and normalised, and with float64 also integers of a Box "
         "beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart.",
         branch=False,
-        when=(READ_EXACTLY,),
     )
     action_bounds: Literal["clip", "squash", "rescale"] = setting(
         "clip",

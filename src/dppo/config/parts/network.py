@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dppo.config.conditions import DEFAULT_NETWORK, MAYBE_MEMORY, OWN_NETWORK, WITH_HIDDEN_LAYERS, WITH_MEMORY
 from dppo.config.field import setting
 from dppo.user_code import import_path
 
@@ -23,10 +22,7 @@ class Network:
         branch=False,
     )
     model_kwargs: dict[str, Any] = setting(
-        {},
-        "Further keyword arguments of the model's class, as JSON: '{\"units\": 32}'.",
-        branch=False,
-        when=(OWN_NETWORK,),
+        {}, "Further keyword arguments of the model's class, as JSON: '{\"units\": 32}'.", branch=False
     )
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
@@ -34,58 +30,46 @@ class Network:
         "a CNN reads.",
         gt=0,
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
-    activation: Literal["tanh", "relu"] = setting(
-        "tanh", "Activation between hidden layers.", branch=False, when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS)
-    )
+    activation: Literal["tanh", "relu"] = setting("tanh", "Activation between hidden layers.", branch=False)
     image_encoder: Literal["auto", "nature", "impala", "grid", "flatten"] = setting(
         "auto",
         "Layers that read images: the CNN of the Nature paper, that of IMPALA, a small one over the bits of each byte "
         "(grid), or none (flatten); auto: nature, and grid below 36 x 36 pixels.",
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
     image_features: int | None = setting(
         None,
         "Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala, 128 for grid.",
         gt=0,
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
     trunk: Literal["auto", "shared", "separate"] = setting(
         "auto",
         "Layers of policy and value: shared (all but the last) or separate; auto: shared if there are images.",
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
     layer_norm: bool = setting(
-        False,
-        "Normalise the inputs of each activation between hidden layers over the layer's units.",
-        branch=False,
-        when=(DEFAULT_NETWORK, WITH_HIDDEN_LAYERS),
+        False, "Normalise the inputs of each activation between hidden layers over the layer's units.", branch=False
     )
     state_dependent_std: bool = setting(
         False,
         "Let the standard deviation of real-valued actions depend on the observation; otherwise it is one parameter "
         "for each element.",
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
     memory: Literal["none", "gru", "lstm"] = setting(
         "none",
         "Memory of past observations between the hidden layers and the outputs: a GRU or an LSTM, whose state starts "
         "from zero in each episode.",
         branch=False,
-        when=(DEFAULT_NETWORK,),
     )
-    memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False, when=(WITH_MEMORY,))
+    memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False)
     sequence_length: int | None = setting(
         None,
         "Steps of the sequences that a network with memory learns from; must divide num_steps. Gradients do not reach "
         "further back. A network of your own with memory needs it; none: the largest divisor of num_steps up to 16.",
         gt=0,
-        when=(MAYBE_MEMORY,),
     )
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False

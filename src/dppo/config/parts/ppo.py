@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
-from dppo.config.conditions import (
-    RATE_NOT_ANNEALED,
-    REWARDS_NOT_NORMALISED,
-    REWARDS_NOT_SIGNS,
-    SEVERAL_EPOCHS,
-    SEVERAL_SGD_STEPS,
-    WITH_ENTROPY,
-    WITH_NORMALISER,
-    WITH_OBS_NORMALISER,
-    WITH_VALUE_LOSS,
-)
 from dppo.config.field import setting
 
 
@@ -29,7 +18,6 @@ class PPO:
         "Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if "
         "it is below half of this; none: never.",
         gt=0,
-        when=(RATE_NOT_ANNEALED, SEVERAL_SGD_STEPS),
     )
     gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
     gae_lambda: float = setting(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
@@ -39,26 +27,17 @@ class PPO:
     )
     norm_adv: bool = setting(True, "Standardise advantages within each minibatch.")
     recompute_advantages: bool = setting(
-        False,
-        "Recompute advantages and returns before each further epoch, with the values of the current network.",
-        when=(SEVERAL_EPOCHS,),
+        False, "Recompute advantages and returns before each further epoch, with the values of the current network."
     )
     clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
     anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
-    clip_vloss: bool = setting(
-        False, "Clip the value loss around the old value, as OpenAI Baselines does.", when=(WITH_VALUE_LOSS,)
-    )
+    clip_vloss: bool = setting(False, "Clip the value loss around the old value, as OpenAI Baselines does.")
     ent_coef: float = setting(0.01, "Weight of the entropy bonus.", ge=0)
-    anneal_ent: bool = setting(
-        False, "Lower the weight of the entropy bonus linearly to zero over the run.", when=(WITH_ENTROPY,)
-    )
+    anneal_ent: bool = setting(False, "Lower the weight of the entropy bonus linearly to zero over the run.")
     vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
     max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
     target_kl: float | None = setting(
-        None,
-        "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.",
-        gt=0,
-        when=(SEVERAL_SGD_STEPS,),
+        None, "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.", gt=0
     )
     norm_obs: bool = setting(
         False, "Normalise observations by their running mean and standard deviation.", branch=False
@@ -68,7 +47,6 @@ class PPO:
         "Parts of a Dict or Tuple observation that norm_obs normalises, by name: speed; robot.arm for a part of a "
         "part. Empty: all floating-point numbers.",
         branch=False,
-        when=(WITH_OBS_NORMALISER,),
     )
     norm_reward: bool = setting(
         False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
@@ -77,22 +55,16 @@ class PPO:
         False,
         "Learn values in units of the running deviation of their targets (PopArt), for rewards of any size.",
         branch=False,
-        when=(WITH_VALUE_LOSS,),
     )
     freeze_norm_after: int | None = setting(
         None,
         "Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those "
         "of the run it starts from; none: never.",
         ge=0,
-        when=(WITH_NORMALISER,),
     )
     sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
-    clip_reward: float | None = setting(
-        None, "Clip each reward to plus or minus this; none: do not.", gt=0, when=(REWARDS_NOT_SIGNS,)
-    )
-    scale_reward: float = setting(
-        1.0, "Multiply each reward by this, after clipping.", gt=0, when=(REWARDS_NOT_NORMALISED,)
-    )
+    clip_reward: float | None = setting(None, "Clip each reward to plus or minus this; none: do not.", gt=0)
+    scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
 
 
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}
@@ -105,4 +77,5 @@ def annealed_settings(ppo: PPO) -> list[str]:
 
 def annealed(ppo: PPO, share: float) -> PPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
-    return replace(ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)})
+    now = {field.name: getattr(ppo, field.name) for field in fields(PPO)}  # never a `Config`, which is a PPO as well
+    return PPO(**now | {name: now[name] * (1 - share) for name in annealed_settings(ppo)})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dppo.config.conditions import FLOAT32_NETWORK, ON_GPU, OWN_RAY, SMALLER_THAN_MINIBATCH, WITH_ACTORS, WITH_LEARNERS
-from dppo.config.field import When, setting
+from dppo.config.field import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,43 +24,27 @@ class Actors:
         "Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else Ray is started "
         "on this machine.",
         resume="free",
-        when=(WITH_ACTORS,),
     )
-    cpus_per_actor: float = setting(
-        1.0, "Logical CPUs that Ray reserves for each actor.", resume="free", when=(WITH_ACTORS,), gt=0
-    )
-    actor_gpus: float = setting(
-        0.0, "GPUs that Ray reserves for each actor, for its simulator.", resume="free", when=(WITH_ACTORS,), ge=0
-    )
+    cpus_per_actor: float = setting(1.0, "Logical CPUs that Ray reserves for each actor.", resume="free", gt=0)
+    actor_gpus: float = setting(0.0, "GPUs that Ray reserves for each actor, for its simulator.", resume="free", ge=0)
     actor_resources: dict[str, float] = setting(
-        {},
-        "Other resources that Ray reserves for each actor, as JSON: '{\"licence\": 1}'.",
-        resume="free",
-        when=(WITH_ACTORS,),
+        {}, "Other resources that Ray reserves for each actor, as JSON: '{\"licence\": 1}'.", resume="free"
     )
     segment_timeout_s: float = setting(
         600.0,
         "Longest time in seconds for one step or reset of an environment. An actor that makes none for so long counts "
         "as hung: it is killed and replaced.",
         resume="free",
-        when=(WITH_ACTORS,),
         gt=0,
     )
     max_actor_restarts: int = setting(
-        5,
-        "Replacements of an actor in a row that deliver no segment, after which the run stops.",
-        resume="free",
-        when=(WITH_ACTORS,),
-        ge=0,
+        5, "Replacements of an actor in a row that deliver no segment, after which the run stops.", resume="free", ge=0
     )
     replay: bool = setting(
         True, "Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."
     )
     dashboard: bool = setting(
-        False,
-        "Start the dashboard of the Ray that is started on this machine (needs ray[default]).",
-        resume="free",
-        when=(WITH_ACTORS, OWN_RAY),
+        False, "Start the dashboard of the Ray that is started on this machine (needs ray[default]).", resume="free"
     )
 
 
@@ -74,7 +57,6 @@ class Learners:
         "Ray actors that share the SGD of each minibatch; 0 trains in this process. Worthwhile for large networks. "
         "Results are reproducible for a given number.",
         resume="close",
-        when=(When(WITH_ACTORS.holds, "num_actors=0 runs everything in this process. Use num_actors=1 or more"),),
         ge=0,
     )
     learner_threads: int = setting(
@@ -91,19 +73,13 @@ class Learners:
         "float32",
         "Arithmetic of layers in SGD; bfloat16 is for CNNs. Weights, losses, outputs and acting stay float32.",
         resume="close",
-        when=(FLOAT32_NETWORK,),
     )
     micro_batch_size: int | None = setting(
         None,
         "Rows of a minibatch that pass through the network at once, for minibatches that do not fit into memory; their "
         "gradients are summed; none: all rows.",
         resume="close",
-        when=(SMALLER_THAN_MINIBATCH,),
         gt=0,
     )
-    learner_cpus: float = setting(
-        1.0, "Logical CPUs that Ray reserves for each learner.", resume="free", when=(WITH_LEARNERS,), gt=0
-    )
-    learner_gpus: float = setting(
-        0.0, "GPUs that Ray reserves for each learner.", resume="free", when=(WITH_LEARNERS, ON_GPU), ge=0
-    )
+    learner_cpus: float = setting(1.0, "Logical CPUs that Ray reserves for each learner.", resume="free", gt=0)
+    learner_gpus: float = setting(0.0, "GPUs that Ray reserves for each learner.", resume="free", ge=0)

@@ -27,7 +27,7 @@ def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
     if bounds != "clip" and not real:
         raise ConfigError(
             f"action_bounds={bounds}: has no effect on {actions} actions, which are not real numbers. Leave "
-            f"action_bounds out."
+            f"`action_bounds` out."
         )
     for box in real:
         infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
@@ -35,7 +35,7 @@ def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
             at = int(infinite[0])
             raise ConfigError(
                 f"action_bounds={bounds}: needs finite bounds, and element {at} of an action lies between "
-                f"{box.low.flat[at]} and {box.high.flat[at]}. Use action_bounds=clip, or give the Box finite bounds."
+                f"{box.low.flat[at]} and {box.high.flat[at]}. Use `action_bounds=clip`, or give the Box finite bounds."
             )
     return actions
 

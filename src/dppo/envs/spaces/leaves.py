@@ -103,7 +103,7 @@ def _is_in(leaf: str, part: str) -> bool:
 
 def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
-        return f"It is a single array, which has no names: leave {setting} out."
+        return f"It is a single array, which has no names: leave `{setting}` out."
     return f"Its leaves are {', '.join(names)}."
 
 
@@ -118,7 +118,7 @@ def short(space: Any, most: int = 80) -> str:
 
 def wrapped(code: str, verb: str = "Return") -> str:
     """Return a sentence that says where to use a wrapper."""
-    return f"{verb} gymnasium.wrappers.{code} from a function that you pass as env_id (module:function)."
+    return f"{verb} gymnasium.wrappers.{code} from a function that you pass as `env_id` (module:function)."
 
 
 def check_package(space: Any, what: str) -> None:

@@ -79,7 +79,7 @@ def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
         out = "it" if len(odd) == 1 else "them"
         raise ConfigError(
             f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
-            f"drop_obs={' '.join([*dropped, *odd])} to leave {out} out."
+            f"`drop_obs={' '.join([*dropped, *odd])}` to leave {out} out."
         )
 
 

@@ -280,6 +280,6 @@ def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> Tr
     return TrainingDiverged(
         f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
         f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
-        f"minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower learning_rate, or turn on norm_obs and "
-        f"norm_reward if these numbers are large."
+        f"minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower `learning_rate`, or turn on "
+        f"`norm_obs` and `norm_reward` if these numbers are large."
     )

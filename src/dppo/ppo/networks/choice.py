@@ -74,7 +74,7 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
             f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
-            f"sequence_length to a divisor of num_steps; 16 is usual."
+            f"`sequence_length` to a divisor of `num_steps`; 16 is usual."
         )
     if not spec.state_size and network.sequence_length is not None:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
     if network.image_encoder == "nature" and small:
         raise ConfigError(
             f"image_encoder=nature: its convolutions need images of {SMALLEST_FOR_NATURE} x {SMALLEST_FOR_NATURE} "
-            f"pixels, and the observation has {_named(spaces, small[0])}. Use image_encoder=grid or impala."
+            f"pixels, and the observation has {_named(spaces, small[0])}. Use `image_encoder=grid` or impala."
         )
     return network.image_encoder
 
@@ -128,7 +128,7 @@ def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> Non
     for reason, names in without.items():
         for name in names:
             if getattr(network, name) != default_of(name):
-                raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave {name} out.")
+                raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave `{name}` out.")
 
 
 # ------------------------------------------------------------------ in words

@@ -95,12 +95,12 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
     if branch:
         if resume in (None, "auto"):
             raise ConfigError(
-                f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as resume."
+                f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
             )
         return _branch_off(config, Path(str(resume)))
     if resume == "auto":
         if config.run_dir is None:
-            raise ConfigError("resume=auto: needs a fixed folder. Set run_dir.")
+            raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
         resume = config.run_dir if has_any(config.run_dir) else None
     return _create(config) if resume is None else _open_to_resume(config, Path(resume))
 
@@ -150,7 +150,7 @@ def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
     for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
         if OBJECT in (text := json.dumps(value)):
             raise ConfigError(
-                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass env_kwargs again: "
+                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass `env_kwargs` again: "
                 f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
             )
     return settings
