@@ -125,7 +125,7 @@ def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(
 
 def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(mysim: str, tmp_path: Path) -> None:
     result = dppo.train(dppo.Config(env_id=f"{mysim}:make", run_dir=tmp_path / "run", **SIZES))
-    with pytest.raises(ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add trust=True if you trust"):
+    with pytest.raises(ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add `trust=True` if you trust"):
         dppo.evaluate(result.run_dir)
     expected = dppo.evaluate(result, episodes=1)
     assert dppo.evaluate(result.run_dir, episodes=1, trust=True) == expected

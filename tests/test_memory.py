@@ -128,7 +128,7 @@ def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": "gru", "sequence_length": 7}, "does not divide num_steps=128. Use sequence_length=4 or 8."),
+        ({"memory": "gru", "sequence_length": 7}, "does not divide num_steps=128. Use `sequence_length=4` or 8."),
         ({"memory": "gru", "minibatch_size": 8}, "minibatch_size=8 is less than a sequence of 16 steps"),
         ({"memory": "gru", "micro_batch_size": 8}, "micro_batch_size=8 is less than a sequence of 16 steps"),
         ({"memory_size": 32}, "memory_size=32 has no effect: memory=none has no state"),

@@ -117,7 +117,7 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 
 
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use norm_obs"):
+    with pytest.raises(ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm"):
         config_of(norm_obs=False)
     words = r"contains neither float64 numbers nor a Box of integers beyond 2\*\*24"
     with pytest.raises(ConfigError, match=words):

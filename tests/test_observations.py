@@ -192,7 +192,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
         ({"env_id": "worlds.observed:Everything"}, ("leaf 'mission': is Text(", "drop_obs=mission")),
         (
             {"env_id": "worlds.observed:Everything", "drop_obs": ("mission",)},
-            ("leaf 'robot.note': is Text(", "Use drop_obs=mission robot.note to leave it out."),
+            ("leaf 'robot.note': is Text(", "Use `drop_obs=mission robot.note` to leave it out."),
         ),
         (
             {"env_id": "worlds.observed:Everything", "drop_obs": ("mision",)},

@@ -203,7 +203,7 @@ def test_a_run_that_normalises_a_part_resumes_exactly(tmp_path: Path) -> None:
     [
         ({"norm_obs": False, "norm_obs_keys": ("robot",)}, "has no effect: norm_obs=False normalises nothing"),
         ({"obs_dtype": "float64", "norm_obs_keys": ("robot/arm/1",)}, "leaves out robot.arm.0, whose float64 numbers"),
-        ({"env_id": "CartPole-v1", "drop_obs": (), "norm_obs_keys": ("pole",)}, "leave norm_obs_keys out"),
+        ({"env_id": "CartPole-v1", "drop_obs": (), "norm_obs_keys": ("pole",)}, "leave `norm_obs_keys` out"),
     ],
     ids=["off", "float64", "no names"],
 )

@@ -57,7 +57,8 @@ def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
 def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
     text = refusal(num_actors=6, num_samplers=6, num_learners=4)
     assert (
-        text == "num_learners=4 cannot share 6 samplers evenly. Use num_samplers=8, or a different number of learners."
+        text
+        == "num_learners=4 cannot share 6 samplers evenly. Use `num_samplers=8`, or a different number of learners."
     )
     assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
 
@@ -69,16 +70,16 @@ def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
             {"device": "cuda"},
             "device=cuda: learners on Ray see only the GPUs that they request, and "
             "learner_gpus=0 requests none. Use "
-            "learner_gpus=1, or device=cpu.",
+            "`learner_gpus=1`, or `device=cpu`.",
         ),
-        ({"learner_gpus": 1}, "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use device=cuda."),
+        ({"learner_gpus": 1}, "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use `device=cuda`."),
         (
             {"learner_cpus": 2, "num_learners": 0},
-            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Use num_learners=1 or more.",
+            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Use `num_learners=1` or more.",
         ),
         (
             {"num_actors": 0},
-            "num_learners=2 has no effect: num_actors=0 runs everything in this process. Use num_actors=1 or more.",
+            "num_learners=2 has no effect: num_actors=0 runs everything in this process. Use `num_actors=1` or more.",
         ),
         (
             {"micro_batch_size": 32},

@@ -68,7 +68,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_pat
     hung = [text for text in notes.texts if "counts as hung" in text]
     place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
     assert re.search(place, hung[0])
-    assert "raise segment_timeout_s" in hung[0]
+    assert "raise `segment_timeout_s`" in hung[0]
     assert any("1 x actor_hung" in line for line in recorder.ending)
 
 

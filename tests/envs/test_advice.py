@@ -101,7 +101,7 @@ def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) ->
     env = Sampled(space)
     message = refusal_of(env)
     assert message.startswith(f"observation_space, leaf {out.split()[0]!r}: is ")
-    assert f"Use drop_obs={out} to leave" in message
+    assert f"Use `drop_obs={out}` to leave" in message
     assert list(describe_spaces(env, drop_obs=out.split()).leaves()) == left
     play(env, drop_obs=out.split())
 

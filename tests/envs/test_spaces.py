@@ -136,7 +136,7 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
         (Shaped(spaces.Text(9)), ("observation_space: is Text(", "encode(obs) that returns n numbers")),
         (
             Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
-            ("observation_space, leaf 'text': is Text(", "Use drop_obs=text to leave it out"),
+            ("observation_space, leaf 'text': is Text(", "Use `drop_obs=text` to leave it out"),
         ),
         (Shaped(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])), ("leaf '0': is Sequence(", "encode(obs)")),
         (Shaped(spaces.Box(-1, 1, (3, 0))), ("has no elements",)),

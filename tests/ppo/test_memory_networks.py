@@ -197,7 +197,7 @@ def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], wo
 
 
 def test_a_module_with_memory_needs_the_length_of_sequences() -> None:
-    with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set sequence_length to a divisor"):
+    with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set `sequence_length` to a divisor"):
         chosen(VECTOR, model=own.Running)(DISCRETE, "float32")
     with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=worlds.models:Plain has no memory"):
         chosen(VECTOR, model=Plain, sequence_length=4)(DISCRETE, "float32")

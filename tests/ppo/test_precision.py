@@ -100,7 +100,7 @@ def test_float64_and_the_mlp_are_refused() -> None:
 
 def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "cpu_has_bfloat16", lambda: False)
-    with pytest.raises(ConfigError, match=r"this CPU .* would be slower than float32\. Use precision=float32"):
+    with pytest.raises(ConfigError, match=r"this CPU .* would be slower than float32\. Use `precision=float32`"):
         trainer_and_batch("nature", precision="bfloat16")
 
 

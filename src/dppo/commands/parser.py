@@ -74,11 +74,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise the message that argparse would print.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise the message that argparse would print as a `UsageError`."""
         raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -87,7 +83,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: a flag is unknown, or lacks its value.
         """
-        found, rest = self.parse_known_args([_dashed(word) for word in argv])
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
+        found, rest = self.parse_known_args(dashed)
         for word in rest:
             if re.match("--?[a-zA-Z]", word):
                 raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
@@ -111,14 +108,6 @@ def known_as(flag: str) -> list[str]:
 def asks_for_help(argv: Sequence[str]) -> bool:
     """Return whether help is asked for; the other words need not be valid then."""
     return any(word in ("-h", "--help") for word in argv)
-
-
-def _dashed(word: str) -> str:
-    """Return `--num_actors=8` as `--num-actors=8`."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value
 
 
 def one_word(words: Sequence[str], name: str, prog: str) -> str | None:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from dppo.commands.parser import Parser
-from dppo.config.parts import PARTS, about, default_of, settings_by_name, types_by_name
+from dppo.config.parts import PARTS, about, default_of, names_of, types_by_name
 from dppo.errors import ConfigError
 
 FIRST = (  # the settings that people use first
-    "total_timesteps",
-    "num_actors",
-    "num_samplers",
-    "envs_per_sampler",
-    "num_steps",
-    "learning_rate",
-    "gamma",
-    "seed",
-    "env_kwargs",
-    "run_dir",
-)
+    "total_timesteps", "num_actors", "num_samplers", "envs_per_sampler", "num_steps",
+    "learning_rate", "gamma", "seed", "env_kwargs", "run_dir",
+)  # fmt: skip
 EXTRA = {  # flags that name a source of settings
     "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
     "preset": (
@@ -69,12 +60,10 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
     for name, (metavar, text) in EXTRA.items():
         sources.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
     sources.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
-    rest = [name for name in settings_by_name() if name not in (*FIRST, "env_id")]
     for part, record in PARTS.items():
-        own = [name for name in rest if name in {field.name for field in fields(record)}]
-        if own:
-            group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
-            for name in own:
+        group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
+        for name in names_of(part):
+            if name not in (*FIRST, "env_id"):
                 _add(group, name, defaults, name in leave_out)
 
 
@@ -86,21 +75,18 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if hint is bool:
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
-    elif get_origin(hint) is tuple:
-        group.add_argument(flag(name), nargs="*", metavar=_metavar(get_args(hint)[0]), help=text)
     else:
-        group.add_argument(flag(name), metavar=_metavar(hint), help=text)
+        several: dict[str, Any] = {"nargs": "*"} if get_origin(hint) is tuple else {}
+        group.add_argument(flag(name), metavar=_metavar(hint), help=text, **several)
 
 
 def _shown(value: Any) -> str:
     """Return a default as a user would type it."""
-    if value is None:
-        return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return "none" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _metavar(hint: Any) -> str:
@@ -119,14 +105,12 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: text that should be JSON is not.
     """
-    return {name: _value(name, text) for name, text in given.items()}
-
-
-def _value(name: str, text: Any) -> Any:
-    hint = types_by_name()[name]
-    if text == "none" and NoneType in get_args(hint):
-        return None
-    return parsed_json(name, text) if get_origin(hint) is dict else text
+    settings: dict[str, Any] = {}
+    for name, text in given.items():
+        hint = types_by_name()[name]
+        missing = text == "none" and NoneType in get_args(hint)
+        settings[name] = None if missing else parsed_json(name, text) if get_origin(hint) is dict else text
+    return settings
 
 
 def parsed_json(name: str, text: str) -> Any:

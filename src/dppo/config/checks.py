@@ -155,27 +155,20 @@ def _check_actors(config: Config) -> None:
             f"sampler to host. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.num_actors}`, "
             f"which makes the batch larger and so changes the learning problem."
         )
-    problem = address_problem(config.address or "")
-    if problem:
-        raise ConfigError(f"address={config.address}: {problem}")
+    scheme, separator, _ = (config.address or "").partition("://")
+    if separator:
+        known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
+        fact = known.get(scheme.removesuffix("s"), f"{scheme}:// is not an address of Ray")
+        raise ConfigError(
+            f"address={config.address}: {fact}. Run dppo on a node of the cluster with `address=auto`, or use the "
+            f"head's host:port (6379 by default)."
+        )
     for name, amount in config.actor_resources.items():
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
             raise ConfigError(
                 f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "
                 f"amount. Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the cluster does."
             )
-
-
-def address_problem(address: str) -> str | None:
-    """Return the reason why `address` cannot be that of a Ray cluster, and a remedy; None if it may be one."""
-    scheme, separator, _ = address.partition("://")
-    if not separator:
-        return None
-    known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
-    return (
-        f"{known.get(scheme.removesuffix('s'), f'{scheme}:// is not an address of Ray')}. Run dppo on a node of the "
-        f"cluster with `address=auto`, or use the head's host:port (6379 by default)."
-    )
 
 
 def _check_model_kwargs(config: Config) -> None:

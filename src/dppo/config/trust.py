@@ -17,19 +17,15 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
 
     A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
     """
-    return {
-        name: _action(str(settings[name]), settings.get(f"{name.removesuffix('_id')}_kwargs"))
-        for name in NAMING
-        if ":" in str(settings.get(name, ""))
-    }
-
-
-def _action(path: str, kwargs: Any) -> str:
-    module, _, name = path.partition(":")
-    if re.search(r"-v\d+$", name):
-        return f"imports {module} and makes {name}"
-    arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, Mapping) else ""
-    return f"imports {module} and calls {name}({arguments})"
+    found = {}
+    for setting in NAMING:
+        module, colon, name = str(settings.get(setting, "")).partition(":")
+        kwargs = settings.get(f"{setting.removesuffix('_id')}_kwargs")
+        given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, Mapping) else ""
+        if colon:
+            action = f"makes {name}" if re.search(r"-v\d+$", name) else f"calls {name}({given})"
+            found[setting] = f"imports {module} and {action}"
+    return found
 
 
 def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
