@@ -206,7 +206,7 @@ def refusal(tmp_path: Path, **changes: Any) -> str:
         ({"env_id": "worlds.observed:Picture", "norm_obs": True}, ("norm_obs=True has no effect",)),
         (
             {"env_id": "worlds.observed:Picture", "image_encoder": "nature"},
-            ("image_encoder=nature: its convolutions need images of 36 x 36", "image_encoder=grid or impala"),
+            ("image_encoder=nature: its convolutions need images of 36 x 36", "`image_encoder=grid` or impala"),
         ),
         (
             {"env_id": "worlds.observed:Picture", "hidden_sizes": (32,)},

@@ -42,7 +42,7 @@ def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
         settings_now, refusals = dict(chosen), []
         while (text := refusal(**settings_now)) is not None:
             refusals.append(text)
-            match = re.search(r"Use (num_samplers|minibatch_size)=(\d+)(?: or (\d+))?", text)
+            match = re.search(r"Use `(num_samplers|minibatch_size)=(\d+)`(?: or (\d+))?", text)
             if match is None:  # the batch is now too small for its minibatch
                 assert "is larger than the batch" in text
                 settings_now["minibatch_size"] = int(re.findall(r"Use at most (\d+)", text)[0])

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from dppo.config.parts import default_of
+from dppo.config.sizes import FlatSettings
 from dppo.errors import ConfigError, counted
-
-if TYPE_CHECKING:
-    from dppo.config.config import Config
 
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
 # fmt: off
-NEEDS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("obs_dtype", lambda c: c.norm_obs or c.dtype == "float64",
      "the network reads float32. Use `norm_obs=True`, which normalises before rounding, or `dtype=float64`"),
     ("desired_kl", lambda c: not c.anneal_lr,
@@ -68,7 +65,7 @@ NEEDS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
 # fmt: on
 
 
-def check(config: Config) -> None:
+def check(config: FlatSettings) -> None:
     """Refuse settings that contradict each other.
 
     Raises:
@@ -85,7 +82,7 @@ def check(config: Config) -> None:
         raise ConfigError(f"{name}={getattr(config, name)} has no effect: {reason}.")
 
 
-def without_effect(config: Config) -> Iterator[tuple[str, str]]:
+def without_effect(config: FlatSettings) -> Iterator[tuple[str, str]]:
     """Yield the name of each setting that differs from its default but has no effect, and the reason."""
     for names, holds, otherwise in NEEDS:
         for name in names.split():
@@ -93,7 +90,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
                 yield name, otherwise.format(config=config)
 
 
-def batch_in_words(config: Config) -> str:
+def batch_in_words(config: FlatSettings) -> str:
     """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
     return (
         f"{counted(config.num_samplers, 'sampler')} x {counted(config.envs_per_sampler, 'env')} x "
@@ -101,7 +98,7 @@ def batch_in_words(config: Config) -> str:
     )
 
 
-def _check_sizes(config: Config) -> None:
+def _check_sizes(config: FlatSettings) -> None:
     factors = batch_in_words(config)
     if config.batch_size < 2:
         raise ConfigError(
@@ -115,7 +112,7 @@ def _check_sizes(config: Config) -> None:
         )
 
 
-def _check_sequences(config: Config) -> None:
+def _check_sequences(config: FlatSettings) -> None:
     """Refuse sequences that do not fit into a segment, or into what goes through the network at once."""
     steps = config.sizes.sequence_length
     if config.num_steps % steps:
@@ -132,7 +129,7 @@ def _check_sequences(config: Config) -> None:
             )
 
 
-def _check_minibatches(config: Config) -> None:
+def _check_minibatches(config: FlatSettings) -> None:
     if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
         raise ConfigError(
             f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
@@ -147,7 +144,7 @@ def _check_minibatches(config: Config) -> None:
         )
 
 
-def _check_actors(config: Config) -> None:
+def _check_actors(config: FlatSettings) -> None:
     idle = config.num_actors - config.num_samplers
     if idle > 0:
         raise ConfigError(
@@ -171,7 +168,7 @@ def _check_actors(config: Config) -> None:
             )
 
 
-def _check_model_kwargs(config: Config) -> None:
+def _check_model_kwargs(config: FlatSettings) -> None:
     """Refuse arguments that a checkpoint cannot store: loading a policy builds its network from them."""
     for name, value in config.model_kwargs.items():
         try:
@@ -183,7 +180,7 @@ def _check_model_kwargs(config: Config) -> None:
             ) from None
 
 
-def _check_learners(config: Config) -> None:
+def _check_learners(config: FlatSettings) -> None:
     learners = config.num_learners
     if learners and config.device != "cpu" and not config.learner_gpus:
         raise ConfigError(
@@ -202,7 +199,7 @@ def _check_learners(config: Config) -> None:
         )
 
 
-def _check_shares(config: Config) -> None:
+def _check_shares(config: FlatSettings) -> None:
     """Refuse sizes that give learners unequal numbers of samplers or rows."""
     learners = config.num_learners
     if learners <= 1:

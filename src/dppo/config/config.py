@@ -1,36 +1,19 @@
-"""`Config`: all settings of a run, checked, and the sizes that follow from them."""
+"""`Config`: all settings of a run, checked."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dppo.config.checks import check
 from dppo.config.files import flattened, grouped, plain, preset
 from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
-
-USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a run that follow from its settings."""
-
-    iterations: int
-    """The last may exceed `total_timesteps` by less than one batch."""
-    sequence_length: int
-    """L, the steps of the sequences that minibatches consist of; 1 without memory."""
-    minibatches_per_epoch: int
-    """They leave no row out, and differ by at most one sequence."""
-    minibatch_rows: int
-    """Rows of the largest minibatch."""
+from dppo.config.sizes import FlatSettings
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Config(Env, Sampling, PPO, Network, Actors, Learners, Run):
+class Config(FlatSettings):
     """Settings of one training run, checked before any process starts.
 
     Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. A whole part
@@ -65,42 +48,13 @@ class Config(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """
         return cls(**(preset(env_id) | {"env_id": env_id} | flattened(settings)))
 
-    @cached_property
-    def sizes(self) -> Sizes:
-        """Return the sizes that follow from these settings."""
-        length = self.sequence_length or 1
-        if self.model is None and self.memory == "none":
-            length = 1
-        elif self.model is None and self.sequence_length is None:
-            length = max(steps for steps in range(1, USUAL_SEQUENCE + 1) if self.num_steps % steps == 0)
-        sequences = max(1, self.batch_size // length)
-        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // length)
-        minibatches = math.ceil(sequences / most)
-        rows = math.ceil(sequences / minibatches) * length
-        return Sizes(math.ceil(self.total_timesteps / self.batch_size), length, minibatches, rows)
-
-    @property
-    def iterations(self) -> int:
-        """Return the number of iterations of the run."""
-        return self.sizes.iterations
-
-    @property
-    def minibatches_per_epoch(self) -> int:
-        """Return the number of minibatches of an epoch."""
-        return self.sizes.minibatches_per_epoch
-
-    @property
-    def minibatch_rows(self) -> int:
-        """Return the rows of the largest minibatch."""
-        return self.sizes.minibatch_rows
-
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""
         shown = [name for name in settings_by_name() if getattr(self, name) != default_of(name)]
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
-def draft(settings: Mapping[str, Any]) -> Config:
+def draft(settings: Mapping[str, Any]) -> FlatSettings:
     """Return settings whose values are valid one by one, but not checked against each other.
 
     Raises:
@@ -108,9 +62,7 @@ def draft(settings: Mapping[str, Any]) -> Config:
     """
     from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
-    config = object.__new__(Config)
-    config.__dict__.update(validated(flattened(settings)))
-    return config
+    return FlatSettings(**validated(flattened(settings)))
 
 
 def resolved(config: Config) -> dict[str, Any]:
