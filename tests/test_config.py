@@ -102,6 +102,7 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
     c = config(total_timesteps=10240, learning_rate=1.0)
     assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
     assert annealed(config(anneal_lr=False, learning_rate=0.5).ppo, 0.3).learning_rate == 0.5
+    assert annealed(c, 0.5) == annealed(c.ppo, 0.5)  # of a `Config`, too, it is only the algorithm
 
 
 # ---------------------------------------------------------------------------------------- hosting

@@ -66,17 +66,13 @@ def print_help(
         parsed = parse([word for word in argv if not asks_for_help([word])])
     except DppoError:
         parsed = Arguments({})
-    make_parser(parsed.settings, _source_of_defaults(parsed)).print_help()
-    raise SystemExit(0)
-
-
-def _source_of_defaults(parsed: Arguments) -> str:
-    """Return the sentence of a help text that names the source of the defaults; "" for the general ones."""
+    source = ""
     if isinstance(parsed.resume, Path):
-        return f" Defaults are the settings of {parsed.resume}."
-    if parsed.preset is not None:
-        return f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
-    return ""
+        source = f" Defaults are the settings of {parsed.resume}."
+    elif parsed.preset is not None:
+        source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
+    make_parser(parsed.settings, source).print_help()
+    raise SystemExit(0)
 
 
 def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
