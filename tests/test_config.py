@@ -146,7 +146,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
     [
         (
             {"num_steps": 32, "minibatch_size": 300},
-            "minibatch_size=300 is larger than .* 256 steps .8 samplers x 1 env x 32 steps.* at most 256, .*`num_steps`",
+            "minibatch_size=300 is larger than .* 256 .*8 samplers x 1 env x 32 steps.* at most 256, .*`num_steps`",
         ),
         (
             {"num_actors": 9, "num_samplers": 6},
@@ -154,7 +154,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ),
         (
             {"total_timesteps": 100, "num_samplers": 2},
-            "total_timesteps=100 is less than .* 256 steps .2 samplers x 1 env x 128 steps.* Raise it, or .*`num_steps`",
+            "total_timesteps=100 is less than .* 256 .*2 samplers x 1 env x 128 steps.* Raise it, or .*`num_steps`",
         ),
         (
             {"num_steps": 1, "num_samplers": 1},
