@@ -2,7 +2,7 @@
 
     python benchmarks/calls.py --actors 8
 
-Without data; with a policy out and a segment back, as Ray serialises them; and with both pickled in one piece, as
+Without data; with a policy out and a segment back, as Ray serializes them; and with both pickled in one piece, as
 `dppo` sends them. Collecting segments cannot take less time. The row `overhead` of run.py includes the last figure.
 """
 

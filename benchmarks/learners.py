@@ -29,7 +29,7 @@ from rich.table import Table
 OBS, ACTIONS = 376, 17  # of Humanoid
 BAR = 1.8  # times one learner, with two, for 3x2048
 BUSY = 0.5  # load average of the last minute
-STORE_BYTES = 3 * 2**30  # weights and optimiser of the largest model, new and old, several times
+STORE_BYTES = 3 * 2**30  # weights and optimizer of the largest model, new and old, several times
 
 
 @dataclass(frozen=True)

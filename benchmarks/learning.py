@@ -38,7 +38,7 @@ EPISODES = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One learning problem, and the bar for having learnt it."""
+    """One learning problem, and the bar for having learned it."""
 
     settings: dict[str, Any]
     seeds: int
@@ -201,7 +201,7 @@ def played_without_learning(row: Row) -> dict[str, float]:
 def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
-    done = learnt({**tuned, **row.settings, "num_actors": num_actors}, seed)
+    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed)
     print(
         f"  seed {seed}: train {in_words(done['train'])} (after each quarter of the run: "
         f"{', '.join(map(in_words, done['quarters']))}), eval {in_words(done['eval'])}, {done['steps']:,} steps, "
@@ -211,7 +211,7 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     return done
 
 
-def learnt(settings: dict[str, Any], seed: int) -> dict[str, Any]:
+def learned(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train with these settings on one seed, and evaluate the policy."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from learning import HERE, commit, learnt
+from learning import HERE, commit, learned
 
 SB3_DEFAULTS = {"num_samplers": 8, "num_steps": 256, "minibatch_size": 64, "update_epochs": 10, "learning_rate": 3e-4}
 ROWS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def main() -> int:
         runs: dict[str, list[dict[str, Any]]] = {"in turns": [], "overlap": []}
         for seed in range(1, flags.seeds + 1):  # in turns, so that an interrupted run has both
             for how, one in runs.items():
-                one.append(learnt({**ROWS[name], "overlap": how == "overlap"}, seed))
+                one.append(learned({**ROWS[name], "overlap": how == "overlap"}, seed))
                 print(
                     f"  {name}, {how}, seed {seed}: train {one[-1]['train']:.1f}, eval {one[-1]['eval']:.1f}",
                     flush=True,

@@ -21,7 +21,7 @@ Figures = dict[str, float]
 @dataclass(frozen=True)
 class Work:
     """One training, the same for both sides: 2x64 tanh trunks (Atari: the Nature CNN), Adam 2.5e-4, advantages
-    standardised.
+    standardized.
     """
 
     env: dict[str, Any]

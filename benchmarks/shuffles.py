@@ -68,12 +68,12 @@ def main() -> int:
 
 def one(name: str, seed: int, learners: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
-    from learning import learnt
+    from learning import learned
 
     from dppo.config import presets
 
     settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
-    done = learnt(settings | {"num_learners": learners, "num_actors": 1 if learners else 0}, seed)
+    done = learned(settings | {"num_learners": learners, "num_actors": 1 if learners else 0}, seed)
     print(
         f"{name}, seed {seed}, {learners} learners: train {done['train']:.1f}, eval {done['eval']:.1f}, "
         f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",

@@ -39,17 +39,17 @@ class Args:
     learning_rate: float = 2.5e-4  # Adam's step size at the start
     anneal_lr: bool = True  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     update_epochs: int = 4  # K, passes over each batch
     minibatch_size: int | None = None  # most rows of a minibatch; None: a quarter of the batch
-    norm_adv: bool = True  # standardise advantages within each minibatch
+    norm_adv: bool = True  # standardize advantages within each minibatch
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
     target_kl: float | None = None  # stop the epochs of an update when approximate KL exceeds this
-    norm_obs: bool = False  # normalise observations by their running mean and deviation
+    norm_obs: bool = False  # normalize observations by their running mean and deviation
     norm_reward: bool = False  # divide rewards by the running deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy network, and of the value network
     activation: Literal["tanh", "relu"] = "tanh"  # between hidden layers
@@ -121,7 +121,7 @@ class Agent:
         self.obs_moments = Moments(inputs) if args.norm_obs else None
 
     def see(self, obs: np.ndarray) -> Tensor:
-        """Convert observations to network inputs: normalised (#28) and clipped (#29)."""
+        """Convert observations to network inputs: normalized (#28) and clipped (#29)."""
         x = torch.as_tensor(obs, dtype=self.dtype)
         if self.obs_moments is None:
             return x
@@ -215,7 +215,7 @@ def make_batch(args: Args, agent: Agent, segments: list[Segment], reward_scale: 
     rewards = torch.as_tensor(scaled, dtype=agent.dtype)
     goes_on = torch.as_tensor(~seg.terminated, dtype=agent.dtype)
     same_episode = torch.as_tensor(~(seg.terminated | seg.truncated), dtype=agent.dtype)
-    # Generalised advantage estimation (#5). Where a segment or a time limit cuts an episode, the value of the next
+    # Generalized advantage estimation (#5). Where a segment or a time limit cuts an episode, the value of the next
     # observation replaces the rewards that were not seen. Deviation: CleanRL treats a time limit as terminal.
     deltas = rewards + args.gamma * next_values * goes_on - values
     advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])

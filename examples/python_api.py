@@ -24,7 +24,7 @@ if __name__ == "__main__":
     # Episodes with the likeliest action, each from a seed of its own. The run's folder will do in place of the result.
     print(dppo.evaluate(result, episodes=5))
 
-    # The policy needs neither torch nor Ray. It normalises observations and clips actions as in training.
+    # The policy needs neither torch nor Ray. It normalizes observations and clips actions as in training.
     policy = dppo.load_policy(result.run_dir)
     batch = np.zeros((3, 4), np.float32)
     print(f"likeliest actions: {policy.act(batch)}, drawn: {policy.act(batch, generator=np.random.default_rng(0))}")

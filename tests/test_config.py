@@ -185,9 +185,9 @@ def test_refusals_name_the_setting_the_fact_and_the_remedy(settings: dict[str, A
 
 
 @pytest.mark.parametrize("settings", [{"minibatch_size": 1}, {"num_steps": 5, "minibatch_size": 2}, {"num_steps": 2}])
-def test_a_minibatch_of_one_row_cannot_be_standardised(settings: dict[str, int]) -> None:
+def test_a_minibatch_of_one_row_cannot_be_standardized(settings: dict[str, int]) -> None:
     text = refusal(num_samplers=1, **settings)
-    assert "of one row, whose advantage cannot be standardised" in text
+    assert "of one row, whose advantage cannot be standardized" in text
     assert "`norm_adv=False`" in text
     name, value = list(settings.items())[-1]
     assert text.startswith(f"{name}={value} ")
@@ -399,8 +399,8 @@ def changes(**settings: Any) -> tuple[str, ...]:
 def test_settings_that_do_not_affect_results_may_change_on_resume() -> None:
     assert changes(num_actors=0, checkpoint_interval_s=1, keep_checkpoints=9, progress="off") == ()
     free = {name for name in settings_by_name() if about(name).resume == "free"}
-    learnt = {"seed", "num_samplers", "envs_per_sampler", "num_steps", "learner_threads", "dtype", "replay", "gamma"}
-    assert not free & learnt
+    learned = {"seed", "num_samplers", "envs_per_sampler", "num_steps", "learner_threads", "dtype", "replay", "gamma"}
+    assert not free & learned
 
 
 def test_settings_that_affect_rounding_may_change_on_resume_with_a_note() -> None:

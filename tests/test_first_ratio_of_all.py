@@ -1,4 +1,4 @@
-"""Acting equals learning for every combination of actions, masks, memory, normalisation and network; also on Ray."""
+"""Acting equals learning for every combination of actions, masks, memory, normalization and network; also on Ray."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def combinations(fast: set[tuple[str, str, str]]) -> pytest.MarkDecorator:
     cases = [
         pytest.param(*case, marks=() if (*case[:2], case[3]) in fast else pytest.mark.slow) for case in COMBINATIONS
     ]
-    return pytest.mark.parametrize(("act", "memory", "normalised", "network"), cases)
+    return pytest.mark.parametrize(("act", "memory", "normalized", "network"), cases)
 
 
-def settings(act: str, memory: str, normalised: bool, network: str) -> dict[str, Any]:
+def settings(act: str, memory: str, normalized: bool, network: str) -> dict[str, Any]:
     chosen = dict(NETWORKS[network])
     kind, _, masked = act.partition(", ")
     world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
     chosen |= {"env_id": "worlds.acting:Combined", "env_kwargs": world}
     chosen |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 1, "minibatch_size": 80}
     chosen |= {"micro_batch_size": 50}  # a piece that does not divide the minibatch
-    chosen |= {"norm_adv": False, "norm_reward": normalised, "norm_obs": normalised and network != "cnn"}
+    chosen |= {"norm_adv": False, "norm_reward": normalized, "norm_obs": normalized and network != "cnn"}
     if network == "own module":
         return chosen | ({"model": Plain} if memory == "none" else {"model": Running, "sequence_length": 5})
     return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
 
 
 @combinations(FAST)
-def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: str) -> None:
+def test_first_ratio_is_one(act: str, memory: str, normalized: bool, network: str) -> None:
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
-    config = make_config(settings(act, memory, normalised, network))
+    config = make_config(settings(act, memory, normalized, network))
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
-    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalised)
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
     for iteration in range(3):
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
@@ -81,14 +81,14 @@ def test_first_ratio_is_one(act: str, memory: str, normalised: bool, network: st
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float64", 1e-12)])
-@pytest.mark.parametrize(("act", "normalised"), [("discrete", True), ("box", False)])
+@pytest.mark.parametrize(("act", "normalized"), [("discrete", True), ("box", False)])
 def test_learning_computes_the_probabilities_and_values_of_acting(
-    act: str, normalised: bool, dtype: str, tolerance: float
+    act: str, normalized: bool, dtype: str, tolerance: float
 ) -> None:
-    config = make_config(settings(act, "none", normalised, "mlp") | {"dtype": dtype})
+    config = make_config(settings(act, "none", normalized, "mlp") | {"dtype": dtype})
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
-    statistics = no_statistics(samplers[0].spaces, obs=normalised, returns=normalised)
+    statistics = no_statistics(samplers[0].spaces, obs=normalized, returns=normalized)
     reports, _ = collect(samplers, PolicySnapshot(0, trainer.weights(), statistics.obs_scale()))
     statistics = statistics.merged([report.statistics for report in reports])
     scale, reward_scale = statistics.obs_scale(), statistics.reward_scale()
@@ -104,12 +104,12 @@ def test_learning_computes_the_probabilities_and_values_of_acting(
 
 @combinations(set())  # tests/test_memory.py has one with memory in the fast set
 def test_first_ratio_is_one_through_ray(
-    act: str, memory: str, normalised: bool, network: str, tmp_path: Path, ray_session: None
+    act: str, memory: str, normalized: bool, network: str, tmp_path: Path, ray_session: None
 ) -> None:
     """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
     more = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
     files = {"progress": "off", "run_dir": tmp_path / "run"}
-    result = dppo.train(make_config(settings(act, memory, normalised, network) | more | files))
+    result = dppo.train(make_config(settings(act, memory, normalized, network) | more | files))
     rows = list(result.metrics)
     assert len(rows) == 3
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5

@@ -1,4 +1,4 @@
-"""Observations stored as float64: what float32 cannot tell apart is seen after normalisation."""
+"""Observations stored as float64: what float32 cannot tell apart is seen after normalization."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config_of(**changes: Any) -> Config:
 
 
 @pytest.mark.parametrize("nest", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_sign_beside_1e9_is_learnt(nest: bool, tmp_path: Path) -> None:
+def test_a_sign_beside_1e9_is_learned(nest: bool, tmp_path: Path) -> None:
     """A guess is right in 10 of 20 steps. Six seeds reach 16.5 to 18.6, and 9.7 to 10.2 if it is rounded away."""
     result = dppo.train(config_of(env_kwargs={"nest": nest}, run_dir=tmp_path / "exact"))
     assert not result.incidents
@@ -82,7 +82,7 @@ def test_a_sign_beside_1e9_is_learnt(nest: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nest", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_acting_and_learning_normalise_in_float64_before_rounding(nest: bool, dtype: str) -> None:
+def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dtype: str) -> None:
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
     built = build_sampler(sampler_plan(config), 0)
     trainer = build_trainer(trainer_plan(config), built.spaces)
@@ -100,7 +100,7 @@ def test_acting_and_learning_normalise_in_float64_before_rounding(nest: bool, dt
 
 
 def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
-    """Return a policy; without a scale, one that normalises with no samples."""
+    """Return a policy; without a scale, one that normalizes with no samples."""
     return PolicySnapshot(0, weights, scale or ObsScale(*Moments.empty(normalized_shape(obs)).mean_and_std()))
 
 

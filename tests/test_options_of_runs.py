@@ -100,7 +100,7 @@ def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
     weights = {
         name: train(tmp_path / name, **{name: value}).weights_sha256
         for name, value in off.items()
-        if name != "clip_reward"  # the scale of rewards that are all one is normalised away
+        if name != "clip_reward"  # the scale of rewards that are all one is normalized away
     }
     weights["sign_reward"] = train(tmp_path / "sign", norm_reward=False, clip_reward=None).weights_sha256
     weights["scaled"] = train(tmp_path / "s", norm_reward=False, clip_reward=None, scale_reward=0.5).weights_sha256
@@ -172,7 +172,7 @@ def test_dropped_episodes_are_the_same_with_actors(ray_session: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("norm_adv", [False, True])
-def test_value_normalisation_alone_is_warned_of(norm_adv: bool, tmp_path: Path) -> None:
+def test_value_normalization_alone_is_warned_of(norm_adv: bool, tmp_path: Path) -> None:
     with Notes() as notes:
         train(tmp_path / "run", stop_after=1, norm_adv=norm_adv)
     assert any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
@@ -185,7 +185,7 @@ PARTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_run_that_normalises_a_part_resumes_exactly(tmp_path: Path) -> None:
+def test_a_run_that_normalizes_a_part_resumes_exactly(tmp_path: Path) -> None:
     half = train(tmp_path / "half", stop_after=2, **PARTS)
     resumed = train(tmp_path / "half", resume=half.run_dir, **PARTS)
     straight = train(tmp_path / "whole", **PARTS)
@@ -201,13 +201,13 @@ def test_a_run_that_normalises_a_part_resumes_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"norm_obs": False, "norm_obs_keys": ("robot",)}, "has no effect: norm_obs=False normalises nothing"),
+        ({"norm_obs": False, "norm_obs_keys": ("robot",)}, "has no effect: norm_obs=False normalizes nothing"),
         ({"obs_dtype": "float64", "norm_obs_keys": ("robot/arm/1",)}, "leaves out robot.arm.0, whose float64 numbers"),
         ({"env_id": "CartPole-v1", "drop_obs": (), "norm_obs_keys": ("pole",)}, "leave `norm_obs_keys` out"),
     ],
     ids=["off", "float64", "no names"],
 )
-def test_parts_that_cannot_be_normalised_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         train(tmp_path / "run", **PARTS | changes)
     assert words in str(caught.value)

@@ -43,7 +43,7 @@ oracle = _load_example()
 class Odd(gym.Env[Any, Any]):
     """Properties that CartPole and Pendulum lack.
 
-    Observations are integers of shape [2, 2]. They exceed 10, where normalised ones are clipped, and so do rewards:
+    Observations are integers of shape [2, 2]. They exceed 10, where normalized ones are clipped, and so do rewards:
     one step in 200 brings a prize. Choices start at -1; actions often exceed the bounds of the Box. An episode may
     terminate and be truncated in the same step, and may last a single step.
     """
@@ -100,8 +100,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipping": {"clip_coef": 0.01, "clip_vloss": True},
     "coefficients": {"ent_coef": 0.3, "vf_coef": 0.01},
     "early stop": {"target_kl": 1e-5},
-    "normalised observations": {"norm_obs": True},
-    "normalised rewards": {"norm_reward": True, "gamma": 0.9},
+    "normalized observations": {"norm_obs": True},
+    "normalized rewards": {"norm_reward": True, "gamma": 0.9},
     "layers": {"hidden_sizes": (16, 24, 8), "activation": "relu"},
     "all at once": {
         "norm_obs": True,
@@ -116,7 +116,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # The other options do not depend on the kind of actions, so one kind is enough.
     "sizes": {"seed": 12345, "num_samplers": 2, "envs_per_sampler": 3, "num_steps": 31, "total_timesteps": 300},
     "one env": {"num_samplers": 1, "envs_per_sampler": 1, "num_steps": 144, "gae_lambda": 1.0},
-    "optimiser": {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01},
+    "optimizer": {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01},
     "epochs": {"update_epochs": 3, "minibatch_size": 31},
     "one minibatch": {"minibatch_size": 144},
     "linear": {"hidden_sizes": ()},
@@ -124,7 +124,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ONLY = {
     "sizes": "continuous",
     "one env": "discrete",
-    "optimiser": "continuous",
+    "optimizer": "continuous",
     "epochs": "discrete",
     "one minibatch": "continuous",
     "linear": "discrete",
@@ -135,11 +135,11 @@ FAST = {
     "clipping": "continuous",
     "coefficients": "discrete",
     "early stop": "continuous",
-    "normalised observations": "continuous",
-    "normalised rewards": "discrete",
+    "normalized observations": "continuous",
+    "normalized rewards": "discrete",
     "layers": "continuous",
 }
-EVERYTHING_NORMALISED = {"norm_obs": True, "norm_reward": True}
+EVERYTHING_NORMALIZED = {"norm_obs": True, "norm_reward": True}
 
 
 @cache
@@ -194,17 +194,17 @@ def test_each_option_has_the_same_effect(option: str, env: str, tmp_path: Path) 
     assert_same(args, tmp_path / "run")
 
 
-@pytest.mark.parametrize("normalised", [{}, EVERYTHING_NORMALISED], ids=["raw", "normalised"])
+@pytest.mark.parametrize("normalized", [{}, EVERYTHING_NORMALIZED], ids=["raw", "normalized"])
 @pytest.mark.parametrize("env_id", ["oracle/OddChoices-v0", "oracle/OddForces-v0"])
 def test_odd_spaces_and_episodes_give_the_same_weights(
-    env_id: str, normalised: dict[str, bool], tmp_path: Path
+    env_id: str, normalized: dict[str, bool], tmp_path: Path
 ) -> None:
-    assert_same(oracle.Args(env_id=env_id, **SIZES, **normalised), tmp_path / "run")
+    assert_same(oracle.Args(env_id=env_id, **SIZES, **normalized), tmp_path / "run")
 
 
 def test_pendulums_own_time_limit_falls_within_a_segment(tmp_path: Path) -> None:
     sizes = {**SIZES, "num_steps": 72, "total_timesteps": 3 * 3 * 2 * 72, "minibatch_size": 64}
-    assert_same(oracle.Args(env_id="Pendulum-v1", **sizes, **EVERYTHING_NORMALISED), tmp_path / "run")
+    assert_same(oracle.Args(env_id="Pendulum-v1", **sizes, **EVERYTHING_NORMALIZED), tmp_path / "run")
 
 
 def test_every_option_is_varied() -> None:

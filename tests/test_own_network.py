@@ -223,7 +223,7 @@ BROKEN = {  # class in worlds.models: part of the message
     "HeadOnly": "returned a Tensor. Return two tensors, head and values",
     "Doubles": "returned values of torch.float64. Return the dtype of obs",
     "Infinite": "returned non-finite head. Look for a division by zero",
-    "Normalised": "its buffer norm.running_mean changes in a forward pass, as those of BatchNorm do",
+    "Normalized": "its buffer norm.running_mean changes in a forward pass, as those of BatchNorm do",
     "Centred": "its head of one observation depend on the other rows of the batch. Process each row on its own",
     "Drops": "its head differ between two passes over the same observations. Remove dropout and noise",
     "NoCritic": "its values do not depend on any parameter with requires_grad=True",

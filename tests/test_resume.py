@@ -25,7 +25,7 @@ TOTAL = BATCH * ITERATIONS
 
 
 def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> list[str]:
-    """Return a training in which episodes span iterations, and everything is normalised."""
+    """Return a training in which episodes span iterations, and everything is normalized."""
     return [
         *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
@@ -179,7 +179,7 @@ def first_weights(run: Path) -> bytes:
 def test_a_branch_starts_with_the_same_weights_and_another_learning_rate(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights, optimiser and normalisers come from the source; counters and episodes start from zero."""
+    """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
     source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert main(["train", "--trust", "--resume", str(source), "--branch", str(new), *flags]) == 0
@@ -214,7 +214,7 @@ def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: 
     assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
 
 
-def test_a_branch_keeps_the_shape_of_the_network_and_the_normalisation(
+def test_a_branch_keeps_the_shape_of_the_network_and_the_normalization(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     branch = ["train", "--trust", "--resume", str(whole), "--branch", str(tmp_path / "new")]

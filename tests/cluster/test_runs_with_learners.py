@@ -23,7 +23,7 @@ ITERATIONS = 3
 
 
 def run_settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    """Normalise everything, so that statistics are exchanged, too; let actors share CPUs with the learners."""
+    """Normalize everything, so that statistics are exchanged, too; let actors share CPUs with the learners."""
     base = {"env_id": "Pendulum-v1", "num_samplers": 8, "num_steps": 120, "gamma": 0.9, "update_epochs": 20}
     base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 8 * 120 * ITERATIONS}
     if changes.get("num_actors"):

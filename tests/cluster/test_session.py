@@ -235,7 +235,7 @@ def test_ray_cannot_set_signal_handlers_while_it_starts() -> None:
 
 
 class ConnectedRay:
-    """An initialised Ray: the address of its GCS, and the resources of its nodes."""
+    """An initialized Ray: the address of its GCS, and the resources of its nodes."""
 
     def __init__(self, gcs_address: str = "10.0.0.7:6379", *nodes: dict[str, float]) -> None:
         self.gcs_address = gcs_address

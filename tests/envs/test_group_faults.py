@@ -161,7 +161,7 @@ def test_an_invalid_result_of_a_step_is_reported(answer: Any, words: str) -> Non
     ],
     ids=["array", "list"],
 )
-def test_a_reset_that_returns_only_an_observation_is_recognised_as_old(kind: Any, words: str) -> None:
+def test_a_reset_that_returns_only_an_observation_is_recognized_as_old(kind: Any, words: str) -> None:
     class Old(Scripted):
         def reset(self, **keywords: Any) -> Any:
             return kind([0.0, 1.0])
@@ -171,7 +171,7 @@ def test_a_reset_that_returns_only_an_observation_is_recognised_as_old(kind: Any
     assert "shimmy" in message
 
 
-def test_a_reset_without_a_seed_is_recognised_as_old() -> None:
+def test_a_reset_without_a_seed_is_recognized_as_old() -> None:
     class Older(Scripted):
         def reset(self) -> Any:  # type: ignore[override]
             return np.zeros(2)

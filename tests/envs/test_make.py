@@ -301,7 +301,7 @@ class Bare(gym.Env[Any, Any]):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_anything_but_a_single_environment_is_recognised(factory: Any, words: tuple[str, ...]) -> None:
+def test_anything_but_a_single_environment_is_recognized(factory: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         make_env(factory, {})
     for word in words:

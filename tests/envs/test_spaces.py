@@ -196,7 +196,7 @@ def test_parts_are_left_out_by_name() -> None:
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1)], ids=str)
-def test_an_image_is_recognised(shape: tuple[int, ...]) -> None:
+def test_an_image_is_recognized(shape: tuple[int, ...]) -> None:
     image = describe_spaces(Shaped(spaces.Box(0, 255, shape, np.uint8)))
     assert image.obs == np.dtype((np.uint8, shape))
     assert is_image(image.obs)
@@ -217,7 +217,7 @@ def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:
     assert describe_spaces(Duck()).deterministic  # type: ignore[arg-type]
 
 
-def test_a_space_of_the_old_package_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_of_the_old_package_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     old = type("Box", (), {"__module__": "gym.spaces.box", "__str__": lambda self: "Box(3,)", "shape": (3,)})
     for env in (Shaped(old()), Shaped(act=old())):
         with pytest.raises(ConfigError, match=r"space=Box\(3,\): is a space of the package gym, .* shimmy"):

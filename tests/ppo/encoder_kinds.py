@@ -17,14 +17,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "film": {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 8},
     "everything": {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "image_features": 16},
     "numbers": {"env_id": "worlds.observed:Numbers"},
-    "normalised numbers": {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared"},
-    "normalised everything": {
+    "normalized numbers": {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared"},
+    "normalized everything": {
         "env_id": "worlds.observed:Everything",
         "drop_obs": TEXTS,
         "norm_obs": True,
         "image_features": 8,
     },
-    "a normalised part": {
+    "a normalized part": {
         "env_id": "worlds.observed:Everything",
         "drop_obs": (*TEXTS, "camera"),
         "norm_obs": True,

@@ -15,7 +15,7 @@ class MLP(nn.Module):
     """Map observations to head and value in two separate trunks (details 13 and 26)."""
 
     def __init__(self, spec: MLPSpec) -> None:
-        """Allocate the parameters without initialising them."""
+        """Allocate the parameters without initializing them."""
         super().__init__()
         self.spec = spec
         self.policy = self._trunk(spec.policy_outputs)

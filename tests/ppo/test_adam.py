@@ -53,7 +53,7 @@ def test_a_gradient_of_zero_changes_nothing() -> None:
     assert torch.equal(parameters.weights.detach(), before)
 
 
-def test_an_optimiser_continues_from_a_loaded_state() -> None:
+def test_an_optimizer_continues_from_a_loaded_state() -> None:
     (_, one), (_, two) = flat("float32"), flat("float32")
     first, second = FlatAdam(one), FlatAdam(two)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""PPOAgent: actions, normalisation, and independence of the loaded snapshot."""
+"""PPOAgent: actions, normalization, and independence of the loaded snapshot."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
     np.testing.assert_array_equal(agent.values(obs), flat.values(obs.reshape(5, 4).astype(np.float64)))
 
 
-def test_normalised_observations_are_clipped() -> None:
+def test_normalized_observations_are_clipped() -> None:
     spec = spec_of(hidden_sizes=())
     agent = agent_of(spec, ObsScale(np.zeros(4), np.ones(4)))
     np.testing.assert_array_equal(agent.values(np.full((1, 4), 10.0)), agent.values(np.full((1, 4), 1e6)))
@@ -90,7 +90,7 @@ def test_a_read_only_snapshot_can_be_loaded() -> None:
     agent.act(obs, np.ones((3, 2)))
 
 
-def test_loading_without_statistics_turns_normalisation_off() -> None:
+def test_loading_without_statistics_turns_normalization_off() -> None:
     spec = spec_of()
     agent = agent_of(spec, SCALE)
     plain = agent_of(spec)

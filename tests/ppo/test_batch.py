@@ -1,4 +1,4 @@
-"""Batches made from segments: order, normalisation, rows with weight zero, sequences."""
+"""Batches made from segments: order, normalization, rows with weight zero, sequences."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rewards_are_scaled_and_observations_standardised(dtype: str) -> None:
+def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     segment = numbered(0, dtype)
     mean, std = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 3.0], [0.5, 1e3]])
     batch = make_batch([segment], ObsScale(mean, std), 4.0, gamma=0.9, gae_lambda=0.8)

@@ -115,7 +115,7 @@ def test_a_squashed_variable_far_outside_scores_finitely() -> None:
 
 
 @pytest.mark.parametrize("distribution", [Categorical(6), MultiCategorical((2, 4))], ids=["one", "several"])
-def test_a_mask_renormalises_over_the_allowed_choices(distribution: Distribution) -> None:
+def test_a_mask_renormalizes_over_the_allowed_choices(distribution: Distribution) -> None:
     """Log-probabilities, entropies and gradients are those of a smaller distribution; the rest has no gradient."""
     head = torch.from_numpy(heads(40, 6).astype(np.float32))
     masks = np.random.default_rng(2).random((40, 6)) < 0.5

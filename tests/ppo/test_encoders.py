@@ -123,7 +123,7 @@ def test_each_category_has_an_embedding_of_its_own() -> None:
     ],
     ids=str,
 )
-def test_axes_of_images_are_recognised(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     image = Image(shape)
     pixels = torch.arange(2 * int(np.prod(shape))).reshape(2, *shape)
     seen = image(pixels)
@@ -187,7 +187,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
         assert batch.take(torch.tensor([0, 2])).obs is not None
 
 
-def test_only_floats_of_several_leaves_are_normalised() -> None:
+def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     assert normalized_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
@@ -219,7 +219,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
         (("camera",), "norm_obs_keys=camera: has no floating-point numbers (uint8)"),
     ],
 )
-def test_names_that_cannot_be_normalised_are_refused(keys: tuple[str, ...], words: str) -> None:
+def test_names_that_cannot_be_normalized_are_refused(keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=keys)
     assert words in str(caught.value)

@@ -110,9 +110,9 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     rows = as_rows(obs, dtype)
     chosen = torch.from_numpy(np.stack(drawn, axis=1).reshape(ENVS * STEPS, *drawn[0].shape[1:]))
     scored = model.forward(rows, chosen, recurrent=recurrent)
-    head, learnt, _ = model.network.forward(rows, recurrent)
+    head, learned, _ = model.network.forward(rows, recurrent)
     tolerance = TOLERANCE[dtype]
-    for found, expected in ((heads, head), (values, learnt)):
+    for found, expected in ((heads, head), (values, learned)):
         joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
         np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
     logprobs = agent.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)

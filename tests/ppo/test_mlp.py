@@ -42,7 +42,7 @@ def test_shapes_are_those_of_the_module(
 def test_the_flat_vector_has_the_order_of_the_spec(
     actions: DiscreteActions | BoxActions, hidden_sizes: tuple[int, ...]
 ) -> None:
-    """Agents, checkpoints and the optimiser read this vector; another order would scramble every policy."""
+    """Agents, checkpoints and the optimizer read this vector; another order would scramble every policy."""
     spec = spec_of(actions, hidden_sizes=hidden_sizes)
     model, weights = initial_mlp(spec, seed=1), random_weights(spec)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in spec.unflatten(weights).items()})

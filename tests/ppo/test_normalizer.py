@@ -86,7 +86,7 @@ def test_statistics_are_merged_in_the_order_given() -> None:
     assert backwards.obs.m2.tobytes() != merged.obs.m2.tobytes()  # otherwise this test would prove nothing
 
 
-def test_a_normaliser_that_is_off_stays_off() -> None:
+def test_a_normalizer_that_is_off_stays_off() -> None:
     seen = Statistics(Moments.of(chunks(4, [5])[0]), Moments.of(np.ones(5)))
     assert Statistics().merged([seen]) == Statistics()
     merged = Statistics(obs=Moments.empty((3,))).merged([seen, Statistics()])
@@ -118,7 +118,7 @@ def test_statistics_are_restored_from_their_arrays(seen: int) -> None:
     assert Statistics().loaded({}) == Statistics()
 
 
-def test_normalize_standardises_and_clips() -> None:
+def test_normalize_standardizes_and_clips() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
     found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs)
     np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])

@@ -247,7 +247,7 @@ def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
     return dataclasses.replace(spoilt, successors=led_to[spoilt.followed])
 
 
-@pytest.mark.parametrize("obs_scale", [None, SCALE], ids=["raw", "normalised"])
+@pytest.mark.parametrize("obs_scale", [None, SCALE], ids=["raw", "normalized"])
 @pytest.mark.parametrize("spoilt", [False, True], ids=["", "with invalid rows"])
 @pytest.mark.parametrize("length", [1, 4])
 def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(

@@ -144,7 +144,7 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
 
 
 def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
-    """Train one rank, and return its weights, optimiser state and metrics."""
+    """Train one rank, and return its weights, optimizer state and metrics."""
     share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
     if share.weights is not None and share.weights.all():
         share = dataclasses.replace(share, weights=None)  # as for segments without invalid rows
@@ -162,7 +162,7 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Check that weights, optimiser and all metrics are equal up to rounding in float64."""
+    """Check that weights, optimizer and all metrics are equal up to rounding in float64."""
     assert found["step"] == expected["step"]
     for name in ("weights", "exp_avg", "exp_avg_sq"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
@@ -373,10 +373,10 @@ def test_all_ranks_stop_together_by_the_kl_of_all() -> None:
         assert Meeting(2).all_do(run) == [(steps, pytest.approx(mean))] * 2
 
 
-def test_advantages_are_standardised_over_all_ranks() -> None:
-    """Equal advantages on each rank would all become zero if standardised alone."""
+def test_advantages_are_standardized_over_all_ranks() -> None:
+    """Equal advantages on each rank would all become zero if standardized alone."""
 
-    def standardised(parallel: Parallel) -> list[Tensor]:
+    def standardized(parallel: Parallel) -> list[Tensor]:
         batch = batch_for({})
         share = batch.split([ROWS // 2] * 2)[parallel.rank]
         share = dataclasses.replace(share, advantages=torch.full_like(share.advantages, 7.0 + parallel.rank))
@@ -384,7 +384,7 @@ def test_advantages_are_standardised_over_all_ranks() -> None:
         drawn = draw_minibatches(share, order, 4, standardize=True, parallel=parallel)
         return [one.advantages for one, _ in drawn]
 
-    low, high = Meeting(2).all_do(standardised)
+    low, high = Meeting(2).all_do(standardized)
     for minibatch in (torch.cat(pair) for pair in zip(low, high, strict=True)):
         expected = torch.tensor([7.0, 8.0], dtype=torch.float64).repeat_interleave(len(minibatch) // 2)
         expected = (expected - expected.mean()) / (expected.std() + 1e-8)

@@ -1,4 +1,4 @@
-"""Value normalisation (PopArt), against slow twins: units, exact outputs, ranks, checkpoints, actors."""
+"""Value normalization (PopArt), against slow twins: units, exact outputs, ranks, checkpoints, actors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}])
-def test_an_update_is_one_on_standardised_targets_with_a_corrected_last_layer(options: dict[str, Any]) -> None:
+def test_an_update_is_one_on_standardized_targets_with_a_corrected_last_layer(options: dict[str, Any]) -> None:
     """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""
     batch = random_batch(SPEC)
     batch = dataclasses.replace(batch, returns=batch.returns * 50 - 20)

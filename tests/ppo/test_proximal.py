@@ -46,7 +46,7 @@ def old_batch(spec: MLPSpec) -> Batch:
 
 
 @ACTIONS
-@pytest.mark.parametrize("norm_adv", [True, False], ids=["standardised", "raw"])
+@pytest.mark.parametrize("norm_adv", [True, False], ids=["standardized", "raw"])
 def test_first_gradient_is_that_of_the_importance_weighted_surrogate(
     actions: DiscreteActions | BoxActions, norm_adv: bool
 ) -> None:

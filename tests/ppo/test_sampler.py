@@ -171,7 +171,7 @@ def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
 
 
-def test_nothing_is_reported_for_normalisers_that_are_off() -> None:
+def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
     sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
     report, _ = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
     assert report.statistics.obs is None

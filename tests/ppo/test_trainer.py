@@ -275,7 +275,7 @@ def test_minibatches_are_those_of_array_split() -> None:
         assert torch.equal(one.obs, batch.obs[torch.from_numpy(rows)])
 
 
-def test_advantages_are_standardised_within_each_minibatch() -> None:
+def test_advantages_are_standardized_within_each_minibatch() -> None:
     trainer = make_trainer(minibatches=3)
     batch = random_batch(trainer, rows=20)
     shifted = dataclasses.replace(batch, advantages=batch.advantages * 100 + 1000)
@@ -402,7 +402,7 @@ def test_a_resumed_trainer_continues_bit_for_bit() -> None:
         np.testing.assert_array_equal(after.state()[name], array)
 
 
-def test_loading_the_state_of_a_new_trainer_resets_the_optimiser() -> None:
+def test_loading_the_state_of_a_new_trainer_resets_the_optimizer() -> None:
     trained, fresh = make_trainer(), make_trainer()
     batch, weights, state = random_batch(fresh), fresh.weights(), fresh.state()
     trained.update(random_batch(trained, seed=1), 1e-3, np.random.default_rng(0))

@@ -508,7 +508,7 @@ def test_a_later_format_asks_for_a_newer_dppo(tmp_path: Path) -> None:
         load(path)
 
 
-def test_folders_of_the_former_format_are_recognised(tmp_path: Path) -> None:
+def test_folders_of_the_former_format_are_recognized(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "iter_000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="format 1"):

@@ -26,7 +26,7 @@ class Plain(nn.Module):
 
 
 class Residual(nn.Module):
-    """Has a frozen parameter, a constant buffer, tensors created in forward, and normalised layers."""
+    """Has a frozen parameter, a constant buffer, tensors created in forward, and normalized layers."""
 
     scale: Tensor
 
@@ -100,7 +100,7 @@ class Infinite(Plain):
         return head / 0.0, values
 
 
-class Normalised(Plain):
+class Normalized(Plain):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__(spaces, head_size)
         self.norm = nn.BatchNorm1d(head_size, momentum=0.1)

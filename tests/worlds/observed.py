@@ -19,7 +19,7 @@ WHOLE = spaces.Dict(
     ),
     tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
 )
-TEXTS = ("mission", "robot.note")  # which cannot be learnt on
+TEXTS = ("mission", "robot.note")  # which cannot be learned on
 
 
 class World(gym.Env[Any, Any]):

@@ -122,7 +122,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     alone = read.obs.names is None and read.categories
     if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
         raise ConfigError(
-            "norm_obs=True has no effect: only floating-point numbers are normalised, and the observation holds images "
+            "norm_obs=True has no effect: only floating-point numbers are normalized, and the observation holds images "
             "or categories. Use `norm_obs=False`."
         )
     if plan.network.dtype == "float32":
@@ -131,7 +131,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
 
 
 def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
-    """Refuse leaves of float64 that are not normalised first, and categories that float32 cannot tell apart."""
+    """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
     kept = read.leaves() if read.normalized is None else read.normalized
     rounded = [name for name, leaf in read.leaves().items() if leaf.base == "f8" and name not in kept]
     if rounded:

@@ -31,8 +31,8 @@ EXTRA = {  # flags that name a source of settings
     ),
     "branch": (
         "NEW_DIR",
-        "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimiser and "
-        "normalisers. Counters begin at zero, and other settings are allowed.",
+        "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimizer and "
+        "normalizers. Counters begin at zero, and other settings are allowed.",
     ),
 }
 TRUST = (

@@ -15,7 +15,7 @@ MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 # fmt: off
 NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("obs_dtype", lambda c: c.norm_obs or c.dtype == "float64",
-     "the network reads float32. Use `norm_obs=True`, which normalises before rounding, or `dtype=float64`"),
+     "the network reads float32. Use `norm_obs=True`, which normalizes before rounding, or `dtype=float64`"),
     ("desired_kl", lambda c: not c.anneal_lr,
      "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out"),
     ("desired_kl target_kl", lambda c: c.update_epochs * c.minibatches_per_epoch > 1,
@@ -27,7 +27,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("anneal_ent", lambda c: c.ent_coef > 0,
      "ent_coef=0 leaves the entropy out. Leave it out, or raise `ent_coef`"),
     ("norm_obs_keys", lambda c: c.norm_obs,
-     "norm_obs=False normalises nothing. Use `norm_obs=True`, or leave it out"),
+     "norm_obs=False normalizes nothing. Use `norm_obs=True`, or leave it out"),
     ("freeze_norm_after", lambda c: c.norm_obs or c.norm_reward,
      "there are no statistics to freeze. Use `norm_obs=True` or `norm_reward=True`, or leave it out"),
     ("clip_reward", lambda c: not c.sign_reward,
@@ -139,7 +139,7 @@ def _check_minibatches(config: FlatSettings) -> None:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
             f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into "
-            f"{config.minibatches_per_epoch} minibatches, some of one row, whose advantage cannot be standardised. "
+            f"{config.minibatches_per_epoch} minibatches, some of one row, whose advantage cannot be standardized. "
             f"Use a `minibatch_size` of at least {min(3, config.batch_size)} (64 is usual), or `norm_adv=False`."
         )
 

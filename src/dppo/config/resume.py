@@ -64,7 +64,7 @@ def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, A
 
 
 def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
-    """Refuse settings that do not fit the weights and normalisers of `checkpoint`.
+    """Refuse settings that do not fit the weights and normalizers of `checkpoint`.
 
     Args:
         before: the settings that it was made with, flat or in groups.

@@ -92,7 +92,7 @@ def _not_one_environment(env: Any) -> str | None:
 
 
 def _other_kind(env: Any) -> str | None:
-    """Recognise environments for several agents, vector environments, those of dm_env, and functions."""
+    """Recognize environments for several agents, vector environments, those of dm_env, and functions."""
     if inspect.isclass(env) or inspect.isroutine(env):
         return f"{env!r}, which is not an environment. Return the result of calling it."
     space = getattr(env, "observation_space", None)

@@ -54,7 +54,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.
-        ConfigError: the statistics of normalisers are to be frozen before there are any.
+        ConfigError: the statistics of normalizers are to be frozen before there are any.
     """
     start = folder.start or folder.origin
     _check_statistics(config, start)
@@ -141,8 +141,8 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
         logger.info("%s", memory)
     if config.norm_value and not config.norm_adv:
         logger.warning(
-            "norm_value=True without norm_adv=True: values are learnt in units of their deviation, advantages are not, "
-            "so that large rewards still change what is learnt. Use both."
+            "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
+            "not, so that large rewards still change what is learned. Use both."
         )
     plan = trainer_plan(config)
     if config.num_learners == 0:
@@ -159,7 +159,7 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
 
 
 def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:
-    """Load `start` into the learner; with `branch`, only the weights, the optimiser and the normalisers."""
+    """Load `start` into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
     model = parts.model
     found = start.checkpoint.state.get("model")
     before = found if isinstance(found, dict) else {}

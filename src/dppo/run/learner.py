@@ -55,7 +55,7 @@ class _Acting:
 class PPOLearner:
     """Requests segments, trains on them, publishes the new weights.
 
-    Owns the state between two iterations: the progress of the run, the statistics of the normalisers, and the ledger
+    Owns the state between two iterations: the progress of the run, the statistics of the normalizers, and the ledger
     from which any sampler can be rebuilt.
     """
 
@@ -223,7 +223,7 @@ class PPOLearner:
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
-        """Start with the weights, optimiser state and normaliser statistics of another run.
+        """Start with the weights, optimizer state and normalizer statistics of another run.
 
         An adapted learning rate is left out: this run starts with that of its settings.
         """

@@ -50,8 +50,8 @@ def train(
         resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
             except for settings that do not change the result. "auto" resumes the run in `config.run_dir` if there is
             one, and starts a new run otherwise.
-        branch: start a new run in `config.run_dir` instead, with the weights, the optimiser state and the normalisers
-            of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalisation
+        branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
+            of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalization
             must stay the same; other settings may change.
         observers: watch the run, and may stop it. They are called in addition to the display of `config.progress`.
 

@@ -97,11 +97,11 @@ class TrainerRank:
     # ------------------------------------------------------------------ training
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Continue with these weights and this optimiser state."""
+        """Continue with these weights and this optimizer state."""
         self._trainer.load(weights, state)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the weights [P] and the optimiser state.
+        """Return the weights [P] and the optimizer state.
 
         Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
         """
@@ -118,7 +118,7 @@ class TrainerRank:
     ) -> tuple[Update | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
         """Train on this rank's segments, together with the other ranks.
 
-        Returns: the update of all ranks; with `with_state`, also the new weights [P] and optimiser state, which are
+        Returns: the update of all ranks; with `with_state`, also the new weights [P] and optimizer state, which are
             the same on all ranks.
         """
         try:

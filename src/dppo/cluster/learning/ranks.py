@@ -96,7 +96,7 @@ class RayTrainers:
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimiser's state."""
+        """Return the optimizer's state."""
         for number, ref in enumerate(self._states, start=1):
             try:
                 # The reference is kept, because releasing it ends this process if the raylet has died.
@@ -105,13 +105,13 @@ class RayTrainers:
             except RayError as error:
                 if number == len(self._states):
                     raise ClusterError(
-                        f"the optimiser's state was lost with the nodes of the learners ({last_line(error)}). Resume "
+                        f"the optimizer's state was lost with the nodes of the learners ({last_line(error)}). Resume "
                         f"from the last checkpoint (--resume)."
                     ) from None
         return self._state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Continue with these weights and this optimiser state, on every rank."""
+        """Continue with these weights and this optimizer state, on every rank."""
         self._weights, self._state, self._states = weights, state, []
         try:
             self._load()

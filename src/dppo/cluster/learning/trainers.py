@@ -36,17 +36,17 @@ class Trainers(Protocol):
         Args:
             segments: in sampler order; references to them if ranks fetch them from the actors.
             policy: the policy that collected them.
-            reward_scale: divisor of rewards; None if they are not normalised.
+            reward_scale: divisor of rewards; None if they are not normalized.
         """
 
     def weights(self) -> np.ndarray:
         """Return all weights [P]; later updates do not change them."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimiser's state; later updates do not change it."""
+        """Return the optimizer's state; later updates do not change it."""
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Continue with these weights and this optimiser state."""
+        """Continue with these weights and this optimizer state."""
 
     def take_incidents(self) -> list[Incident]:
         """Return the incidents since the last call, all of them resolved."""
@@ -104,7 +104,7 @@ def train_on(
 
     Args:
         segments: of this rank, in sampler order; collected with `obs_scale`.
-        reward_scale: divisor of rewards; None if they are not normalised.
+        reward_scale: divisor of rewards; None if they are not normalized.
         lagged: the policy that collected is older than the one to update.
     """
     batch = make_batch(

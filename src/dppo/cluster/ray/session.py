@@ -23,7 +23,7 @@ from dppo.user_code import in_a_line
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
 STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: enough for two batches of images
-COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimiser's state
+COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
 CONNECT_S = 5.0  # longest wait for the first connection to a cluster

@@ -37,7 +37,7 @@ class Env:
     )
     obs_dtype: Literal["float32", "float64"] = setting(
         "float32",
-        "Dtype in which float64 observations are stored, sent and normalised, and with float64 also integers of a Box "
+        "Dtype in which float64 observations are stored, sent and normalized, and with float64 also integers of a Box "
         "beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart.",
         branch=False,
     )
@@ -75,7 +75,7 @@ class Sampling:
     overlap: bool = setting(
         False,
         "Collect while learning: actors use the weights from before the update. Policy lag is exactly one, which the "
-        "loss corrects for, but which changes what is learnt. Results stay reproducible and independent of the number "
+        "loss corrects for, but which changes what is learned. Results stay reproducible and independent of the number "
         "of actors.",
     )
 

@@ -50,7 +50,7 @@ class Network:
         branch=False,
     )
     layer_norm: bool = setting(
-        False, "Normalise the inputs of each activation between hidden layers over the layer's units.", branch=False
+        False, "Normalize the inputs of each activation between hidden layers over the layer's units.", branch=False
     )
     state_dependent_std: bool = setting(
         False,

@@ -20,12 +20,12 @@ class PPO:
         gt=0,
     )
     gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
-    gae_lambda: float = setting(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
+    gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
     update_epochs: int = setting(4, "Epochs K: passes over each batch.", gt=0)
     minibatch_size: int | None = setting(
         None, "Largest number of rows of a minibatch; none: a quarter of the batch.", gt=0
     )
-    norm_adv: bool = setting(True, "Standardise advantages within each minibatch.")
+    norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
     recompute_advantages: bool = setting(
         False, "Recompute advantages and returns before each further epoch, with the values of the current network."
     )
@@ -40,11 +40,11 @@ class PPO:
         None, "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.", gt=0
     )
     norm_obs: bool = setting(
-        False, "Normalise observations by their running mean and standard deviation.", branch=False
+        False, "Normalize observations by their running mean and standard deviation.", branch=False
     )
     norm_obs_keys: tuple[str, ...] = setting(
         (),
-        "Parts of a Dict or Tuple observation that norm_obs normalises, by name: speed; robot.arm for a part of a "
+        "Parts of a Dict or Tuple observation that norm_obs normalizes, by name: speed; robot.arm for a part of a "
         "part. Empty: all floating-point numbers.",
         branch=False,
     )

@@ -17,7 +17,7 @@ MOST_DRAWS = 20  # of a module, to find two with equal weights
 class FlatParameters:
     """Parameters of a module as views of one vector, with their gradients as views of another.
 
-    For any network, the norm of the gradient, its clipping, the optimiser's step, a snapshot, and the sum over learners
+    For any network, the norm of the gradient, its clipping, the optimizer's step, a snapshot, and the sum over learners
     are then one operation each, on one tensor.
     """
 
@@ -70,7 +70,7 @@ def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
         seen.add(digest)
     raise ConfigError(
         f"model={name}: its initial weights differ each time, in {MOST_DRAWS} builds from one seed. Draw them from "
-        f"torch's generator, not from NumPy or uninitialised memory; and let threads of an environment draw from a "
+        f"torch's generator, not from NumPy or uninitialized memory; and let threads of an environment draw from a "
         f"torch.Generator of their own."
     )
 

@@ -52,7 +52,7 @@ def branch_line(origin: Found) -> str:
     left = sum(int((array > 0).sum()) for array in lengths)
     steps = sum(int(array.sum()) for array in lengths)
     return (
-        f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimiser and normalisers are kept, "
+        f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimizer and normalizers are kept, "
         f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
         f"{'is' if left == 1 else 'are'} dropped."
     )
