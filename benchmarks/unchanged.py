@@ -1,6 +1,6 @@
 """Prove that a change to dppo changes no result: record a table of short runs twice, and compare to the bit.
 
-    python benchmarks/unchanged.py against main                # main, then this working tree: about 3 minutes
+    python benchmarks/unchanged.py against main                # main, then this working tree: 2 x 90 s on 2 cores
     python benchmarks/unchanged.py against HEAD~1 --fast       # without the runs on Ray
     python benchmarks/unchanged.py record before.json          # or step by step
     python benchmarks/unchanged.py compare before.json after.json --ignore arrays

@@ -133,7 +133,7 @@ class Group:
     """Env steps per second of training."""
     cycle: Cycle
     speed_up: float
-    """How many times as many env steps per second as the first group."""
+    """Ratio of env steps per second to those of the first group."""
     speed_up_limit: float
     """The largest possible one: the work of the first group divided by the actors, without overhead."""
 
