@@ -14,7 +14,6 @@ import numpy as np
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
-from dppo.cluster.collecting.actor_collector import UnderWay
 from dppo.cluster.collecting.messages import (
     Answered,
     Ask,
@@ -185,8 +184,8 @@ class Fake:
         """Advance the clock while the learner is busy."""
         self.now += seconds
 
-    def under_way(self) -> UnderWay:
-        return UnderWay(0, len(self._actors))
+    def under_way(self) -> tuple[int, int]:
+        return 0, len(self._actors)
 
     def take_seconds(self) -> float:
         return 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, TrainingDiverged
 
@@ -17,8 +16,6 @@ ERRORS: dict[str, type[DppoError] | type[KeyboardInterrupt]] = {
     "interrupted": KeyboardInterrupt,
     "config": ConfigError,
 }
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +36,6 @@ class Fault:
     def as_error(self) -> DppoError | KeyboardInterrupt:
         """Convert the fault into the exception to raise here."""
         return ERRORS[self.kind](*self.args)
-
-
-def or_raise(answer: T | Fault) -> T:
-    """Return `answer`; if it is a fault, raise its exception."""
-    if isinstance(answer, Fault):
-        raise answer.as_error()
-    return answer
 
 
 class RestartBudget:

@@ -11,7 +11,6 @@ from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 
 Model = str | Callable[..., Any] | None
-PackedModel = str | bytes | None
 
 
 def import_paths() -> tuple[str, ...]:
@@ -24,10 +23,8 @@ def import_also_from(paths: tuple[str, ...]) -> None:
     sys.path += [path for path in paths if path not in sys.path]
 
 
-def packed_model(model: Model) -> PackedModel:
-    """Return a user's network ready to send: its import path or its pickled class; `ConfigError` if that fails."""
-    if model is None or isinstance(model, str):
-        return model
+def packed_model(model: Model) -> bytes:
+    """Return a user's network ready to send; `ConfigError` if its class cannot be pickled."""
     try:
         return wire.pack_code(model)
     except Exception as error:  # pickling a user's class may raise anything
@@ -37,10 +34,8 @@ def packed_model(model: Model) -> PackedModel:
         ) from None
 
 
-def unpacked_model(packed: PackedModel) -> Model:
+def unpacked_model(packed: bytes | None) -> Model:
     """Reverse `packed_model`, after `import_also_from`; `ConfigError` if its module cannot be imported here."""
-    if not isinstance(packed, bytes):
-        return packed
     try:
         model: Model = wire.unpack(packed)
     except Exception as error:  # importing a user's module may raise anything

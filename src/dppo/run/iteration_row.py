@@ -51,7 +51,8 @@ def iteration_row(
     row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
     row |= _shares(iteration_s, collected.collect_s, collected.transfer_s, iteration.update_s, collected.timings)
     row["perf/env_step_ms"] = 1e3 * sum(timing.env_s for timing in collected.timings) / max(1, steps)
-    row |= {"replay/steps": collected.replayed_steps, "replay/s": collected.replay_s}
+    row["replay/steps"] = sum(timing.replayed_steps for timing in collected.timings)
+    row["replay/s"] = sum(timing.replay_s for timing in collected.timings)
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
     return row
 

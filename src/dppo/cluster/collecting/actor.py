@@ -12,8 +12,8 @@ from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.progress_file import ProgressFile, make_progress_file, remove_progress_file
 from dppo.cluster.faults import Fault
 from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
-from dppo.cluster.wire import Answer, Parcel, Question
+from dppo.cluster.user_code import import_also_from, unpacked_model
+from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -24,7 +24,7 @@ from dppo.user_code import in_a_line
 class PPOActor:
     """Collects segments of its samplers on request, and sends faults as plain data."""
 
-    def __init__(self, plan: bytes, import_paths: tuple[str, ...] = (), model: PackedModel = None) -> None:
+    def __init__(self, plan: bytes, import_paths: tuple[str, ...] = (), model: bytes | None = None) -> None:
         """Store the arguments. Nothing here can fail, because Ray reports a failing constructor badly.
 
         Args:
@@ -52,7 +52,9 @@ class PPOActor:
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_to_one_thread()
         self._progress_file, self._progress = make_progress_file()
-        return ProgressFile(_node_id(), self._progress_file)
+        import ray  # loaded already: Ray has started this process
+
+        return ProgressFile(ray.get_runtime_context().get_node_id(), self._progress_file)
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
         """Create the environments of a sampler and return their spaces."""
@@ -70,18 +72,17 @@ class PPOActor:
         except (DppoError, KeyboardInterrupt) as error:
             return Fault.of(error)
 
-    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | Parcel:
+    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | list[Any]:
         """Do `make_segments` over Ray."""
-        return wire.encode_answer(self.make_segments(wire.unpack(question), wire.decode_policy(policy)))
+        return wire.encode_answer(self.make_segments(wire.unpack(question), wire.unpack(policy)))
 
-    def make_segments_apart(self, question: bytes, policy: bytes | PolicySnapshot) -> Any:
+    def make_segments_apart(self, question: bytes, policy: bytes | PolicySnapshot) -> list[Any]:
         """Do `make_segments` over Ray with several return values: the packed reports, then each segment."""
         asked: Question = wire.unpack(question)
-        answer = self.make_segments(asked, wire.decode_policy(policy))
+        answer = self.make_segments(asked, wire.unpack(policy))
         if isinstance(answer, Fault):
             return [wire.pack(answer), *(None for _ in asked.requests)]
-        head, segments = wire.take_apart(answer)
-        return [head, *segments]
+        return wire.take_apart(answer)
 
     def close(self) -> None:
         """Close all environments."""
@@ -103,10 +104,3 @@ class PPOActor:
             plan = replace(plan, network=replace(plan.network, model=unpacked_model(self._model)))
             self._host = SamplerHost(plan, self._progress)
         return self._host
-
-
-def _node_id() -> str:
-    import ray  # loaded already: Ray has started this process
-
-    node_id: str = ray.get_runtime_context().get_node_id()
-    return node_id

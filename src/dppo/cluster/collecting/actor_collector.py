@@ -5,27 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
-from dppo.cluster.collecting.collector import Collected, ProgressReports
+from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log
-from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot
+from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
 logger = logging.getLogger("dppo")
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The state of the questions that have not been answered."""
-
-    steps: int
-    """Env steps made for them so far."""
-    processes: int
-    """Processes that are working on them."""
 
 
 class Transport(Protocol):
@@ -40,8 +29,8 @@ class Transport(Protocol):
         Waits for: the first event, half a second at most. Fails when: `stop` was requested.
         """
 
-    def under_way(self) -> UnderWay:
-        """Return how many env steps have been made for unanswered questions; does not wait."""
+    def under_way(self) -> tuple[int, int]:
+        """Return the env steps made for unanswered questions, and the actors that work on them; does not wait."""
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -57,17 +46,11 @@ class ActorCollector:
         self,
         engine: Collecting,
         transport: Transport,
-        on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
         *,
         batch_size: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take over the engine and the transport.
-
-        Args:
-            on_progress: called about once a second while segments are being collected.
-            batch_size: env steps of an iteration, for `on_progress`.
-        """
         self._engine = engine
         self._transport = transport
         self._clock = clock
@@ -75,7 +58,6 @@ class ActorCollector:
         self._steps_seen = 0
         self._incidents: list[Incident] = []
         self._request: tuple[PolicySnapshot, int] | None = None
-        self._requested_at = 0.0
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Start the actors; return the spaces of the environments of one sampler."""
@@ -86,10 +68,10 @@ class ActorCollector:
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Ask every actor for the segments of its samplers; does not wait."""
-        self._request, self._requested_at = (policy, index), self._clock()
+        self._request = policy, index
         self._reports.begin(index)
         self._transport.take_seconds()
-        self._do(self._engine.request(policy, index, self._requested_at))
+        self._do(self._engine.request(policy, index, self._reports.began))
 
     def receive(self, stop: StopSignals) -> Collected:
         """Receive all requested segments, in sampler order."""
@@ -104,7 +86,7 @@ class ActorCollector:
             reports=[report for report, _ in made],
             segments=[segment for _, segment in made],
             timings=timings,
-            collect_s=self._clock() - self._requested_at,
+            collect_s=self._clock() - self._reports.began,
             transfer_s=self._transport.take_seconds(),
             incidents=incidents,
         )
@@ -131,12 +113,12 @@ class ActorCollector:
                 self._report_progress()
 
     def _report_progress(self) -> None:
-        under_way = self._transport.under_way()
-        steps = under_way.steps + self._engine.steps_received
+        steps, actors = self._transport.under_way()
+        steps += self._engine.steps_received
         if steps > self._steps_seen:
             self._engine.heard(self._clock())
         self._steps_seen = steps
-        self._reports.send(steps, under_way.processes)
+        self._reports.send(steps, actors)
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

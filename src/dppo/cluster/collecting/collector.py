@@ -14,6 +14,9 @@ from dppo.spaces.spaces import Spaces
 
 PROGRESS_S = 1.0  # shortest interval between two reports of progress
 
+OnProgress = Callable[[CollectionProgress], None]
+"""Called about once a second while segments are being collected."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collected:
@@ -35,16 +38,6 @@ class Collected:
     """Seconds of `collect_s` spent on sending the policy and receiving segments."""
     incidents: list[Incident] = field(default_factory=list)
     """Actors lost or replaced during this collection."""
-
-    @property
-    def replayed_steps(self) -> int:
-        """Env steps replayed to rebuild samplers."""
-        return sum(timings.replayed_steps for timings in self.timings)
-
-    @property
-    def replay_s(self) -> float:
-        """Seconds spent on replays, summed over processes."""
-        return sum(timings.replay_s for timings in self.timings)
 
 
 class Collector(Protocol):
@@ -77,44 +70,36 @@ class Collector(Protocol):
 
 
 class ProgressReports:
-    """Sends a report of progress about once a second while the segments of an iteration are being collected."""
+    """Calls `on_progress` about once a second while the segments of an iteration are being collected."""
 
-    def __init__(
-        self,
-        send: Callable[[CollectionProgress], None],
-        batch_size: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Start without a request.
-
-        Args:
-            batch_size: env steps of an iteration.
-        """
-        self._send = send
-        self._batch_size = batch_size
+    def __init__(self, on_progress: OnProgress, batch_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_progress = on_progress
+        self._batch_size = batch_size  # env steps of an iteration
         self._clock = clock
-        self._index, self._began, self._due_at = 0, 0.0, math.inf
+        self._index, self._due_at = 0, math.inf
+        self.began = 0.0
+        """Time of the last request."""
 
     def begin(self, index: int) -> None:
         """Note that the segments of iteration `index` have been requested."""
-        self._index, self._began = index, self._clock()
-        self._due_at = self._began + PROGRESS_S
+        self._index, self.began = index, self._clock()
+        self._due_at = self.began + PROGRESS_S
 
     @property
     def due(self) -> bool:
-        """Return whether it is time for a report."""
+        """True when it is time for a report."""
         return self._clock() >= self._due_at
 
     def send(self, steps: int, processes: int) -> None:
         """Report that `processes` have made `steps` env steps for the request."""
         now = self._clock()
         self._due_at = now + PROGRESS_S
-        self._send(
+        self._on_progress(
             CollectionProgress(
                 iteration=self._index + 1,
                 steps=steps,
                 global_step=self._index * self._batch_size + steps,
                 processes=processes,
-                elapsed_s=now - self._began,
+                elapsed_s=now - self.began,
             )
         )

@@ -118,19 +118,16 @@ class Collecting:
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
-        if isinstance(event, Joined):
-            return self._join(event.actor_id, now)
-        if isinstance(event, Left):
-            return self._leave(event.actor_id, now)
+        if isinstance(event, Joined | Left):
+            return self._join_or_leave(event, now)
         actor = self._actors[event.process.actor_id]
-        abandoned = event.process != actor.process or not actor.has_process
-        return [] if abandoned else self._on_process(event, actor, now)
-
-    def _on_process(self, event: Started | Died | Answered | Progressed, actor: Actor, now: float) -> list[Command]:
-        """Process an event of the actor's current process."""
+        if event.process != actor.process or not actor.has_process:
+            return []  # from an abandoned process
         match event:
             case Started():
-                return self._started(actor)
+                commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
+                actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
+                return commands
             case Died(error=DppoError() as error):
                 raise error
             case Died(reason=reason):
@@ -140,11 +137,6 @@ class Collecting:
             case Progressed(progress=progress):
                 actor.progressed(progress, now, self.limits)
         return []
-
-    def _started(self, actor: Actor) -> list[Command]:
-        commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
-        actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
-        return commands
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         self._news_at = now
@@ -157,29 +149,23 @@ class Collecting:
             if got != asked:
                 reason = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
                 return self._lose(actor, reason, now)
-            self._accept(actor, answer)
+            for report, segment in answer.made:
+                actor.holds[report.sampler_id] = report.index + 1
+                self.received[report.sampler_id] = report, segment
+                self._owed.discard(report.sampler_id)
+            self._timings[actor.actor_id] = self._timings.get(actor.actor_id, Timings()) + answer.timings
+            self._budget.delivered(actor.actor_id)
         else:
             self.spaces, self._describing = answer, False
         actor.answered(ask_id, now, self.limits)
         return []
 
-    def _accept(self, actor: Actor, answer: Answer) -> None:
-        for report, segment in answer.made:
-            actor.holds[report.sampler_id] = report.index + 1
-            self.received[report.sampler_id] = report, segment
-            self._owed.discard(report.sampler_id)
-        self._timings[actor.actor_id] = self._timings.get(actor.actor_id, Timings()) + answer.timings
-        self._budget.delivered(actor.actor_id)
-
-    def _join(self, actor_id: int, now: float) -> list[Command]:
-        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
-        if actor.state is State.LEFT:
-            actor.wanted(now)
-        return []
-
-    def _leave(self, actor_id: int, now: float) -> list[Command]:
-        actor = self._actors.get(actor_id)
-        if actor is None:
+    def _join_or_leave(self, event: Joined | Left, now: float) -> list[Command]:
+        actor = self._actors.get(event.actor_id) or Actor(event.actor_id, state=State.LEFT)
+        if isinstance(event, Joined):
+            self._actors[event.actor_id] = actor
+            if actor.state is State.LEFT:
+                actor.wanted(now)
             return []
         commands: list[Command] = [actor.end(now)] if actor.has_process else []
         actor.state = State.LEFT
@@ -205,25 +191,17 @@ class Collecting:
             commands += self._ask_for_what_is_owed(now)
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
-                commands.append(Log(self._waiting_for(now)))
+                owed, total = sorted(self._owed), len(self._samplers)
+                waited_s = now - self._asked_at
+                commands.append(Log(words.waiting(waited_s, owed, total, self._actors.values(), self.limits)))
         return commands
 
     def _check_that_somebody_comes(self, now: float) -> None:
-        """Raise if no actor has been running for too long."""
         if self._running():
             return
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if now - missing[-1].missing_since > self.limits.nobody_s:
             raise ClusterError(words.none_started(missing[0], len(missing), self.limits))
-
-    def _waiting_for(self, now: float) -> str:
-        actors, waited_s = self._actors.values(), now - self._asked_at
-        starting = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
-        if self._describing:
-            return words.waiting_for_description(waited_s, starting)
-        replaying = [actor for actor in actors if actor.rebuilds and actor.progress is not None]
-        total = len(self._samplers)
-        return words.waiting_for_segments(waited_s, sorted(self._owed), total, starting, replaying, self.limits)
 
     # ------------------------------------------------------------------ asking
 

@@ -46,7 +46,8 @@ class SamplerHost:
             EnvironmentFault: an environment failed, or has other spaces.
         """
         began = time.perf_counter()
-        self._progress.begin(sum(map(_steps_to_replay, requests)))
+        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
         samplers = [self._ready(request) for request in requests]
         if spaces is not None:
             self._check_spaces(requests, spaces)
@@ -87,10 +88,6 @@ class SamplerHost:
                         f"sampler {sampler_id} ({self._plan.env.env_name}): its {what} gives {own}, that of the "
                         f"sampler described first {first}. All environments of a run must have equal spaces."
                     )
-
-
-def _steps_to_replay(request: SegmentRequest) -> int:
-    return 0 if request.rebuild is None else sum(map(len, request.rebuild.actions))
 
 
 def limit_to_one_thread() -> Any:

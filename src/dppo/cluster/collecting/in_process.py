@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from dppo.cluster.collecting.collector import Collected, ProgressReports
+from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
-from dppo.ppo.exchange.records import CollectionProgress, PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
@@ -27,13 +27,8 @@ class InProcessCollector:
         self,
         plan: SamplerPlan,
         ledger: ReplayLedger,
-        on_progress: Callable[[CollectionProgress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> None:
-        """Create no environment yet.
-
-        Args:
-            on_progress: called about once a second while segments are being collected.
-        """
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,8 @@ from ray.exceptions import RayError
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
-from dppo.cluster.collecting.actor_collector import ActorCollector, UnderWay
+from dppo.cluster.collecting.actor_collector import ActorCollector
+from dppo.cluster.collecting.collector import OnProgress
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
@@ -37,7 +37,7 @@ from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.user_code import import_paths, packed_model
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
-from dppo.ppo.exchange.records import CollectionProgress, PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
@@ -53,8 +53,8 @@ class _Call:
     """A pending call to an actor."""
 
     command: Start | Ask | Describe
-    segments: tuple[ObjectRef[Any], ...] | None = None
-    """References to the arrays, which stay with Ray; None if the answer contains them."""
+    segments: tuple[ObjectRef[Any], ...] = ()
+    """References to the arrays, if they stay with Ray."""
 
 
 class RayTransport:
@@ -133,9 +133,8 @@ class RayTransport:
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
         if self._policy is None or self._policy[0] is not policy:
-            message = wire.encode_policy(policy)
             try:
-                self._policy = policy, message if isinstance(message, bytes) else ray.put(message)
+                self._policy = policy, wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
             except RayError as error:
                 raise ClusterError(
                     f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
@@ -190,16 +189,13 @@ class RayTransport:
             return Started(command.process)
         if isinstance(command, Describe):
             return Answered(command.process, command.ask_id, message)
-        if call.segments is None:
-            answer = wire.decode_answer(message)
-        else:
-            answer = wire.put_together(message, call.segments)
+        answer = wire.decode_answer([message, *call.segments] if call.segments else message)
         return Answered(command.process, command.ask_id, answer)
 
-    def under_way(self) -> UnderWay:
-        """Return the env steps made for unanswered questions, as seen in the actors' progress files."""
+    def under_way(self) -> tuple[int, int]:
+        """Return the env steps made for unanswered questions, as seen in progress files, and the number of actors."""
         asked = {call.command.process for call in self._calls.values() if isinstance(call.command, Ask)}
-        return UnderWay(sum(map(self._watching.steps_of, asked)), len(asked))
+        return sum(map(self._watching.steps_of, asked)), len(asked)
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -223,16 +219,11 @@ def collector_on_ray(
     plan: SamplerPlan,
     actors: Actors,
     ledger: ReplayLedger,
-    on_progress: Callable[[CollectionProgress], None],
+    on_progress: OnProgress,
     *,
     by_reference: bool,
 ) -> ActorCollector:
-    """Return a collector whose actors run on Ray.
-
-    Args:
-        on_progress: called about once a second while segments are being collected.
-        by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
-    """
+    """Return a collector whose actors run on Ray; `by_reference` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
     engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
     transport = RayTransport(plan, actors, by_reference=by_reference)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.roster import Actor, State
 from dppo.errors import counted
 
 
-def waiting_for_description(waited_s: float, starting: Sequence[Actor]) -> str:
-    """Return the message while the first environment is being made."""
-    return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_starts(starting)])
-
-
-def waiting_for_segments(
-    waited_s: float,
-    owed: Sequence[int],
-    total: int,
-    starting: Sequence[Actor],
-    replaying: Sequence[Actor],
-    limits: Limits,
-) -> str:
-    """Return the message while segments of the samplers `owed`, of `total`, are missing."""
+def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:
+    """Return the message while segments of the samplers `owed`, of `total`, or the first environment, are missing."""
+    missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
+    starts = _shortened(
+        [f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}" for actor in missing]
+    )
+    if not owed:
+        return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
     samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
     segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
+    replaying = [actor for actor in actors if actor.rebuilds and actor.progress is not None]
     replays = _shortened([f"actor {actor.actor_id}: {actor.progress}" for actor in replaying])
     rule = f"an actor that makes no progress for {limits.segment_timeout_s:g} s is replaced"
-    return "; ".join([segments, *_starts(starting), *replays, rule])
+    return "; ".join([segments, *starts, *replays, rule])
 
 
 def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
@@ -78,12 +73,6 @@ def samplers_named(samplers: Sequence[int]) -> str:
 def listed(numbers: Sequence[int]) -> str:
     """Return `0, 3, 5`."""
     return ", ".join(map(str, numbers))
-
-
-def _starts(actors: Sequence[Actor]) -> list[str]:
-    return _shortened(
-        [f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}" for actor in actors]
-    )
 
 
 def _shortened(parts: list[str], most: int = 4) -> list[str]:

@@ -22,7 +22,7 @@ from dppo.cluster.faults import Fault
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import TrainerPlan
-from dppo.cluster.user_code import PackedModel, import_also_from, unpacked_model
+from dppo.cluster.user_code import import_also_from, unpacked_model
 from dppo.errors import DppoError
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update
@@ -46,7 +46,7 @@ class TrainerRank:
     rank: int
     import_paths: tuple[str, ...] = ()
     """Additional folders to import `model` from."""
-    model: PackedModel = None
+    model: bytes | None = None
     """The user's network; `plan` contains only its name."""
     _store: TCPStore | None = None
 

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.cluster.builders import network_spec
-from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, or_raise, within
+from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.plans import TrainerPlan
@@ -244,8 +244,7 @@ class RayTrainers:
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
         joined = [handle.join.remote(host, port) for handle in self.ranks]
-        for answer in wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()):
-            or_raise(answer)
+        _raise_faults(wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()))
 
     def _load(self) -> None:
         self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))
@@ -259,8 +258,8 @@ class RayTrainers:
         return wait_while_alive(ranks, [getattr(handle, method).remote(*args) for handle in ranks], self._check)
 
 
-def _raise_faults(answers: list[Update | Fault]) -> None:
-    """Raise the fault of an update, if any. A divergence concerns all ranks, and each describes its own rows."""
+def _raise_faults(answers: list[Any]) -> None:
+    """Raise the fault of a rank, if any. A divergence concerns all ranks, and each describes its own rows."""
     faults = {rank: answer.as_error() for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
     for error in faults.values():
         if len(faults) > 1 and isinstance(error, TrainingDiverged):
