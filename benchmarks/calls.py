@@ -90,14 +90,15 @@ def a_request() -> tuple[Any, Any, Any]:
     """Return a request, a policy of the default model, and the answer: 64 steps of CartPole."""
     import numpy as np
 
-    from dppo.cluster.builders import build_sampler, network_spec
+    from dppo.cluster.builders import build_sampler
     from dppo.cluster.plans import sampler_plan
     from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+    from dppo.ppo.networks.choice import choose_network
 
     plan = sampler_plan(Config(env_id="CartPole-v1", num_samplers=8, num_steps=64))
     built = build_sampler(plan, 0)
-    snapshot = PolicySnapshot(0, np.zeros(network_spec(plan.network, built.spaces).num_parameters, np.float32))
+    snapshot = PolicySnapshot(0, np.zeros(choose_network(plan.network, built.spaces).spec.num_parameters, np.float32))
     request = SegmentRequest(0, 0, None)
     return request, snapshot, built.sampler.collect(request, snapshot)
 

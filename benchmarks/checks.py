@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.cluster.builders import build_sampler, network_spec
+from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.host import limit_to_one_thread
 from dppo.cluster.plans import sampler_plan
 from dppo.config import Config
@@ -26,6 +26,7 @@ from dppo.envs.checks.observations import SpaceChecks, quick_packer
 from dppo.envs.spaces.packing import packer
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.networks.choice import choose_network
 
 BAR = 0.01
 EPISODE = 22  # steps of an episode under a random policy: the shortest there are
@@ -51,7 +52,7 @@ def time_of_a_step(segments: int) -> float:
     config = Config(env_id="CartPole-v1", num_samplers=SAMPLERS, num_steps=STEPS)
     limit_to_one_thread()
     built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
-    spec = network_spec(config.network, built[0].spaces)
+    spec = choose_network(config.network, built[0].spaces).spec
     weights = np.random.default_rng(0).normal(size=spec.num_parameters, scale=0.05).astype(spec.dtype)
     seconds = []
     for index in range(segments):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from builders import make_config
 
-from dppo.cluster.builders import network_spec
 from dppo.cluster.collecting.host import SamplerHost
 from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -27,6 +26,7 @@ from dppo.cluster.plans import sampler_plan
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.networks.choice import choose_network
 
 STEPS = 30
 
@@ -84,7 +84,7 @@ def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pyte
 
 def answered(host: SamplerHost, request: SegmentRequest) -> Answer:
     spaces = host.spaces(0)
-    weights = np.zeros(network_spec(PLAN.network, spaces).num_parameters, np.float32)
+    weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
     return host.collect([request], PolicySnapshot(0, weights), spaces)
 
 

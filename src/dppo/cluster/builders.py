@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
-from dppo.config.parts import Network
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.first_segment import FirstSegment
@@ -21,7 +20,6 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.inputs import normalized_shape
 from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.networks.choice import choose_network
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64
 from dppo.streams import Stream
@@ -80,7 +78,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
 def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
     return PPOSampler(
         sampler_id,
-        PPOAgent(network_spec(plan.network, spaces), spaces.mask),
+        PPOAgent(choose_network(plan.network, spaces).spec, spaces.mask),
         group,
         num_steps=plan.sampling.num_steps,
         gamma=plan.ppo.gamma,
@@ -150,11 +148,6 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
                 )
 
 
-def network_spec(network: Network, spaces: Spaces) -> NetworkSpec:
-    """Return the network for these spaces: the user's own, or the one that fits them."""
-    return choose_network(network, spaces).spec
-
-
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.model import PPOModel
@@ -163,7 +156,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
 
     device = _device(plan.learners.device)
     model = PPOModel(
-        network_spec(plan.network, spaces),
+        choose_network(plan.network, spaces).spec,
         streams.integer(plan.seed, Stream.WEIGHTS),
         device=device,
         zeros_like=None if parallel is None else parallel.zeros_like,

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, TrainingDiverged
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
-ERRORS: dict[str, type[DppoError] | type[KeyboardInterrupt]] = {
-    "environment": EnvironmentFault,
-    "diverged": TrainingDiverged,
-    "interrupted": KeyboardInterrupt,
-    "config": ConfigError,
-}
+
+Fault = DppoError | KeyboardInterrupt
+"""An exception of another process, made `sendable` there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An exception in another process as plain data, so that no user-defined class has to be unpickled."""
-
-    kind: str
-    """The exception to raise, one of `ERRORS`."""
-    args: tuple[str, ...]
-    """Its message, and the remote traceback of an `EnvironmentFault`."""
-
-    @staticmethod
-    def of(error: DppoError | KeyboardInterrupt) -> Fault:
-        """Convert an exception into a fault."""
-        kind = next((kind for kind, error_class in ERRORS.items() if isinstance(error, error_class)), "config")
-        return Fault(kind, error.args if kind == "environment" else (str(error),))
-
-    def as_error(self) -> DppoError | KeyboardInterrupt:
-        """Convert the fault into the exception to raise here."""
-        return ERRORS[self.kind](*self.args)
+def sendable(error: Fault) -> Fault:
+    """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
+    if isinstance(error, EnvironmentFault):
+        return EnvironmentFault(*error.args)
+    own = next((kind for kind in (TrainingDiverged, KeyboardInterrupt) if isinstance(error, kind)), ConfigError)
+    return own(str(error))
 
 
 class RestartBudget:

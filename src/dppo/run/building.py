@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dppo.cluster.collecting.collector import Collector
+from dppo.cluster.collecting.collector import Collector, OnProgress
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
@@ -20,7 +19,6 @@ from dppo.config.batch_memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.inputs import no_statistics
-from dppo.ppo.exchange.records import CollectionProgress
 from dppo.ppo.networks.choice import choose_network
 from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
-OnProgress = Callable[[CollectionProgress], None]
 logger = logging.getLogger("dppo")
 
 
@@ -50,7 +47,7 @@ class Parts:
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
     """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
 
-    `stack` closes all parts; `on_progress` is called about once a second while segments are being collected.
+    `stack` closes all parts.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from statistics import fmean
 
-from dppo.ppo.exchange.records import Episode, Timings
+from dppo.ppo.exchange.records import Episode
 from dppo.run.learner import Iteration, PPOLearner
 
 
@@ -49,7 +49,7 @@ def iteration_row(
         if successes:
             row["charts/success_rate"] = fmean(successes)
     row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
-    row |= _shares(iteration_s, collected.collect_s, collected.transfer_s, iteration.update_s, collected.timings)
+    row |= _shares(iteration, iteration_s)
     row["perf/env_step_ms"] = 1e3 * sum(timing.env_s for timing in collected.timings) / max(1, steps)
     row["replay/steps"] = sum(timing.replayed_steps for timing in collected.timings)
     row["replay/s"] = sum(timing.replay_s for timing in collected.timings)
@@ -62,22 +62,22 @@ def mean_return(recent: Collection[Episode]) -> float:
     return fmean(episode.episode_return for episode in recent) if recent else math.nan
 
 
-def _shares(
-    iteration_s: float, collect_s: float, transfer_s: float, update_s: float, timings: Sequence[Timings]
-) -> dict[str, float]:
+def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     """Return the time of each phase of an iteration, and its share.
 
     `env` and `act` are means over actors. `wait` is the rest of the collection: waiting for actors slower than the
     mean, for actors that host more samplers, and for Ray. `other` is neither collection nor update. With overlap, the
     part of `env` and `act` that lies before this iteration is left out.
     """
+    collected, update_s = iteration.collected, iteration.update_s
+    collect_s, timings = collected.collect_s, collected.timings
     busy = [timing.total_s for timing in timings]
     shown_s = min(collect_s, iteration_s - update_s)
     shown = max(0.0, 1 - (collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0
     env_s = shown * fmean(timing.env_s for timing in timings)
     act_s = shown * fmean(busy) - env_s
-    wait_s = max(0.0, shown_s - env_s - act_s - transfer_s)
-    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": transfer_s, "update": update_s}
+    wait_s = max(0.0, shown_s - env_s - act_s - collected.transfer_s)
+    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": collected.transfer_s, "update": update_s}
     split["other"] = max(0.0, iteration_s - sum(split.values()))
     total = sum(split.values())
     return {

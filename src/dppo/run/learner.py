@@ -192,7 +192,7 @@ class PPOLearner:
 
     def snapshot(self) -> PolicySnapshot:
         """Return a copy of the current policy for samplers."""
-        return _policy(self.iteration, self._trainers.weights(), self._statistics, self._value_scale)
+        return PolicySnapshot(self.iteration, self._trainers.weights(), self._statistics.obs_scale(), self._value_scale)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all weights."""
@@ -248,12 +248,5 @@ class PPOLearner:
             weights, statistics = arrays["in_flight"]["weights"], self._statistics.loaded(arrays["in_flight"])
             scale = values.get("value_scale_in_flight")
             value_scale = None if scale is None else ValueScale(*scale)
-            policy = _policy(values["version_in_flight"], weights, statistics, value_scale)
+            policy = PolicySnapshot(values["version_in_flight"], weights, statistics.obs_scale(), value_scale)
             self._acting[self.iteration] = _Acting(policy, statistics)
-
-
-def _policy(
-    version: int, weights: np.ndarray, statistics: Statistics, value_scale: ValueScale | None
-) -> PolicySnapshot:
-    """Return a policy for samplers."""
-    return PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)

@@ -10,9 +10,9 @@ from typing import Any
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.progress_file import ProgressFile, make_progress_file, remove_progress_file
-from dppo.cluster.faults import Fault
+from dppo.cluster.faults import Fault, sendable
 from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.user_code import import_also_from, unpacked_model
+from dppo.cluster.user_code import PackedModel, unpacked_model
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, DppoError
@@ -24,16 +24,14 @@ from dppo.user_code import in_a_line
 class PPOActor:
     """Collects segments of its samplers on request, and sends faults as plain data."""
 
-    def __init__(self, plan: bytes, import_paths: tuple[str, ...] = (), model: bytes | None = None) -> None:
+    def __init__(self, plan: bytes, model: PackedModel = ((), None)) -> None:
         """Store the arguments. Nothing here can fail, because Ray reports a failing constructor badly.
 
         Args:
             plan: the pickled plan; it is unpickled on first use, where a failure can be reported.
-            import_paths: additional folders to import the user's modules from.
             model: the user's network, which the plan does not contain.
         """
         self._plan = plan
-        self._import_paths = import_paths
         self._model = model
         self._progress = ActivityRecord()
         self._progress_file = ""
@@ -61,7 +59,7 @@ class PPOActor:
         try:
             return self._hosted().spaces(sampler_id)
         except (DppoError, KeyboardInterrupt) as error:
-            return Fault.of(error)
+            return sendable(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
         """Collect all requested segments; return a fault if an environment fails."""
@@ -70,7 +68,7 @@ class PPOActor:
             host.close_all_but(question.hosted)
             return host.collect(question.requests, policy, question.spaces)
         except (DppoError, KeyboardInterrupt) as error:
-            return Fault.of(error)
+            return sendable(error)
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | list[Any]:
         """Do `make_segments` over Ray."""
@@ -92,15 +90,13 @@ class PPOActor:
 
     def _hosted(self) -> SamplerHost:
         if self._host is None:
-            import_also_from(self._import_paths)
+            model = unpacked_model(self._model)
             try:
-                plan = wire.unpack(self._plan)
+                plan: SamplerPlan = wire.unpack(self._plan)
             except Exception as error:  # importing a user's module may raise anything
                 raise ConfigError(
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
                     f"on every node; pass module:factory rather than a function of a script."
                 ) from None
-            assert isinstance(plan, SamplerPlan)
-            plan = replace(plan, network=replace(plan.network, model=unpacked_model(self._model)))
-            self._host = SamplerHost(plan, self._progress)
+            self._host = SamplerHost(replace(plan, network=replace(plan.network, model=model)), self._progress)
         return self._host

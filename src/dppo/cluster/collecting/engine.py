@@ -44,11 +44,7 @@ class Collecting:
     """
 
     def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
-        """Create the engine; `describe` starts the actors.
-
-        Args:
-            shares: the samplers of each actor at the start.
-        """
+        """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
         self.limits = limits
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
@@ -141,7 +137,7 @@ class Collecting:
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         self._news_at = now
         if isinstance(answer, Fault):
-            raise answer.as_error()
+            raise answer
         if isinstance(answer, Answer):
             assert self._policy is not None
             asked = [(sampler, self._index, self._policy.version) for sampler in actor.asked[ask_id]]

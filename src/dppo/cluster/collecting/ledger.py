@@ -30,11 +30,7 @@ class ReplayLedger:
     KEPT = 2
 
     def __init__(self, num_samplers: int, *, replay: bool) -> None:
-        """Create an empty ledger.
-
-        Args:
-            replay: False abandons open episodes instead, for environments that must not or cannot be replayed.
-        """
+        """Create an empty ledger; without `replay`, open episodes are abandoned when a sampler is rebuilt."""
         self._replay = replay
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 

@@ -34,7 +34,7 @@ from dppo.cluster.collecting.roster import shares
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.user_code import import_paths, packed_model
+from dppo.cluster.user_code import packed_model
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -107,7 +107,7 @@ class RayTransport:
         if isinstance(command, Kill):
             self._kill(command.process)
         elif isinstance(command, Start):
-            handle: Any = self._remote_class.remote(self._plan, import_paths(), self._model)
+            handle: Any = self._remote_class.remote(self._plan, self._model)
             self._handles[command.process] = handle
             self._calls[handle.alone_in_process.remote(self._keep_gpus)] = _Call(command)
         elif isinstance(command, Look):

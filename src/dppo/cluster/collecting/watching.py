@@ -21,12 +21,7 @@ class Watching:
     """
 
     def __init__(self, here: str | None = None) -> None:
-        """Start without any actor.
-
-        Args:
-            here: id of the node whose files can be read directly; by default the node of this process.
-        """
-        self._here = here
+        self._here = here  # id of the node whose files can be read directly; None: of this process
         self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}

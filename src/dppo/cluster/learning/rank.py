@@ -18,11 +18,11 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.builders import build_trainer
-from dppo.cluster.faults import Fault
+from dppo.cluster.faults import Fault, sendable
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import TrainerPlan
-from dppo.cluster.user_code import import_also_from, unpacked_model
+from dppo.cluster.user_code import PackedModel, unpacked_model
 from dppo.errors import DppoError
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update
@@ -44,9 +44,7 @@ class TrainerRank:
     plan: TrainerPlan
     spaces: Spaces
     rank: int
-    import_paths: tuple[str, ...] = ()
-    """Additional folders to import `model` from."""
-    model: bytes | None = None
+    model: PackedModel = ((), None)
     """The user's network; `plan` contains only its name."""
     _store: TCPStore | None = None
 
@@ -87,11 +85,10 @@ class TrainerRank:
                 backend, store=self._store, rank=self.rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )
             self._group = Group()
-            import_also_from(self.import_paths)
             network = replace(self.plan.network, model=unpacked_model(self.model))
             self._trainer = build_trainer(replace(self.plan, network=network), self.spaces, self._group)
         except DppoError as error:
-            return Fault.of(error)
+            return sendable(error)
         return None
 
     # ------------------------------------------------------------------ training
@@ -125,7 +122,7 @@ class TrainerRank:
             scales = obs_scale, reward_scale
             update = train_on(self._trainer, self.plan, segments, *scales, iteration, rank=self.rank, lagged=lagged)
         except DppoError as error:
-            return Fault.of(error), None, None
+            return sendable(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))
 
     # ------------------------------------------------------------------ measuring

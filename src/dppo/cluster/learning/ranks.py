@@ -14,15 +14,15 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.cluster.builders import network_spec
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
 from dppo.cluster.plans import TrainerPlan
 from dppo.cluster.ray.capacity import in_words
-from dppo.cluster.user_code import import_paths, packed_model
+from dppo.cluster.user_code import packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
@@ -50,7 +50,7 @@ class RayTrainers:
             ClusterError: there is no room, or the ranks cannot start or reach each other.
         """
         self._check = check
-        self.spec = network_spec(plan.network, spaces)
+        self.spec = choose_network(plan.network, spaces).spec
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
         self._spaces = spaces
@@ -234,7 +234,7 @@ class RayTrainers:
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
-            ).remote(self._plan, self._spaces, rank, import_paths(), self._model)
+            ).remote(self._plan, self._spaces, rank, self._model)
             for rank in range(self._plan.learners.num_learners)
         ]
         places = wait_for([handle.whereabouts.remote() for handle in self.ranks], self._check, START_TIMEOUT_S)
@@ -260,7 +260,7 @@ class RayTrainers:
 
 def _raise_faults(answers: list[Any]) -> None:
     """Raise the fault of a rank, if any. A divergence concerns all ranks, and each describes its own rows."""
-    faults = {rank: answer.as_error() for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
+    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
     for error in faults.values():
         if len(faults) > 1 and isinstance(error, TrainingDiverged):
             raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))
