@@ -164,7 +164,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert [watching.steps_of(Process(actor_id, 5)) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
-    here = Watching()
+    here = Watching(node_id)
     here.started(Process(0, 5), ProgressFile(node_id, path))
     here.look(Process(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]

@@ -44,14 +44,6 @@ class Iteration:
     """Time of `time.monotonic` at the end of the update."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Acting:
-    """The policy that collects a segment, and the statistics that belong to it."""
-
-    policy: PolicySnapshot
-    statistics: Statistics
-
-
 class PPOLearner:
     """Requests segments, trains on them, publishes the new weights.
 
@@ -83,7 +75,8 @@ class PPOLearner:
         self._overlap = overlap
         self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
-        self._acting: dict[int, _Acting] = {}  # by the index of the segment, from the current iteration on
+        # The policy that collects a segment, and its statistics, by the index of the segment from the current one on.
+        self._acting: dict[int, tuple[PolicySnapshot, Statistics]] = {}
         self._asked = -1  # index of the last requested segments
         self.iteration = 0
         self.global_step = 0
@@ -119,12 +112,12 @@ class PPOLearner:
         After a resume, a segment that was in flight is requested with the policy that it had then.
         """
         if index not in self._acting:
-            self._acting[index] = _Acting(self.snapshot(), self._statistics)
+            self._acting[index] = self.snapshot(), self._statistics
         if index < iterations:
             self._ask(index)
 
     def _ask(self, index: int) -> None:
-        self._collector.request(self._acting[index].policy, index)
+        self._collector.request(self._acting[index][0], index)
         self._asked = index
 
     def _receive(self, stop: StopSignals) -> Collected:
@@ -214,12 +207,12 @@ class PPOLearner:
             "recent": [astuple(episode) for episode in self.recent],
             "incidents": dict(self.incidents),
         }
-        acting = self._acting.get(self.iteration)
-        if acting is not None and acting.policy.version != self.iteration:
-            arrays["in_flight"] = {"weights": acting.policy.weights} | acting.statistics.arrays()
-            values["version_in_flight"] = acting.policy.version
-            if acting.policy.value_scale is not None:
-                values["value_scale_in_flight"] = astuple(acting.policy.value_scale)
+        policy, statistics = self._acting.get(self.iteration, (None, self._statistics))
+        if policy is not None and policy.version != self.iteration:
+            arrays["in_flight"] = {"weights": policy.weights} | statistics.arrays()
+            values["version_in_flight"] = policy.version
+            if policy.value_scale is not None:
+                values["value_scale_in_flight"] = astuple(policy.value_scale)
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
@@ -249,4 +242,4 @@ class PPOLearner:
             scale = values.get("value_scale_in_flight")
             value_scale = None if scale is None else ValueScale(*scale)
             policy = PolicySnapshot(values["version_in_flight"], weights, statistics.obs_scale(), value_scale)
-            self._acting[self.iteration] = _Acting(policy, statistics)
+            self._acting[self.iteration] = policy, statistics

@@ -38,11 +38,7 @@ class PPOActor:
         self._host: SamplerHost | None = None
 
     def alone_in_process(self, keep_gpus: bool = False) -> ProgressFile:
-        """Limit this process to one core and no GPU, and record progress in a file.
-
-        Args:
-            keep_gpus: leave the GPUs that Ray has assigned visible.
-        """
+        """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file."""
         if not keep_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.

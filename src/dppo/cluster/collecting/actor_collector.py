@@ -57,7 +57,6 @@ class ActorCollector:
         self._reports = ProgressReports(on_progress, batch_size, clock)
         self._steps_seen = 0
         self._incidents: list[Incident] = []
-        self._request: tuple[PolicySnapshot, int] | None = None
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Start the actors; return the spaces of the environments of one sampler."""
@@ -68,32 +67,18 @@ class ActorCollector:
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Ask every actor for the segments of its samplers; does not wait."""
-        self._request = policy, index
         self._reports.begin(index)
         self._transport.take_seconds()
         self._do(self._engine.request(policy, index, self._reports.began))
 
     def receive(self, stop: StopSignals) -> Collected:
         """Receive all requested segments, in sampler order."""
-        assert self._request is not None, "receive() without request()"
         self._wait(stop, lambda: self._engine.finished)
-        (policy, index), self._request = self._request, None
-        made, timings = self._engine.take()
         incidents, self._incidents = self._incidents, []
-        return Collected(
-            index=index,
-            policy=policy,
-            reports=[report for report, _ in made],
-            segments=[segment for _, segment in made],
-            timings=timings,
-            collect_s=self._clock() - self._reports.began,
-            transfer_s=self._transport.take_seconds(),
-            incidents=incidents,
-        )
+        return self._engine.take(self._clock() - self._reports.began, self._transport.take_seconds(), incidents)
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
-        self._request = None
         self._do(self._engine.renew(self._clock()))
 
     def alive(self) -> int:

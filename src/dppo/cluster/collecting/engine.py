@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dppo.cluster.collecting import words
+from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -87,10 +88,21 @@ class Collecting:
         """True when all requested segments have arrived."""
         return not self._owed
 
-    def take(self) -> tuple[list[tuple[SegmentReport, Any]], list[Timings]]:
-        """Return report and segment of each sampler, in order, and the timings of each actor; keep no segment."""
+    def take(self, collect_s: float, transfer_s: float, incidents: list[Incident]) -> Collected:
+        """Return everything collected for the last request, with these figures; keep no segment."""
+        assert self.received.keys() == self._samplers, "receive() without request()"
+        assert self._policy is not None  # which every request brings
         made, self.received = [self.received[sampler] for sampler in sorted(self.received)], {}
-        return made, list(self._timings.values())
+        return Collected(
+            index=self._index,
+            policy=self._policy,
+            reports=[report for report, _ in made],
+            segments=[segment for _, segment in made],
+            timings=list(self._timings.values()),
+            collect_s=collect_s,
+            transfer_s=transfer_s,
+            incidents=incidents,
+        )
 
     @property
     def steps_received(self) -> int:

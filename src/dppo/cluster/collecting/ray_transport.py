@@ -90,7 +90,7 @@ class RayTransport:
         self._by_reference = by_reference
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
-        self._watching = Watching()
+        self._watching = Watching(ray.get_runtime_context().get_node_id())
         self._policy: tuple[PolicySnapshot, Any] | None = None
         self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0

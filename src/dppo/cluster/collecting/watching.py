@@ -20,8 +20,8 @@ class Watching:
     A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster.
     """
 
-    def __init__(self, here: str | None = None) -> None:
-        self._here = here  # id of the node whose files can be read directly; None: of this process
+    def __init__(self, here: str) -> None:
+        self._here = here  # id of the node whose files can be read directly
         self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
@@ -36,7 +36,7 @@ class Watching:
         """Forget a process."""
         self._latest.pop(process, None)
         file = self._files.pop(process, None)
-        if file is not None and self._is_here(file):
+        if file is not None and file.node_id == self._here:
             remove_progress_file(file.path)
 
     def look(self, process: Process) -> None:
@@ -44,7 +44,7 @@ class Watching:
         file = self._files.get(process)
         if file is None or not file.path:
             return
-        if self._is_here(file):
+        if file.node_id == self._here:
             self._take(process, read_progress_file(file.path))
             return
         if file.node_id not in self._witnesses:
@@ -89,8 +89,3 @@ class Watching:
         if progress is not None:
             self._latest[process] = progress
             self._seen.append(Progressed(process, progress))
-
-    def _is_here(self, file: ProgressFile) -> bool:
-        if self._here is None:
-            self._here = ray.get_runtime_context().get_node_id()
-        return file.node_id == self._here

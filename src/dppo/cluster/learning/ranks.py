@@ -224,7 +224,6 @@ class RayTrainers:
             ) from None
 
     def _build(self) -> None:
-        """Start all ranks and form the group."""
         # The extra concurrency group lets a rank answer during an update.
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
         self.ranks = [

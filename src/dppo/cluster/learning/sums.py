@@ -88,7 +88,6 @@ class Group:
         self._exchange([mine] * self.size, slices)
 
     def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
-        """Send one tensor to each other rank, and receive one from each."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         arriving = [distributed.irecv(received[rank], rank) for rank in others]
         leaving = [distributed.isend(sent[rank], rank) for rank in others]

@@ -100,11 +100,9 @@ def train_on(
     rank: int = 0,
     lagged: bool = False,
 ) -> Update:
-    """Make a batch of `segments` and train on it.
+    """Make a batch of the segments of this rank, collected with `obs_scale`, and train on it; see `Trainers.update`.
 
     Args:
-        segments: of this rank, in sampler order; collected with `obs_scale`.
-        reward_scale: divisor of rewards; None if they are not normalized.
         lagged: the policy that collected is older than the one to update.
     """
     batch = make_batch(
