@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from builders import make_config
 
-from dppo.cluster.collecting.host import SamplerHost
+from dppo.cluster.collecting.actor import SamplerHost
 from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Process

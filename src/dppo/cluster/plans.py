@@ -1,15 +1,26 @@
 """Plans: the settings that samplers and trainers are built from, in any process.
 
-They are plain data, made of parts of the settings, so that an actor imports neither pydantic nor torch.
+They are plain data, made of parts of the settings, so that an actor imports neither pydantic nor torch. The user's own
+network is sent beside them, so that an error can name it.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from dppo.cluster import wire
 from dppo.config import Config
 from dppo.config.parts import PPO, Env, Learners, Network, Sampling
 from dppo.config.sizes import Sizes
+from dppo.errors import ConfigError
+from dppo.user_code import in_a_line
+
+Model = str | Callable[..., Any] | None
+PackedModel = tuple[tuple[str, ...], bytes | None]
+"""The folders from which the sending process imports, and the pickled network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +54,32 @@ def sampler_plan(config: Config) -> SamplerPlan:
 def trainer_plan(config: Config) -> TrainerPlan:
     """Return the parts of `config` that trainers are built from."""
     return TrainerPlan(config.ppo, config.network, config.learners, config.sizes, config.seed)
+
+
+def packed_model(model: Model) -> PackedModel:
+    """Return a user's network ready to send; `ConfigError` if its class cannot be pickled."""
+    try:
+        return tuple(path for path in sys.path if path), wire.pack_code(model)
+    except Exception as error:  # pickling a user's class may raise anything
+        raise ConfigError(
+            f"model={model!r}: cannot be sent to other processes: {error}. Move it to a module, and pass it as "
+            f"module:Class."
+        ) from None
+
+
+def unpacked_model(packed: PackedModel) -> Model:
+    """Import from the folders of the sender, too, and reverse `packed_model`.
+
+    Raises:
+        ConfigError: the module of the network cannot be imported here.
+    """
+    paths, pickled = packed
+    sys.path += [path for path in paths if path not in sys.path]
+    try:
+        model: Model = wire.unpack(pickled)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigError(
+            f"model: the network cannot be loaded in another process: {in_a_line(error)}. Its module must be "
+            f"importable on every node."
+        ) from None
+    return model

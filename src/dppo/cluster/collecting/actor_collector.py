@@ -95,15 +95,12 @@ class ActorCollector:
                 self._do(self._engine.on(event, self._clock()))
             self._do(self._engine.tick(self._clock()))
             if self._reports.due:
-                self._report_progress()
-
-    def _report_progress(self) -> None:
-        steps, actors = self._transport.under_way()
-        steps += self._engine.steps_received
-        if steps > self._steps_seen:
-            self._engine.heard(self._clock())
-        self._steps_seen = steps
-        self._reports.send(steps, actors)
+                steps, actors = self._transport.under_way()
+                steps += self._engine.steps_received
+                if steps > self._steps_seen:
+                    self._engine.heard(self._clock())
+                self._steps_seen = steps
+                self._reports.send(steps, actors)
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

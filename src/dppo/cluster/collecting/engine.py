@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dppo.cluster.collecting import words
+from dppo.cluster.collecting import roster
 from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
@@ -27,7 +27,7 @@ from dppo.cluster.collecting.messages import (
     Progressed,
     Started,
 )
-from dppo.cluster.collecting.roster import Actor, State, balance, move
+from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
@@ -80,7 +80,7 @@ class Collecting:
         assert not self._owed, "the last request is not finished"
         self._policy, self._index, self._asked_at, self._news_at = policy, index, now, now
         self._owed, self.received, self._timings = set(self._samplers), {}, {}
-        balance(self._actors.values())
+        roster.balance(self._actors.values())
         return self._ask_for_what_is_owed(now)
 
     @property
@@ -186,7 +186,7 @@ class Collecting:
         commands: list[Command] = []
         for actor in self._actors.values():
             if actor.is_late(now, self.limits):
-                reason = words.hung(actor, self.limits, describing=self._describing)
+                reason = roster.hung(actor, self.limits, describing=self._describing)
                 commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
@@ -201,7 +201,7 @@ class Collecting:
                 self._news_at = now
                 owed, total = sorted(self._owed), len(self._samplers)
                 waited_s = now - self._asked_at
-                commands.append(Log(words.waiting(waited_s, owed, total, self._actors.values(), self.limits)))
+                commands.append(Log(roster.waiting(waited_s, owed, total, self._actors.values(), self.limits)))
         return commands
 
     def _check_that_somebody_comes(self, now: float) -> None:
@@ -209,7 +209,7 @@ class Collecting:
             return
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if now - missing[-1].missing_since > self.limits.nobody_s:
-            raise ClusterError(words.none_started(missing[0], len(missing), self.limits))
+            raise ClusterError(roster.none_started(missing[0], len(missing), self.limits))
 
     # ------------------------------------------------------------------ asking
 
@@ -256,11 +256,11 @@ class Collecting:
         self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
     ) -> list[Command]:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
-        message = f"actor {actor.actor_id} ({words.samplers_named(sorted(actor.samplers))}) {reason}"
+        message = f"actor {actor.actor_id} ({roster.samplers_named(sorted(actor.samplers))}) {reason}"
         self._news_at = now
         kill, delay = actor.end(now), self._budget.spend(actor.actor_id)
         if delay is None:
-            raise ClusterError(words.restarts_spent(message, self.limits))
+            raise ClusterError(roster.restarts_spent(message, self.limits))
         actor.start_at = now + delay
         replaced = "replaced" + (f" in {delay:.0f} s" if delay else "")
         return [kill, Log(f"{message}; {replaced}", Incident(kind, message))]
@@ -275,6 +275,6 @@ class Collecting:
             running = self._running() if gone and actor.samplers else []
             if running:
                 moved, actor.samplers, actor.samplers_moved = sorted(actor.samplers), set(), True
-                message = words.moved(actor, missing_s, moved, move(moved, running))
+                message = roster.moved(actor, missing_s, moved, roster.move(moved, running))
                 commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))
         return commands

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from dppo.cluster.collecting.actor import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
-from dppo.cluster.collecting.host import SamplerHost, limit_to_one_thread
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
@@ -24,10 +24,7 @@ class InProcessCollector:
     """A collector for debugging, for fast environments, and as the reference in tests."""
 
     def __init__(
-        self,
-        plan: SamplerPlan,
-        ledger: ReplayLedger,
-        on_progress: OnProgress = lambda progress: None,
+        self, plan: SamplerPlan, ledger: ReplayLedger, on_progress: OnProgress = lambda progress: None
     ) -> None:
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger

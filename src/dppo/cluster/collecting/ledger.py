@@ -56,9 +56,7 @@ class ReplayLedger:
         if moment is None:
             assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
-        if not self._replay:
-            return Rebuild(moment.carry, ())
-        return Rebuild(moment.carry, tuple(_in_one(pieces) for pieces in moment.actions))
+        return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if self._replay else ())
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:
         """Return the state of all samplers before segment `index` as named arrays, for a checkpoint."""

@@ -22,18 +22,15 @@ class ProgressFile:
 
 def make_progress_file() -> tuple[str, ActivityRecord]:
     """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
+    path = ""
     try:
         file, path = tempfile.mkstemp(prefix="dppo-progress-")
-    except OSError:
-        return "", ActivityRecord()
-    try:
-        os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
-        return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
+        with open(file, "r+b", buffering=0) as opened:
+            opened.write(bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
+            return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)
         return "", ActivityRecord()
-    finally:
-        os.close(file)
 
 
 def read_progress_file(path: str) -> Activity | None:

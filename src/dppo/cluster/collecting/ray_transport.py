@@ -33,8 +33,7 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.collecting.roster import shares
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
-from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.user_code import packed_model
+from dppo.cluster.plans import SamplerPlan, packed_model
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -119,7 +118,10 @@ class RayTransport:
         self._seconds += time.monotonic() - began
 
     def _ask(self, ask: Ask) -> None:
-        if self._is_ray_lost():
+        try:
+            if self._stop is not None:
+                self._stop.run_added_checks()
+        except ClusterError:
             return  # large arguments would end this process if the raylet has died; the next `events` raises
         handle, policy = self._handles[ask.process], self._sent(ask.policy)
         question = wire.pack(ask.question)
@@ -141,14 +143,6 @@ class RayTransport:
                     f"Ray's object store, then resume (--resume)."
                 ) from None
         return self._policy[1]
-
-    def _is_ray_lost(self) -> bool:
-        try:
-            if self._stop is not None:
-                self._stop.run_added_checks()
-        except ClusterError:
-            return True
-        return False
 
     def _kill(self, process: Process) -> None:
         handle = self._handles.pop(process, None)
@@ -216,12 +210,7 @@ class RayTransport:
 
 
 def collector_on_ray(
-    plan: SamplerPlan,
-    actors: Actors,
-    ledger: ReplayLedger,
-    on_progress: OnProgress,
-    *,
-    by_reference: bool,
+    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, *, by_reference: bool
 ) -> ActorCollector:
     """Return a collector whose actors run on Ray; `by_reference` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)

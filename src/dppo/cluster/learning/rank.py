@@ -21,8 +21,7 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.faults import Fault, sendable
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import train_on
-from dppo.cluster.plans import TrainerPlan
-from dppo.cluster.user_code import PackedModel, unpacked_model
+from dppo.cluster.plans import PackedModel, TrainerPlan, unpacked_model
 from dppo.errors import DppoError
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update

@@ -17,9 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
 from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
-from dppo.cluster.plans import TrainerPlan
+from dppo.cluster.plans import TrainerPlan, packed_model
 from dppo.cluster.ray.capacity import in_words
-from dppo.cluster.user_code import packed_model
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
@@ -196,9 +195,9 @@ class RayTrainers:
                 self._load()
             except (RayError, TimeoutError) as again:
                 error = again
-                continue
-            self._notify(f"learners are back after {time.monotonic() - began:.0f} s")
-            return
+            else:
+                self._notify(f"learners are back after {time.monotonic() - began:.0f} s")
+                return
 
     # ------------------------------------------------------------------ building
 

@@ -39,15 +39,14 @@ class Endpoint:
         """Connect once; return the reason if the process counts as lost, else None."""
         try:
             connect(self.address, CONNECT_S)
+            self.failing_since = None
+            return None
         except OSError as error:
             silent = isinstance(error, TimeoutError)
             if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
                 return None  # a problem of this process, such as no free file descriptor
             patience = self.patience_s if error.errno in NOBODY_LISTENS else max(SILENT_S, self.patience_s)
             reason = "it does not answer" if silent else error.strerror or str(error)
-        else:
-            self.failing_since = None
-            return None
         if self.failing_since is None:
             self.failing_since = now()
         return reason if now() - self.failing_since >= patience else None
