@@ -68,11 +68,7 @@ def packed_model(model: Model) -> PackedModel:
 
 
 def unpacked_model(packed: PackedModel) -> Model:
-    """Import from the folders of the sender, too, and reverse `packed_model`.
-
-    Raises:
-        ConfigError: the module of the network cannot be imported here.
-    """
+    """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing."""
     paths, pickled = packed
     sys.path += [path for path in paths if path not in sys.path]
     try:

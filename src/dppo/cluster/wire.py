@@ -47,8 +47,7 @@ def pack_code(value: Any) -> bytes:
     """Pickle `value`; classes and functions of the main program are pickled by value, not by name."""
     from ray import cloudpickle  # here, because processes without Ray import this module too
 
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    return bytes(cloudpickle.dumps(value))
 
 
 def unpack(data: Any) -> Any:

@@ -45,9 +45,7 @@ class Parts:
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
-    """Start Ray, actors, environments and learners, and load the checkpoint to resume or branch from.
-
-    `stack` closes all parts.
+    """Start Ray, actors, environments and learners; load the checkpoint to continue from; `stack` closes all parts.
 
     Raises:
         CheckpointError: the environment differs from that of the run to continue.

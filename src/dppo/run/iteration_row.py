@@ -69,21 +69,20 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     mean, for actors that host more samplers, and for Ray. `other` is neither collection nor update. With overlap, the
     part of `env` and `act` that lies before this iteration is left out.
     """
-    collected, update_s = iteration.collected, iteration.update_s
-    collect_s, timings = collected.collect_s, collected.timings
+    collected, timings = iteration.collected, iteration.collected.timings
     busy = [timing.total_s for timing in timings]
-    shown_s = min(collect_s, iteration_s - update_s)
-    shown = max(0.0, 1 - (collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0
+    shown_s = min(collected.collect_s, iteration_s - iteration.update_s)
+    shown = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0
     env_s = shown * fmean(timing.env_s for timing in timings)
     act_s = shown * fmean(busy) - env_s
     wait_s = max(0.0, shown_s - env_s - act_s - collected.transfer_s)
-    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": collected.transfer_s, "update": update_s}
+    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": collected.transfer_s, "update": iteration.update_s}
     split["other"] = max(0.0, iteration_s - sum(split.values()))
     total = sum(split.values())
     return {
         **{f"perf/{name}_frac": value / total for name, value in split.items()},
         **{f"perf/{name}_s": value for name, value in split.items()},
         "perf/iteration_s": iteration_s,
-        "perf/collect_s": collect_s,
+        "perf/collect_s": collected.collect_s,
         "perf/slowest_actor_s": max(busy),
     }

@@ -107,9 +107,6 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
     )
 
 
-# ---------------------------------------------------------------------- running
-
-
 class _Run:
     """Drives the parts of one run: iterates, reports, saves, ends."""
 

@@ -121,10 +121,7 @@ class SamplerHost:
         return self._sampler(sampler_id).spaces
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
-        """Collect all requested segments, with all samplers acting together.
-
-        Args:
-            spaces: those that every sampler must have; None if none is built.
+        """Collect all requested segments, with all samplers acting together; `spaces` as in `Question`.
 
         Raises:
             EnvironmentFault: an environment failed, or has other spaces.

@@ -25,8 +25,8 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
     path = ""
     try:
         file, path = tempfile.mkstemp(prefix="dppo-progress-")
-        with open(file, "r+b", buffering=0) as opened:
-            opened.write(bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
+        with os.fdopen(file, "r+b"):
+            os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
             return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)

@@ -100,11 +100,7 @@ def train_on(
     rank: int = 0,
     lagged: bool = False,
 ) -> Update:
-    """Make a batch of the segments of this rank, collected with `obs_scale`, and train on it; see `Trainers.update`.
-
-    Args:
-        lagged: the policy that collected is older than the one to update.
-    """
+    """Make a batch of the segments of this rank, and train on it; `lagged` if an older policy has collected them."""
     batch = make_batch(
         segments,
         obs_scale,

@@ -219,12 +219,10 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
             f"space, or set RAY_TMPDIR."
         )
     wanted = max(wanted, SMALLEST_STORE)
-    if not os.path.isdir("/dev/shm"):
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
+    if wanted <= 0.9 * free:
         return wanted
-    free = shutil.disk_usage("/dev/shm").free
     room = int(0.9 * free)
-    if wanted <= room:
-        return wanted
     if room < SMALLEST_STORE:
         notify(
             f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store "
