@@ -167,7 +167,7 @@ def balance(actors: Collection[Actor]) -> None:
 
 
 def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:
-    """Return the message while segments of the samplers `owed`, of `total`, or the first environment, are missing."""
+    """Return the message about missing segments of the samplers `owed`, of `total`; if none, about an environment."""
     missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
     starts = _shortened(
         [f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}" for actor in missing]
