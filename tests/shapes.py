@@ -22,7 +22,6 @@ MODULES = [
         "learning.losses",
         "learning.batch",
         "learning.recompute",
-        "networks.recurrent_inputs",
         "networks.memory.recurrence",
         "networks.memory.memory_mlp",
         "acting.recurrent_state",

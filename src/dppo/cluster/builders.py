@@ -19,7 +19,7 @@ from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.inputs import normalized_shape
-from dppo.ppo.learning.rewards import reward_shaping
+from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS

@@ -4,7 +4,7 @@ Noise is passed in, so that an action is a pure function of the head and the noi
 `torch.distributions` costs as much as a small network; tested against it.
 """
 
-from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed, by_autograd
+from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, allowed
 from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
 from dppo.ppo.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from dppo.ppo.distributions.joint import Joint
@@ -20,7 +20,6 @@ __all__ = [
     "MultiCategorical",
     "SquashedGaussian",
     "allowed",
-    "by_autograd",
     "distribution_of",
 ]
 

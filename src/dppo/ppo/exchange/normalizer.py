@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.ppo.exchange.readonly import ReadOnly
-
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
 
@@ -17,6 +15,24 @@ CLIP = 10.0  # normalized observations and rewards are clipped to +-10 (details 
 EPSILON = 1e-8
 SMALLEST_STD = 1e-6  # of value targets, as in arXiv:2006.05990
 VALUE_TARGETS = "value_targets"  # name of their moments in the trainer's state
+
+
+class ReadOnly:
+    """Base of frozen dataclasses with slots whose arrays are read-only too, also after unpickling."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only, those in a tuple too; existing views of them stay writeable."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            for array in value if isinstance(value, tuple) else (value,):
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make pickle call the constructor, which makes the arrays read-only again."""
+        return type(self), tuple(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from dppo.ppo.exchange.normalizer import CLIP, ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.networks.building import zero_inputs
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.spaces.spaces import is_continuous, is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
 from dppo.ppo.networks.building import learning_network
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 
 
 class Scored(NamedTuple):
@@ -31,12 +30,7 @@ class PPOModel:
     """
 
     def __init__(
-        self,
-        spec: NetworkSpec,
-        seed: int,
-        *,
-        device: str = "cpu",
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        self, spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """Draw the initial weights from `seed` alone; torch's global generator is left unchanged."""
         self.spec = spec

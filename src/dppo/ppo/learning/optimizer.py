@@ -37,22 +37,9 @@ class FlatAdam:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the weights in place from the stored gradient."""
-        adam(
-            [self._weights],
-            [self._gradient],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps],
-            fused=True,
-            lr=learning_rate,
-            beta1=self.BETA1,
-            beta2=self.BETA2,
-            eps=self.EPSILON,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
+        lists = [self._weights], [self._gradient], [self._mean], [self._square], [], [self._steps]
+        rates = {"lr": learning_rate, "beta1": self.BETA1, "beta2": self.BETA2, "eps": self.EPSILON}
+        adam(*lists, **rates, fused=True, weight_decay=0.0, amsgrad=False, maximize=False)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""

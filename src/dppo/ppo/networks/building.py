@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_numpy import NumpyMLP
+from dppo.ppo.networks.default.mlp import MLPSpec, NumpyMLP
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.memory.memory_mlp import NumpyMemoryMLP
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
