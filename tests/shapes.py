@@ -24,7 +24,7 @@ MODULES = [
         "learning.recompute",
         "networks.memory.recurrence",
         "networks.memory.memory_mlp",
-        "acting.recurrent_state",
+        "acting.agent",
     )
 ]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +38,7 @@ def check_shapes() -> None:
     """
     import torch  # noqa: F401
 
+    import dppo.config
     import dppo.spaces.spaces  # noqa: F401
 
     with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):

@@ -114,7 +114,7 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     for found, expected in ((heads, head), (values, learned)):
         joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
         np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
-    logprobs = agent.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
+    logprobs = agent.distribution.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
     np.testing.assert_allclose(logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
 
 

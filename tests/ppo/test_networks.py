@@ -83,8 +83,10 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     np.testing.assert_allclose(head, model_head, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(values, model_values, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(agent.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
-    assert {str(array.dtype) for array in (head, values, agent.log_prob(head, drawn))} == {dtype}
+    np.testing.assert_allclose(
+        agent.distribution.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
+    )
+    assert {str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))} == {dtype}
     np.testing.assert_array_equal(agent.decide(obs).actions, agent.distribution.mode(head))
     assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.exchange.normalizer import ValueScale
+from dppo.ppo.exchange.normalizer import ValueScale, each_leaf
 from dppo.ppo.learning.batch import Batch, GAEInputs, in_sequences
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -47,12 +46,8 @@ def with_new_advantages(
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
-    advantages, returns = (
-        torch.from_numpy(estimate).to(device)
-        for estimate in estimated_again(
-            inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length
-        )
-    )
+    again = estimated_again(inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length)
+    advantages, returns = (torch.from_numpy(estimate).to(device) for estimate in again)
     return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
 
 

@@ -65,7 +65,6 @@ class PPOTrainer:
     """L, the steps of each sequence of a batch."""
 
     def __post_init__(self, parallel: Parallel | None) -> None:
-        """Create the optimizer for the parameters of the model."""
         self._parallel = parallel or Alone()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
@@ -95,8 +94,7 @@ class PPOTrainer:
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
-        if self.device.type != "cpu":
-            batch = batch.to(self.device)
+        batch = batch.to(self.device)
         if self._parallel.size > 1:
             batch = weighted_on_all(batch, self._parallel)
         explained_variance = self._explained_variance(batch)

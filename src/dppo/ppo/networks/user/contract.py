@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.parameters import drawn, shapes_of
 from dppo.ppo.networks.torch_state import default_dtype
 from dppo.spaces.spaces import Spaces, is_image
@@ -128,8 +128,6 @@ class Contract:
             raise self._broken(
                 f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
             )
-
-    # ------------------------------------------------------------------ trial passes
 
     def _check_rows(self, module: nn.Module) -> None:
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))

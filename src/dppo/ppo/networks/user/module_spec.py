@@ -70,14 +70,8 @@ class ModuleSpec(NetworkSpec):
     def _contract(self) -> Contract:
         from dppo.ppo.networks.user.contract import Contract
 
-        return Contract(
-            model_class(self.model),
-            import_path(self.model),
-            self.kwargs,
-            self.spaces,
-            self.distribution.head_size,
-            self.dtype,
-        )
+        made_of, head_size = model_class(self.model), self.distribution.head_size
+        return Contract(made_of, import_path(self.model), self.kwargs, self.spaces, head_size, self.dtype)
 
     @override
     def as_json(self) -> dict[str, Any]:
