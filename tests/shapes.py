@@ -18,6 +18,7 @@ MODULES = [
         "exchange.records",
         "learning.advantages",
         "distributions",
+        "distributions.joint",
         "networks.network",
         "learning.losses",
         "learning.batch",

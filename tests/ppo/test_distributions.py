@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian
+from dppo.ppo.distributions.joint import Joint
 
 
 def side_by_side(mean: np.ndarray, log_std: np.ndarray) -> np.ndarray:

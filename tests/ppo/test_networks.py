@@ -15,7 +15,10 @@ from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
 
-from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian
+from dppo.ppo.distributions.joint import Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.building import acting_network, learning_network

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dppo.ppo.distributions import allowed
+from dppo.ppo.distributions.base import allowed
 from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.building import acting_network

@@ -131,12 +131,12 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
     rows, of = sequences * sequence_length, spec.distribution
-    actions, numbers = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), [zeros(rows)] * 4
+    actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
     states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
     recurrent = states if spec.state_size else None
     of_one = spec.spaces.obs if isinstance(spec, EncoderSpec | ModuleSpec) else np.dtype((spec.dtype, spec.obs_shape))
     obs = _inputs(np.zeros((1, rows), of_one), np.dtype(spec.dtype), None, _flat_tensor)
-    return Batch(obs, actions, *numbers, sequence_length=sequence_length, recurrent=recurrent)
+    return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
 def make_batch(

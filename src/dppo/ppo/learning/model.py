@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
+from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
 from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 

@@ -20,6 +20,7 @@ class Parallel(Protocol):
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks, equal to the bit on each."""
+        return
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the `tensor` of every rank, stacked in the order of ranks: [size, ...]."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 
-from dppo.ppo.distributions import Distribution
+from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.exchange.normalizer import each_leaf
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs
 from dppo.spaces.spaces import Spaces
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces

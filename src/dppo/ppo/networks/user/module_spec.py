@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 from dppo.user_code import import_path, imported
