@@ -195,7 +195,7 @@ def make_batch(
         masks=None if first.masks is None else rows(merged("masks")),
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
-        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, dtype, obs_scale),
+        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
     )
 
 
@@ -205,11 +205,7 @@ def _merged(segments: Sequence[Segment], name: str, axis: int = 1) -> np.ndarray
 
 
 def _gae_inputs(
-    segments: Sequence[Segment],
-    estimate: Callable[..., np.ndarray],
-    valid: Bool[np.ndarray, "T envs"],
-    dtype: np.dtype[Any],
-    obs_scale: ObsScale | None,
+    segments: Sequence[Segment], estimate: Callable[..., np.ndarray], valid: np.ndarray, obs_scale: ObsScale | None
 ) -> GAEInputs:
     """Return what advantages are estimated from again; successors are in the order of the segments."""
     steps, envs, before = [], [], 0
@@ -219,7 +215,7 @@ def _gae_inputs(
         envs.append(env + before)
         before += segment.valid.shape[1]
     merged = _merged(segments, "successors", axis=0)[None]
-    successors = _inputs(merged, dtype, obs_scale, _flat_tensor)
+    successors = _inputs(merged, segments[0].values.dtype, obs_scale, _flat_tensor)
     recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(_merged(segments, "successor_states", axis=0))

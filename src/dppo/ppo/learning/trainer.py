@@ -99,7 +99,7 @@ class PPOTrainer:
             batch = weighted_on_all(batch, self._parallel)
         explained_variance = self._explained_variance(batch)
         if lagged:
-            batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
+            batch = from_current_policy(batch, self.model, self._rows_at_once(batch))
         ppo = annealed(self.ppo, share)
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
@@ -116,8 +116,7 @@ class PPOTrainer:
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
             if number and batch.gae_inputs is not None:
-                values_of, rows_at_once = self.model.values, self._rows_at_once(batch)
-                batch = with_new_advantages(batch, batch.gae_inputs, values_of, rows_at_once, self._value_scale())
+                batch = with_new_advantages(batch, self.model, self._rows_at_once(batch), self._value_scale())
             epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
