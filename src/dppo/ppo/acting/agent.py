@@ -113,18 +113,14 @@ class RecurrentStates:
     def __init__(
         self, first: Float[np.ndarray, "samplers E S"], steps: int, sequence_length: int, *, keep_all: bool = False
     ) -> None:
-        """Start a segment of `steps` steps, cut into sequences of `sequence_length`, from the states `first`.
-
-        Args:
-            keep_all: keep the states after all steps, in `after_steps`.
-        """
+        """Start a segment of `steps` steps, cut into sequences of `sequence_length`, from the states `first`."""
         samplers, envs, size = first.shape
         self.before = first
         """[samplers, E, S]"""
         self.after = first
         """[samplers, E, S] after the step, also where the episode ended in it."""
         self.of_sequences = np.empty((samplers, steps // sequence_length, envs, size), first.dtype)
-        """States before the first step of each sequence."""
+        """States before the first step of each sequence; `after_steps` are those after all steps, with `keep_all`."""
         self.after_steps = np.empty((samplers, steps if keep_all else 0, envs, size), first.dtype)
         self._sequence_length, self._keep_all = sequence_length, keep_all
 

@@ -86,11 +86,7 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
-    """Return the encoder for all images of an observation; None if there are none.
-
-    Raises:
-        ConfigError: an image is too small for the one that was asked for.
-    """
+    """Return the encoder for all images of an observation, None without any; refuse one that needs larger images."""
     images = {name: leaf.shape[-3:] for name, leaf in spaces.leaves().items() if is_image(leaf)}
     if not images:
         return None

@@ -205,11 +205,7 @@ class Contract:
     def _outputs(
         self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
     ) -> tuple[Tensor, ...]:
-        """Return what the module makes of `inputs` after checking type, shape and dtype.
-
-        Args:
-            expected: shape and a hint at the meaning of the axes, for each output.
-        """
+        """Return the outputs for `inputs`, each of the `expected` shape; a hint at the meaning of its axes follows it."""
         dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
