@@ -205,7 +205,7 @@ class Contract:
     def _outputs(
         self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
     ) -> tuple[Tensor, ...]:
-        """Return the outputs for `inputs`, each of the `expected` shape; a hint at the meaning of its axes follows it."""
+        """Return the outputs for `inputs`, each of an `expected` shape, which a hint at its axes follows."""
         dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
