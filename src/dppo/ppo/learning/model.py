@@ -38,13 +38,9 @@ class PPOModel:
         self.parameters = self.network.parameters
 
     def forward(
-        self,
-        obs: Tensor | dict[str, Tensor],
-        actions: Tensor,
-        masks: Tensor | None = None,
-        recurrent: RecurrentInputs | None = None,
+        self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
     ) -> Scored:
-        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
 
         Args:
             masks: the actions that were allowed, [rows, H]; None if all were.
