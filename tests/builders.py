@@ -19,7 +19,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.distributions import distribution_of
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.ppo.learning.trainer import PPOTrainer

@@ -18,14 +18,14 @@ MODULES = [
         "exchange.records",
         "learning.advantages",
         "distributions",
+        "distributions.joint",
         "networks.network",
         "learning.losses",
         "learning.batch",
         "learning.recompute",
-        "networks.recurrent_inputs",
         "networks.memory.recurrence",
         "networks.memory.memory_mlp",
-        "acting.recurrent_state",
+        "acting.agent",
     )
 ]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +39,7 @@ def check_shapes() -> None:
     """
     import torch  # noqa: F401
 
+    import dppo.config
     import dppo.spaces.spaces  # noqa: F401
 
     with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):

@@ -16,7 +16,7 @@ from worlds.models import Plain
 import dppo
 from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import trainer_plan
-from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 

@@ -16,8 +16,7 @@ from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import normalized_shape
-from dppo.ppo.exchange.normalizer import Moments, ObsScale
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_shape
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves

@@ -14,7 +14,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.distributions import Categorical
+from dppo.ppo.distributions.categorical import Categorical
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import Outputs
 from dppo.spaces.actions import DiscreteActions

@@ -12,8 +12,7 @@ from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.networks.building import learning_network
-from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions import Categorical, Distribution, MultiCategorical, SquashedGaussian, allowed
+from dppo.ppo.distributions.base import Distribution, allowed
+from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
+from dppo.ppo.distributions.gaussian import SquashedGaussian
 from dppo.ppo.learning.model import PPOModel
 
 UNEVEN, EVEN = MultiCategorical((3, 1, 5)), MultiCategorical((4, 4))

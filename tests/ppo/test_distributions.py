@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Evaluation, Joint, by_autograd
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian
+from dppo.ppo.distributions.joint import Joint
 
 
 def side_by_side(mean: np.ndarray, log_std: np.ndarray) -> np.ndarray:
@@ -261,7 +264,7 @@ def test_gradients_by_hand_are_those_of_the_default(kind: str) -> None:
     head = torch.from_numpy(heads(20, distribution.head_size))
     actions = torch.from_numpy(drawn(distribution, head.numpy()))
     by_hand = distribution.evaluate(head, actions)
-    default = by_autograd(distribution, head, actions)
+    default = Distribution.evaluate(distribution, head, actions)
     for name in ("logprobs", "entropies"):
         np.testing.assert_allclose(getattr(by_hand, name), getattr(default, name), rtol=1e-12, atol=1e-14)
     for by_entropies in (0.3, torch.linspace(-1, 1, 20, dtype=torch.float64)):
@@ -293,9 +296,6 @@ def test_a_new_distribution_needs_only_its_formulas() -> None:
 
         def scores(self, head: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return head[:, 0] - head[:, 0].exp() * actions, 1 - head[:, 0]
-
-        def evaluate(self, head: torch.Tensor, actions: torch.Tensor) -> Evaluation:
-            return by_autograd(self, head, actions)
 
     distribution = Exponential()
     head = heads(9, 1)

@@ -17,8 +17,14 @@ from worlds import observed
 from dppo.config import Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import no_statistics, normalized_part, normalized_shape, unprocessed_inputs
-from dppo.ppo.exchange.normalizer import Moments, Statistics
+from dppo.ppo.exchange.normalizer import (
+    Moments,
+    Statistics,
+    no_statistics,
+    normalized_part,
+    normalized_shape,
+    unprocessed_inputs,
+)
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.building import learning_network

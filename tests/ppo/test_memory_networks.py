@@ -20,8 +20,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.choice import choose_network
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
@@ -115,7 +114,7 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     for found, expected in ((heads, head), (values, learned)):
         joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
         np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
-    logprobs = agent.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
+    logprobs = agent.distribution.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
     np.testing.assert_allclose(logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
 
 

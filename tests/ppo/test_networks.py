@@ -15,7 +15,10 @@ from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
 
-from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian
+from dppo.ppo.distributions.joint import Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.building import acting_network, learning_network
@@ -83,8 +86,10 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     np.testing.assert_allclose(head, model_head, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(values, model_values, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(agent.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
-    assert {str(array.dtype) for array in (head, values, agent.log_prob(head, drawn))} == {dtype}
+    np.testing.assert_allclose(
+        agent.distribution.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
+    )
+    assert {str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))} == {dtype}
     np.testing.assert_array_equal(agent.decide(obs).actions, agent.distribution.mode(head))
     assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 

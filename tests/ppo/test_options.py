@@ -25,12 +25,12 @@ from torch.distributions import Categorical, Independent, Normal
 from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
+from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.recompute import estimated_again
-from dppo.ppo.learning.rewards import reward_shaping, shaped_rewards
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.spaces.actions import BoxActions, DiscreteActions

@@ -16,7 +16,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
-from dppo.ppo import distributions as ppo
+from dppo.ppo.distributions import categorical as ppo
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.model import PPOModel

@@ -17,8 +17,8 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.inputs import normalized_shape
-from dppo.ppo.learning.rewards import reward_shaping
+from dppo.ppo.exchange.normalizer import normalized_shape
+from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64

@@ -14,7 +14,7 @@ from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.policies.described import model_from, network_summary
 from dppo.policies.rows import rows_of
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.checkpoint import Found, find

@@ -18,7 +18,7 @@ from dppo.config import Config
 from dppo.config.batch_memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.policies.described import model_state
-from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder

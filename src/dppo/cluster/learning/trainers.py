@@ -14,8 +14,8 @@ from dppo.cluster.plans import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
+from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.rewards import reward_shaping
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_state import exact_on

@@ -1,18 +1,20 @@
-"""PPOAgent: the policy as an actor uses it."""
+"""PPOAgent: the policy as an actor uses it; and the recurrent states of several samplers."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dppo.ppo.distributions import allowed
-from dppo.ppo.exchange.inputs import normalized, scale_for, unprocessed_inputs
-from dppo.ppo.exchange.normalizer import ObsScale, ValueScale
+from dppo.ppo.distributions.base import allowed
+from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.building import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float
 
 
 class Decision(NamedTuple):
@@ -21,7 +23,7 @@ class Decision(NamedTuple):
     actions: np.ndarray
     """[..., E, *A]"""
     head: np.ndarray
-    """[..., E, H], input of `PPOAgent.log_prob`."""
+    """[..., E, H], input of `Distribution.log_prob`."""
     values: np.ndarray
     """[..., E]"""
     state: np.ndarray | None = None
@@ -36,15 +38,9 @@ class PPOAgent:
     """
 
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
-        """Build the acting network.
-
-        Args:
-            mask: source of the action masks that observations are stored with; None if they have none.
-        """
-        self.spec = spec
+        """Build the acting network; `mask` is the source of the masks that observations are stored with."""
+        self.spec, self.distribution, self.state_size = spec, spec.distribution, spec.state_size
         self.mask = mask
-        self.distribution = spec.distribution
-        self.state_size = spec.state_size
         self._network = acting_network(spec)
         self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
         self._dtype = np.dtype(spec.dtype)
@@ -80,10 +76,6 @@ class PPOAgent:
         """Return the value of each row of `obs` [..., E, *O]; `state` as in `act`."""
         return self._outputs(obs, state).values
 
-    def log_prob(self, head: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Return log-probabilities [...] of `actions` [..., *A] under the heads [..., H] they were sampled from."""
-        return self.distribution.log_prob(head, actions)
-
     def readable(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of stored observations [...] without their masks."""
         return obs if self.mask is None else without_mask(obs, self.mask)
@@ -96,10 +88,10 @@ class PPOAgent:
         obs, masks = self.readable(stored), self.masks(stored)
         scale = self._scale(obs.dtype)
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
-            outputs = self._network.step(unprocessed_inputs(obs, self._dtype, scale), state)
+            inputs: Any = unprocessed_inputs(obs, self._dtype, scale)
         else:
             inputs = obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale)
-            outputs = self._network.step(inputs, state)
+        outputs = self._network.step(inputs, state)
         if masks is not None:
             outputs = outputs._replace(head=allowed(outputs.head, masks))
         if self._value_scale is not None:
@@ -110,3 +102,42 @@ class PPOAgent:
         if self._obs_scale is not None and obs not in self._scales:
             self._scales[obs] = scale_for(self._obs_scale, obs, self._dtype)
         return self._scales.get(obs)
+
+
+class RecurrentStates:
+    """The recurrent states of S samplers with E environments each, before and after the current step.
+
+    An episode starts from zero, in whatever row of the segment.
+    """
+
+    def __init__(
+        self, first: Float[np.ndarray, "samplers E S"], steps: int, sequence_length: int, *, keep_all: bool = False
+    ) -> None:
+        """Start a segment of `steps` steps, cut into sequences of `sequence_length`, from the states `first`."""
+        samplers, envs, size = first.shape
+        self.before = first
+        """[samplers, E, S]"""
+        self.after = first
+        """[samplers, E, S] after the step, also where the episode ended in it."""
+        self.of_sequences = np.empty((samplers, steps // sequence_length, envs, size), first.dtype)
+        """States before the first step of each sequence; `after_steps` are those after all steps, with `keep_all`."""
+        self.after_steps = np.empty((samplers, steps if keep_all else 0, envs, size), first.dtype)
+        self._sequence_length, self._keep_all = sequence_length, keep_all
+
+    def enter(self, t: int) -> Float[np.ndarray, "*samplers E S"]:
+        """Return the states before step `t`, of a single sampler without leading axis."""
+        if t % self._sequence_length == 0:
+            self.of_sequences[:, t // self._sequence_length] = self.before
+        return self.before[0] if len(self.before) == 1 else self.before
+
+    def act(self, t: int, after: Float[np.ndarray, "*samplers E S"] | None) -> None:
+        """Take the states after step `t` from the network."""
+        assert after is not None, "a network with memory returns its state"
+        self.after = after.reshape(self.before.shape)
+        if self._keep_all:
+            self.after_steps[:, t] = self.after
+
+    def leave(self, done: Bool[np.ndarray, "samplers E"]) -> None:
+        """Go on to the next step, from zero where an episode is `done`."""
+        zero = self.after.dtype.type(0)
+        self.before = np.where(done[..., None], zero, self.after) if done.any() else self.after

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
 from dppo.ppo.acting.environments import Environments
-from dppo.ppo.acting.recurrent_state import RecurrentStates
-from dppo.ppo.exchange.inputs import normalized_part
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
 from dppo.ppo.exchange.records import (
     EnvLog,
     Incident,
@@ -48,9 +46,8 @@ class PPOSampler:
     """L, the steps of a sequence in training, for a network with memory; divides T."""
 
     def __post_init__(self) -> None:
-        """Begin without observations [E, *O]: the first segment starts the environments."""
         agent, num_envs = self.agent, self.envs.num_envs
-        self.obs: np.ndarray | None = None  # where the next segment starts, like the two below
+        self.obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None: the environments must start
         self.memory = agent.start(num_envs) if agent.state_size else None  # [E, S]
         self._discounted_returns = np.zeros(num_envs)
 
@@ -93,9 +90,7 @@ class PPOSampler:
                 memory=_copy(self.memory),
                 **self.envs.open_episodes(),
             ),
-            open_actions=tuple(
-                segment.actions[_steps_since_reset(done[:, env]) :, env].copy() for env in range(self.envs.num_envs)
-            ),
+            open_actions=tuple(segment.actions[_open_since(own) :, env].copy() for env, own in enumerate(done.T)),
             episodes=tuple(log.episodes),
             statistics=seen,
             incidents=(*run.incidents[at], *log.incidents),
@@ -143,12 +138,8 @@ class _Collection:
         steps, envs, dtype = first.num_steps, first.envs, self._agent.spec.dtype
         distribution = self._agent.distribution
         rows = (len(samplers), steps, envs.num_envs)
-        self._noise = np.stack(
-            [
-                distribution.noise(sampler.noise(request.index), steps, envs.num_envs, dtype)
-                for sampler, request in zip(samplers, requests, strict=True)
-            ]
-        )
+        streams = [sampler.noise(request.index) for sampler, request in zip(samplers, requests, strict=True)]
+        self._noise = np.stack([distribution.noise(one, steps, envs.num_envs, dtype) for one in streams])
         self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
         for own, sampler in zip(self.obs, samplers, strict=True):
             own[0] = sampler.obs
@@ -170,9 +161,8 @@ class _Collection:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
         agent, values, states = self._agent, self._values, self.states
         one = len(self._envs) == 1  # a single sampler needs no leading axis: faster
-        obs, noise, actions, heads, valued = (
-            own[0] if one else own.swapaxes(0, 1) for own in (self.obs, self._noise, self._actions, self._heads, values)
-        )
+        arrays = self.obs, self._noise, self._actions, self._heads, values
+        obs, noise, actions, heads, valued = (own[0] if one else own.swapaxes(0, 1) for own in arrays)
         rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
         worlds = list(zip(self._envs, *rows, self.logs, strict=True))
         cut: list[tuple[int, int, int, np.ndarray, Any]] = []
@@ -234,7 +224,7 @@ class _Collection:
         segment = Segment(
             obs=agent.readable(obs),
             actions=actions,
-            logprobs=agent.log_prob(self._heads[s], actions),
+            logprobs=agent.distribution.log_prob(self._heads[s], actions),
             values=self._values[s],
             next_values=self._next_values[s],
             rewards=self._rewards[s],
@@ -270,7 +260,7 @@ def collect_together(
     return [sampler.finish(run, at) for at, sampler in enumerate(samplers)]
 
 
-def _steps_since_reset(done: np.ndarray) -> int:
+def _open_since(done: np.ndarray) -> int:
     """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
     ends = np.flatnonzero(done)
     return int(ends[-1]) + 1 if len(ends) else 0

@@ -1,4 +1,4 @@
-"""The seam of action distributions, and a gradient by autograd for those that do not write their own."""
+"""The seam of action distributions."""
 
 from __future__ import annotations
 
@@ -90,23 +90,18 @@ class Distribution(ABC):
 
     def evaluate(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
         """Return the `scores` of `actions` with their gradient: by autograd, unless a subclass writes it by hand."""
-        return by_autograd(self, head, actions)
+        import torch
 
+        with torch.enable_grad():
+            leaf = head.detach().requires_grad_()
+            scores = self.scores(leaf, actions)
 
-def by_autograd(distribution: Distribution, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Evaluation:
-    """Evaluate `actions` with autograd's gradient of `distribution.scores`."""
-    import torch
+        def gradients(by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float) -> TorchHead:
+            if not isinstance(by_entropies, torch.Tensor):
+                by_entropies = torch.full_like(scores[1], by_entropies)
+            return torch.autograd.grad(scores, leaf, (by_logprobs, by_entropies), retain_graph=True)[0]
 
-    with torch.enable_grad():
-        leaf = head.detach().requires_grad_()
-        scores = distribution.scores(leaf, actions)
-
-    def gradients(by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float) -> TorchHead:
-        if not isinstance(by_entropies, torch.Tensor):
-            by_entropies = torch.full_like(scores[1], by_entropies)
-        return torch.autograd.grad(scores, leaf, (by_logprobs, by_entropies), retain_graph=True)[0]
-
-    return Evaluation(scores[0].detach(), scores[1].detach(), gradients)
+        return Evaluation(scores[0].detach(), scores[1].detach(), gradients)
 
 
 def as_column(by_entropies: Float[Tensor, " rows"] | float) -> Float[Tensor, "rows 1"] | float:

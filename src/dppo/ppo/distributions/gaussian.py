@@ -45,31 +45,24 @@ class _Gaussian(Distribution):
     def mode(self, head: Head) -> Float[np.ndarray, "*rows A"]:
         return head[..., : self.size]
 
-    def normal_log_prob(self, head: Head, u: Float[np.ndarray, "*rows A"]) -> Numbers:
+    @override
+    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
         """Return log N(u) = sum(-((u - mean) / std)^2 / 2 - log std - log(2 pi) / 2)."""
         mean, log_std = head[..., : self.size], head[..., self.size :]
-        standardized = (u - mean) / np.exp(log_std)
+        standardized = (actions - mean) / np.exp(log_std)
         result: np.ndarray = (-0.5 * np.square(standardized) - (log_std + HALF_LOG_TWO_PI)).sum(axis=-1)
         return result
 
-    def normal_scores(self, head: TorchHead, u: Float[Tensor, "rows A"]) -> Scores:
-        """Return log N(u) and the entropy of u, differentiable with respect to `head`."""
+    @override
+    def scores(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Scores:
         mean, log_std = head[:, : self.size], head[:, self.size :]
-        z = (u - mean) / log_std.exp()
+        z = (actions - mean) / log_std.exp()
         logprobs = (-0.5 * z.square() - (log_std + HALF_LOG_TWO_PI)).sum(dim=1)
         return logprobs, (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
 
 
 class DiagonalGaussian(_Gaussian):
     """Independent normal variables (detail 25)."""
-
-    @override
-    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
-        return self.normal_log_prob(head, actions)
-
-    @override
-    def scores(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Scores:
-        return self.normal_scores(head, actions)
 
     @override
     def evaluate(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Evaluation:
@@ -109,7 +102,7 @@ class SquashedGaussian(_Gaussian):
     def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
         """Return log N(u) - sum(log(1 - tanh(u)^2))."""
         slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `_log_slope`
-        result: np.ndarray = self.normal_log_prob(head, actions) - slope.sum(axis=-1)
+        result: np.ndarray = super().log_prob(head, actions) - slope.sum(axis=-1)
         return result
 
     @override
@@ -118,7 +111,7 @@ class SquashedGaussian(_Gaussian):
 
         The expectation has no closed form. It is computed by Gauss-Hermite quadrature, so it needs no samples.
         """
-        logprobs, entropies = self.normal_scores(head, actions)
+        logprobs, entropies = super().scores(head, actions)
         mean, std = head[:, : self.size], head[:, self.size :].exp()
         nodes, weights = (head.new_tensor(values) for values in _quadrature())
         drawn = mean.unsqueeze(2) + std.unsqueeze(2) * nodes

@@ -1,4 +1,4 @@
-"""Several independent distributions, side by side."""
+"""Several independent distributions, side by side; and the distribution that fits given actions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
+from dppo.ppo.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Shaped
@@ -92,3 +95,16 @@ class Joint(Distribution):
 
 def _columns(array: Any, sizes: list[int]) -> list[Any]:
     return [array[..., start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+
+
+def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> Distribution:
+    """Return the distribution over `actions`; the std of real-valued ones may depend on the state."""
+    if isinstance(actions, DiscreteActions):
+        return Categorical(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return MultiCategorical(actions.counts)
+    if isinstance(actions, BoxActions):
+        kind = SquashedGaussian if actions.bounds == "squash" else DiagonalGaussian
+        return kind(actions.width, state_dependent_std)
+    assert isinstance(actions, NestedActions)
+    return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))

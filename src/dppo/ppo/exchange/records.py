@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dppo.ppo.exchange.normalizer import ObsScale, Statistics, ValueScale
-from dppo.ppo.exchange.readonly import ReadOnly
+from dppo.ppo.exchange.normalizer import ObsScale, ReadOnly, Statistics, ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt32

@@ -1,10 +1,14 @@
-"""Generalized advantage estimation."""
+"""The rewards that are learned from, and generalized advantage estimation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dppo.config.parts import PPO
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
@@ -48,3 +52,26 @@ def generalized_advantages(
         following = deltas[t] + discounts[t] * following
         advantages[t] = following
     return advantages
+
+
+def shaped_rewards(
+    rewards: Float[np.ndarray, "*any"], *, sign: bool, limit: float | None, scale: float
+) -> Float[np.ndarray, "*any"]:
+    """Return the sign of rewards, or rewards within +-`limit`; in either case times `scale`.
+
+    Only learning uses them: episode returns and metrics stay those of the raw rewards.
+
+    Source: Mnih et al. (2015), "Human-level control through deep reinforcement learning", for the sign.
+    """
+    if sign:
+        rewards = np.sign(rewards)
+    elif limit is not None:
+        rewards = np.clip(rewards, -limit, limit)
+    return rewards * scale
+
+
+def reward_shaping(ppo: PPO) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return what the settings do to rewards before they are normalized; None: nothing."""
+    if not ppo.sign_reward and ppo.clip_reward is None and ppo.scale_reward == 1:
+        return None
+    return partial(shaped_rewards, sign=ppo.sign_reward, limit=ppo.clip_reward, scale=ppo.scale_reward)

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf, normalized, scale_for, unprocessed_inputs
-from dppo.ppo.exchange.normalizer import CLIP, ObsScale
+from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
-from dppo.ppo.networks.building import zero_inputs
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
+from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import is_continuous, is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -127,17 +126,17 @@ COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_lengt
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
     """Return `sequences` sequences of `sequence_length` rows of zeros, to time an update with."""
-    rows, distribution, dtype = sequences * sequence_length, spec.distribution, getattr(torch, spec.dtype)
-    actions = torch.zeros(
-        (rows, *distribution.action_shape), dtype=getattr(torch, distribution.action_dtype(spec.dtype))
-    )
-    zeros = torch.zeros(rows, dtype=dtype)
-    recurrent = None
-    if spec.state_size:
-        states = torch.zeros((sequences, spec.state_size), dtype=dtype)
-        recurrent = RecurrentInputs(states, torch.zeros((sequences, sequence_length), dtype=torch.bool))
-    obs = zero_inputs(spec, rows)
-    return Batch(obs, actions, zeros, zeros, zeros, zeros, sequence_length=sequence_length, recurrent=recurrent)
+
+    def zeros(*shape: int, dtype: str = spec.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    rows, of = sequences * sequence_length, spec.distribution
+    actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
+    states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
+    recurrent = states if spec.state_size else None
+    of_one = spec.spaces.obs if isinstance(spec, EncoderSpec | ModuleSpec) else np.dtype((spec.dtype, spec.obs_shape))
+    obs = _inputs(np.zeros((1, rows), of_one), np.dtype(spec.dtype), None, _flat_tensor)
+    return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
 def make_batch(
@@ -196,7 +195,7 @@ def make_batch(
         masks=None if first.masks is None else rows(merged("masks")),
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
-        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, dtype, obs_scale),
+        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
     )
 
 
@@ -206,24 +205,17 @@ def _merged(segments: Sequence[Segment], name: str, axis: int = 1) -> np.ndarray
 
 
 def _gae_inputs(
-    segments: Sequence[Segment],
-    estimate: Callable[..., np.ndarray],
-    valid: Bool[np.ndarray, "T envs"],
-    dtype: np.dtype[Any],
-    obs_scale: ObsScale | None,
+    segments: Sequence[Segment], estimate: Callable[..., np.ndarray], valid: np.ndarray, obs_scale: ObsScale | None
 ) -> GAEInputs:
     """Return what advantages are estimated from again; successors are in the order of the segments."""
-
-    def rows(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(in_sequences(array, 1))
-
     steps, envs, before = [], [], 0
     for segment in segments:
         step, env = np.nonzero(segment.followed)
         steps.append(step)
         envs.append(env + before)
         before += segment.valid.shape[1]
-    successors = _inputs(_merged(segments, "successors", axis=0)[None], dtype, obs_scale, rows)
+    merged = _merged(segments, "successors", axis=0)[None]
+    successors = _inputs(merged, segments[0].values.dtype, obs_scale, _flat_tensor)
     recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
@@ -236,7 +228,7 @@ def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> Recu
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
-    return RecurrentInputs(torch.from_numpy(in_sequences(_merged(segments, "states"), 1)), torch.from_numpy(starts))
+    return RecurrentInputs(_flat_tensor(_merged(segments, "states")), torch.from_numpy(starts))
 
 
 def _inputs(
@@ -253,6 +245,10 @@ def _inputs(
     inputs: Tensor | dict[str, Tensor]
     inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
     return inputs
+
+
+def _flat_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(in_sequences(array, 1))
 
 
 def in_sequences(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 

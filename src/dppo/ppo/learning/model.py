@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dppo.ppo.distributions import IMPOSSIBLE, Evaluation
+from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
 from dppo.ppo.networks.building import learning_network
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 
 
 class Scored(NamedTuple):
@@ -31,33 +30,25 @@ class PPOModel:
     """
 
     def __init__(
-        self,
-        spec: NetworkSpec,
-        seed: int,
-        *,
-        device: str = "cpu",
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        self, spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Draw the initial weights from `seed` alone; torch's global generator is left unchanged."""
+        """Draw the initial weights from `seed` alone."""
         self.spec = spec
         self.network = learning_network(spec, seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
 
     def forward(
-        self,
-        obs: Tensor | dict[str, Tensor],
-        actions: Tensor,
-        masks: Tensor | None = None,
-        recurrent: RecurrentInputs | None = None,
+        self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
     ) -> Scored:
-        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O].
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
 
         Args:
             masks: the actions that were allowed, [rows, H]; None if all were.
             recurrent: of the sequences that the rows are, for a network with memory.
         """
         head, values, residuals = self.network.forward(obs, recurrent)
-        head = _allowed(head, masks)
+        if masks is not None:  # the gradient of impossible logits is zero, because their probability is
+            head = torch.where(masks, head, IMPOSSIBLE)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
     def values(self, obs: Any, recurrent: RecurrentInputs | None = None) -> Tensor:
@@ -70,8 +61,7 @@ class PPOModel:
     ) -> Tensor:
         """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
         with torch.no_grad():
-            head = _allowed(self.network.forward(obs, recurrent)[0], masks)
-            return self.spec.distribution.evaluate(head, actions).logprobs.detach().clone()
+            return self.forward(obs, actions, masks, recurrent).policy.logprobs.clone()
 
     def backward(
         self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
@@ -82,8 +72,3 @@ class PPOModel:
         """
         by_head = scored.policy.gradients(by_logprobs, by_entropies)
         self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)
-
-
-def _allowed(head: Tensor, masks: Tensor | None) -> Tensor:
-    """Make the logits impossible that are not allowed. Their gradient is zero, because their probability is."""
-    return head if masks is None else torch.where(masks, head, IMPOSSIBLE)

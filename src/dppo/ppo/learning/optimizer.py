@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim.adam import adam
 
 from dppo.ppo.networks.parameters import FlatParameters
 
 ADAPTED = "learning_rate"  # its name in the state of the optimizer
+OPTIONS: dict[str, Any] = {"fused": True, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+OPTIONS |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-5}  # detail 3; torch's default for eps is 1e-8
 LOWEST, HIGHEST, FACTOR = 1e-5, 1e-2, 1.5
 
 
@@ -23,9 +28,6 @@ class FlatAdam:
     bookkeeping for many tensors and options takes a noticeable part of a small minibatch.
     """
 
-    BETA1, BETA2 = 0.9, 0.999
-    EPSILON = 1e-5  # detail 3; torch's default is 1e-8
-
     def __init__(self, parameters: FlatParameters) -> None:
         self._weights = parameters.weights.detach()
         self._gradient = parameters.gradient
@@ -37,22 +39,8 @@ class FlatAdam:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the weights in place from the stored gradient."""
-        adam(
-            [self._weights],
-            [self._gradient],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps],
-            fused=True,
-            lr=learning_rate,
-            beta1=self.BETA1,
-            beta2=self.BETA2,
-            eps=self.EPSILON,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
+        state = [self._mean], [self._square], list[Tensor](), [self._steps]
+        adam([self._weights], [self._gradient], *state, lr=learning_rate, **OPTIONS)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""

@@ -6,41 +6,29 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 
 class Parallel(Protocol):
-    """A group of ranks with equal models, each training on its own share of the rows."""
+    """A group of ranks with equal models, each training on its own share of the rows; as it stands, of a single one."""
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Allocate a vector of zeros in the memory that `sum_` is fastest on; all ranks call it together."""
+        return torch.zeros_like(tensor)
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks, equal to the bit on each."""
+        return
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the `tensor` of every rank, stacked in the order of ranks: [size, ...]."""
+        return tensor.unsqueeze(0)
 
 
 class Alone(Parallel):
     """A group of one trainer, with nothing to exchange."""
-
-    rank, size = 0, 1
-
-    @override
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        return torch.zeros_like(tensor)
-
-    @override
-    def sum_(self, tensor: Tensor) -> None:
-        pass
-
-    @override
-    def gather(self, tensor: Tensor) -> Tensor:
-        return tensor.unsqueeze(0)
 
 
 def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -78,13 +79,11 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
         ConfigError: there is none with one output.
     """
     found: dict[int, dict[str, slice]] = {}
-    start = 0
-    for name, shape in spec.shapes().items():
-        end = start + math.prod(shape)
+    shapes = spec.shapes()
+    for (name, shape), end in zip(shapes.items(), accumulate(map(math.prod, shapes.values())), strict=True):
         match = LAST_LAYER.fullmatch(name)
         if match and shape[0] == 1:
-            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(start, end)
-        start = end
+            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(end - math.prod(shape), end)
     last = found[max(found)] if found else {}
     if set(last) != {"weight", "bias"}:
         raise ConfigError(

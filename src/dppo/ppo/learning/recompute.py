@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.exchange.normalizer import ValueScale
+from dppo.ppo.exchange.normalizer import ValueScale, each_leaf
 from dppo.ppo.learning.batch import Batch, GAEInputs, in_sequences
+from dppo.ppo.learning.model import PPOModel
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
@@ -20,39 +19,33 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 MOST_IMPORTANCE = 2.0
 
 
-def with_new_advantages(
-    batch: Batch, inputs: GAEInputs, values_of: Callable[..., Tensor], rows: int, scale: ValueScale | None = None
-) -> Batch:
-    """Return the batch with advantages and returns by the values of `values_of`; the old values stay.
+def with_new_advantages(batch: Batch, model: PPOModel, rows: int, scale: ValueScale | None = None) -> Batch:
+    """Return the batch with advantages and returns by the values of `model`; the old values stay.
 
     Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
 
     With memory, sequences and successors start from the states that were stored with them, as in training.
 
     Args:
-        values_of: maps observations, and their `RecurrentInputs` where there is memory, to values.
         rows: most observations to pass to it at once.
-        scale: the unit of `values_of` and of the returns in the batch; None: that of rewards.
+        scale: the unit of the values of `model` and of the returns in the batch; None: that of rewards.
     """
-    device = batch.logprobs.device
+    inputs, device = batch.gae_inputs, batch.logprobs.device
+    assert inputs is not None, "the batch keeps nothing to estimate advantages from"
 
     def successors_from(start: int) -> Tensor:
         def part(leaf: Tensor) -> Tensor:
             return leaf[start : start + rows].to(device)
 
         recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
-        return values_of(each_leaf(inputs.successors, part), recurrent)
+        return model.values(each_leaf(inputs.successors, part), recurrent)
 
-    values = torch.cat([values_of(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
+    values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
-    advantages, returns = (
-        torch.from_numpy(estimate).to(device)
-        for estimate in estimated_again(
-            inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length
-        )
-    )
+    again = estimated_again(inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length)
+    advantages, returns = (torch.from_numpy(estimate).to(device) for estimate in again)
     return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
 
 
@@ -71,7 +64,7 @@ def estimated_again(
     return in_sequences(advantages, sequence_length), in_sequences(returns, sequence_length)
 
 
-def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows: int) -> Batch:
+def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
     """Return the batch with ratios measured from the current policy, and weights that correct for the older one.
 
         L = mean(max(-w A r, -w A clip(r, 1 - c, 1 + c)))        r = pi / pi_now        w = min(pi_now / pi_old, 2)
@@ -83,12 +76,11 @@ def from_current_policy(batch: Batch, log_probs_of: Callable[..., Tensor], rows:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
     Args:
-        log_probs_of: maps observations, actions, masks, and the `RecurrentInputs` of a network with memory, to
-            log-probabilities under `pi_now`.
+        model: `pi_now`.
         rows: most rows to pass to it at once.
     """
     pieces = batch.pieces(rows)
-    now = torch.cat([log_probs_of(piece.obs, piece.actions, piece.masks, piece.recurrent) for piece in pieces])
+    now = torch.cat([model.log_probs(piece.obs, piece.actions, piece.masks, piece.recurrent) for piece in pieces])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

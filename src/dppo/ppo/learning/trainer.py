@@ -65,7 +65,6 @@ class PPOTrainer:
     """L, the steps of each sequence of a batch."""
 
     def __post_init__(self, parallel: Parallel | None) -> None:
-        """Create the optimizer for the parameters of the model."""
         self._parallel = parallel or Alone()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
@@ -95,13 +94,12 @@ class PPOTrainer:
         Raises:
             TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
         """
-        if self.device.type != "cpu":
-            batch = batch.to(self.device)
+        batch = batch.to(self.device)
         if self._parallel.size > 1:
             batch = weighted_on_all(batch, self._parallel)
         explained_variance = self._explained_variance(batch)
         if lagged:
-            batch = from_current_policy(batch, self.model.log_probs, self._rows_at_once(batch))
+            batch = from_current_policy(batch, self.model, self._rows_at_once(batch))
         ppo = annealed(self.ppo, share)
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
@@ -118,8 +116,7 @@ class PPOTrainer:
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
             if number and batch.gae_inputs is not None:
-                values_of, rows_at_once = self.model.values, self._rows_at_once(batch)
-                batch = with_new_advantages(batch, batch.gae_inputs, values_of, rows_at_once, self._value_scale())
+                batch = with_new_advantages(batch, self.model, self._rows_at_once(batch), self._value_scale())
             epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.default.mlp_numpy import NumpyMLP
+from dppo.ppo.networks.default.mlp import MLPSpec, NumpyMLP
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.memory.memory_mlp import NumpyMemoryMLP
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec
@@ -58,17 +55,3 @@ def learning_network(
     module = quick(settled(lambda: spec.module(seed), name).to(device))
     assert list(shapes_of(module).items()) == list(spec.shapes().items()), "module and spec differ"
     return Autograd(module, module.parameters(), zeros_like)
-
-
-def zero_inputs(spec: NetworkSpec, rows: int) -> Any:
-    """Return observations of zeros, as a batch holds them; imports torch."""
-    import torch
-
-    def zeros(leaf: np.dtype[Any]) -> Tensor:
-        dtype = spec.dtype if leaf.base.kind == "f" else leaf.base
-        return torch.from_numpy(np.zeros((rows, *leaf.shape), dtype))
-
-    if not isinstance(spec, EncoderSpec | ModuleSpec):
-        return zeros(np.dtype((spec.dtype, spec.obs_shape)))
-    named = {name: zeros(leaf) for name, leaf in spec.spaces.leaves().items()}
-    return named if spec.spaces.obs.names is not None else named[""]

@@ -64,7 +64,8 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     )
     hidden = "" if _is_cnn_alone(spaces, encoder) else _hidden(network)
     trunks = "one each for policy and value" if separate else "shared by policy and value"
-    words = f"{_encoders(spaces, encoder)}{hidden}{_memory(network)}, {trunks}"
+    memory = {"none": "", "gru": ", a GRU of {} units", "lstm": ", an LSTM of {} units"}[network.memory]
+    words = f"{_encoders(spaces, encoder)}{hidden}{memory.format(network.memory_size)}, {trunks}"
     return Choice(EncoderSpec.of(spaces, layers, network.dtype), words, _observed(spaces))
 
 
@@ -85,15 +86,12 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
-    """Return the encoder for all images of an observation; None if there are none.
-
-    Raises:
-        ConfigError: an image is too small for the one that was asked for.
-    """
-    images = [name for name, leaf in spaces.leaves().items() if is_image(leaf)]
+    """Return the encoder for all images of an observation, None without any; refuse one that needs larger images."""
+    images = {name: leaf.shape[-3:] for name, leaf in spaces.leaves().items() if is_image(leaf)}
     if not images:
         return None
-    small = [name for name in images if not _fits_nature(spaces.leaves()[name].shape)]
+    sides = {name: image[1:] if image[0] < image[2] else image[:2] for name, image in images.items()}
+    small = [name for name, of_image in sides.items() if min(of_image) < SMALLEST_FOR_NATURE]
     if network.image_encoder == "auto":
         return "grid" if small else "nature"
     if network.image_encoder == "nature" and small:
@@ -104,39 +102,23 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
     return network.image_encoder
 
 
-def _fits_nature(shape: tuple[int, ...]) -> bool:
-    image = shape[-3:]
-    return min(image[1:] if image[0] < image[2] else image[:2]) >= SMALLEST_FOR_NATURE
-
-
 def _is_cnn_alone(spaces: Spaces, encoder: str | None) -> bool:
     return spaces.obs.names is None and encoder not in (None, "flatten")
 
 
 def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> None:
     """Refuse settings other than the default that have no effect on the network for these spaces."""
-    without: dict[str, tuple[str, ...]] = {}
-    if encoder is None:
-        without["the observation has no image"] = ("image_encoder", "image_features")
-    if not list(boxes(spaces.actions)):
-        without[f"{spaces.actions} actions are not real numbers"] = ("state_dependent_std",)
-    if _is_cnn_alone(spaces, encoder):
-        why = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
-        without[why] = ("hidden_sizes", "activation", "layer_norm")
-    if encoder == "flatten":
-        without["image_encoder=flatten has no layers of its own"] = ("image_features",)
-    for reason, names in without.items():
-        for name in names:
-            if getattr(network, name) != default_of(name):
+    alone = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
+    without = (
+        (encoder is None, "image_encoder image_features", "the observation has no image"),
+        (not list(boxes(spaces.actions)), "state_dependent_std", f"{spaces.actions} actions are not real numbers"),
+        (_is_cnn_alone(spaces, encoder), "hidden_sizes activation layer_norm", alone),
+        (encoder == "flatten", "image_features", "image_encoder=flatten has no layers of its own"),
+    )
+    for applies, names, reason in without:
+        for name in names.split():
+            if applies and getattr(network, name) != default_of(name):
                 raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave `{name}` out.")
-
-
-# ------------------------------------------------------------------ in words
-
-
-def _memory(network: Network) -> str:
-    kind = {"none": "", "gru": ", a GRU", "lstm": ", an LSTM"}[network.memory]
-    return kind and f"{kind} of {network.memory_size} units"
 
 
 def _hidden(network: Network) -> str:

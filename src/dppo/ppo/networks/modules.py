@@ -12,10 +12,9 @@ from torch import Tensor, jit, nn
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs
+from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.recurrent_inputs import RecurrentInputs
 from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
@@ -62,11 +61,8 @@ class TorchActing(ActingNetwork):
                 self._rows[name] = self._inputs[name].numpy()
             np.copyto(self._rows[name], leaf)
         inputs: Any = self._inputs.get("", self._inputs)
-        if (
-            torch.get_default_dtype() is self._dtype
-            and torch.get_num_threads() == 1
-            and matmul_precision() == "highest"
-        ):
+        undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
+        if undisturbed and matmul_precision() == "highest":
             return self._outputs(inputs, state)
         with default_dtype(self._dtype), exact_on(1):
             return self._outputs(inputs, state)
@@ -93,16 +89,11 @@ class Autograd(LearningNetwork):
         parameters: Iterable[nn.Parameter],
         zeros_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Move the `parameters` of `module` into one vector: see `FlatParameters`."""
         self.parameters = FlatParameters(parameters, zeros_like)
         self._module = module
         self._dtype = self.parameters.weights.dtype
         self._reads_bytes = getattr(module, "reads_bytes", False)
-        self._lower: torch.dtype | None = None
-
-    def compute_in(self, lower: torch.dtype) -> None:
-        """Run the layers in the precision `lower` from now on; weights and outputs keep theirs."""
-        self._lower = lower
+        self.lower: torch.dtype | None = None  # precision of the layers, where weights and outputs have a higher one
 
     @override
     def forward(
@@ -110,10 +101,10 @@ class Autograd(LearningNetwork):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         with torch.enable_grad(), default_dtype(self._dtype):
-            if self._lower is None:
+            if self.lower is None:
                 head, values = self._outputs(obs, recurrent)
             else:
-                with torch.autocast(self.parameters.weights.device.type, self._lower):
+                with torch.autocast(self.parameters.weights.device.type, self.lower):
                     head, values = self._outputs(obs, recurrent)
                 head, values = head.to(self._dtype), values.to(self._dtype)
         return head.detach(), values.detach(), (head, values)
@@ -163,9 +154,6 @@ def quick(module: nn.Module) -> nn.Module:
     return module
 
 
-# ------------------------------------------------------------------ bfloat16
-
-
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
     """Run the layers of `network` in bfloat16 from now on; its weights, gradients and outputs stay float32.
 
@@ -192,7 +180,7 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
             f"precision=bfloat16: {torch.cuda.get_device_name()} has no instructions for bfloat16, which came with "
             f"NVIDIA's Ampere. Use `precision=float32`."
         )
-    network.compute_in(torch.bfloat16)
+    network.lower = torch.bfloat16
 
 
 def cpu_has_bfloat16() -> bool:

@@ -24,12 +24,7 @@ class FlatParameters:
     def __init__(
         self, parameters: Iterable[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Move `parameters` into one vector.
-
-        Args:
-            parameters: all of the module's, in the order of the vector.
-            zeros_like: allocates the vector of gradients; None means `torch.zeros_like`.
-        """
+        """Move `parameters`, all of a module, into one vector; `zeros_like` allocates that of the gradients."""
         parameters = list(parameters)
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
         self.gradient = (zeros_like or torch.zeros_like)(self.weights.detach())

@@ -1,20 +1,16 @@
-"""Context managers for process-wide settings of torch; torch is imported when used."""
+"""Context managers for process-wide settings of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
-    import torch
-
     before = torch.get_default_dtype()
     if before == dtype:
         yield
@@ -29,8 +25,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @contextmanager
 def exact_on(threads: int) -> Iterator[None]:
     """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
-    import torch
-
     threads_before, precision_before = torch.get_num_threads(), matmul_precision()
     if threads_before != threads:
         torch.set_num_threads(threads)
@@ -47,8 +41,6 @@ def exact_on(threads: int) -> Iterator[None]:
 
 def matmul_precision() -> str | None:
     """Return torch's precision of float32 products; None if it was set for one backend alone, and has no name."""
-    import torch
-
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -52,12 +52,7 @@ class HandwrittenMLP(LearningNetwork):
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(
-        self,
-        spec: MLPSpec,
-        seed: int,
-        *,
-        device: str = "cpu",
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        self, spec: MLPSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """Draw the initial weights from `seed`; arguments as those of `learning_network`."""
         named = {name: nn.Parameter(weights.to(device)) for name, weights in initial_weights(spec, seed).items()}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.distributions import distribution_of
-from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.distributions.joint import distribution_of
+from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.encoders.encoders import CNN, SQRT2, encoder_of, orthogonal
 from dppo.ppo.networks.encoders.torch_layers import Output
 from dppo.ppo.networks.layers import Layers

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
@@ -49,7 +50,7 @@ class EncoderSpec(NetworkSpec):
 
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes_of_numpy() if self.acts_in_numpy else self._shapes_of_module
+        return self._shapes
 
     def module(self, seed: int) -> nn.Module:
         """Build the module on the CPU with weights drawn from `seed`; imports torch."""
@@ -60,12 +61,11 @@ class EncoderSpec(NetworkSpec):
         return drawn(lambda: EncoderNetwork(self.spaces, head_size, **layers), seed, self.dtype)
 
     @cached_property
-    def _shapes_of_module(self) -> dict[str, tuple[int, ...]]:
-        from dppo.ppo.networks.parameters import shapes_of
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        if not self.acts_in_numpy:
+            from dppo.ppo.networks.parameters import shapes_of
 
-        return shapes_of(self.module(0))
-
-    def _shapes_of_numpy(self) -> dict[str, tuple[int, ...]]:
+            return shapes_of(self.module(0))
         layers, free = self.layers, self.distribution.free_size
         units, gates = layers.memory_size, GATES[layers.memory] * layers.memory_size
         shapes: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}

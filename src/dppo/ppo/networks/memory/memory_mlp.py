@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.networks.default.mlp_numpy import LastLayers, StackedLayers
+from dppo.ppo.networks.default.mlp import LastLayers, StackedLayers
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.network import ActingNetwork, Outputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
+
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class NumpyMemoryMLP(ActingNetwork):
@@ -32,8 +35,7 @@ class NumpyMemoryMLP(ActingNetwork):
         named, layers = self._spec.unflatten(weights), self._spec.layers
         prefixes = [f"{trunk}body.hidden." for trunk in layers.trunks]
         self._hidden = StackedLayers(named, prefixes, 2 * len(layers.hidden_sizes), layers.activation)
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        cells = [{name: named[f"{trunk}memory.{name}"] for name in names} for trunk in layers.trunks]
+        cells = [{name: named[f"{trunk}memory.{name}"] for name in PARAMETERS} for trunk in layers.trunks]
         self._cells = numpy_cells(layers.memory, cells)
         self._outputs = LastLayers(named, "policy", "value")
 
@@ -47,18 +49,35 @@ class NumpyMemoryMLP(ActingNetwork):
         return Outputs(*self._outputs.of(h), after.swapaxes(-2, -3).reshape(state.shape))
 
 
-class NumpyCells(Protocol):
-    """One step of K cells side by side, each with its own inputs and weights.
+class NumpyCells(ABC):
+    """K cells side by side, each with its own inputs and weights.
 
     Each group of rows has a matrix product of its own, so that leading axes do not change a single bit. The gates that
     go through a sigmoid come first and have halved weights: sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one call of
     tanh serves all gates.
     """
 
+    gates: tuple[int, ...]
+    """The gates, by their numbers in torch; all but the last go through a sigmoid."""
+
+    def __init__(self, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Copy the parameters of each cell, which are given by torch's names."""
+
+        def ordered(gates: np.ndarray) -> np.ndarray:
+            gates = gates.reshape(len(self.gates), -1, *gates.shape[1:])[list(self.gates)]
+            gates[:-1] /= 2
+            return gates.reshape(-1, *gates.shape[2:])
+
+        self._by_x, self._by_h, self._bias, self._h_bias = (  # [K, inputs, gates], for biases [K, 1, gates]
+            np.stack([np.atleast_2d(ordered(one[name]).T) for one in parameters]) for name in PARAMETERS
+        )
+        self._size = self._by_h.shape[1]
+
+    @abstractmethod
     def step(
         self, inputs: Float[np.ndarray, "*samplers K rows I"], state: Float[np.ndarray, "*samplers K rows S"]
     ) -> tuple[Float[np.ndarray, "*samplers K rows H"], Float[np.ndarray, "*samplers K rows S"]]:
-        """Return outputs and new states; `state` is not changed."""
+        """Return outputs and new states after one step; `state` is not changed."""
 
 
 def numpy_cells(kind: str, parameters: Sequence[Mapping[str, np.ndarray]]) -> NumpyCells:
@@ -69,15 +88,14 @@ def numpy_cells(kind: str, parameters: Sequence[Mapping[str, np.ndarray]]) -> Nu
 class NumpyLSTM(NumpyCells):
     """`torch.nn.LSTMCell`; the state is h and c side by side."""
 
+    gates = 0, 1, 3, 2  # i, f, o, g
+
     def __init__(self, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
-        self._by_x = _stacked(parameters, "weight_ih", _lstm_order)
-        self._by_h = _stacked(parameters, "weight_hh", _lstm_order)
-        self._bias = np.stack([_lstm_order(one["bias_ih"] + one["bias_hh"])[None] for one in parameters])
-        self._size = self._by_h.shape[1]
+        super().__init__(parameters)
+        self._bias += self._h_bias
 
     @override
     def step(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return h [..., K, rows, H] and the new states [..., K, rows, 2 H]."""
         size = self._size
         gates = inputs @ self._by_x
         gates += state[..., :size] @ self._by_h
@@ -97,17 +115,10 @@ class NumpyLSTM(NumpyCells):
 class NumpyGRU(NumpyCells):
     """`torch.nn.GRUCell`; the state is h."""
 
-    def __init__(self, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
-        self._by_x = _stacked(parameters, "weight_ih", _gru_order)
-        self._by_h = _stacked(parameters, "weight_hh", _gru_order)
-        self._bias, self._h_bias = (
-            np.stack([_gru_order(one[name])[None] for one in parameters]) for name in ("bias_ih", "bias_hh")
-        )
-        self._size = self._by_h.shape[1]
+    gates = 0, 1, 2  # r, z, n
 
     @override
     def step(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return h [..., K, rows, H], twice: it is also the new state."""
         size = self._size
         gates = inputs @ self._by_x
         gates += self._bias
@@ -122,22 +133,3 @@ class NumpyGRU(NumpyCells):
         h = np.tanh(n)
         h += gates[..., size : 2 * size] * (state - h)
         return h, h
-
-
-def _stacked(
-    parameters: Sequence[Mapping[str, np.ndarray]], name: str, order: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Return the weights of all cells, [K, inputs, gates]."""
-    return np.stack([order(one[name]).T for one in parameters])
-
-
-def _lstm_order(gates: np.ndarray) -> np.ndarray:
-    """Return torch's gates i, f, g, o [4 H, ...] as i, f, o, g, the sigmoids' halved."""
-    i, f, g, o = np.split(gates, 4)
-    return np.concatenate([i / 2, f / 2, o / 2, g])
-
-
-def _gru_order(gates: np.ndarray) -> np.ndarray:
-    """Return torch's gates r, z, n [3 H, ...], the sigmoids' halved."""
-    r, z, n = np.split(gates, 3)
-    return np.concatenate([r / 2, z / 2, n])

@@ -39,15 +39,11 @@ def over_time(
             return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
     if isinstance(cell, nn.GRUCell):
         gates = F.linear(inputs, cell.weight_ih, cell.bias_ih)
-        outputs: Tensor = _GRU.apply(  # type: ignore[no-untyped-call]
-            gates, cell.weight_hh, cell.bias_hh, state, starts
-        )
+        outputs: Tensor = _GRU.apply(gates, cell.weight_hh, cell.bias_hh, state, starts)  # type: ignore[no-untyped-call]
         return outputs, outputs[-1]
     gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
     h, c = state.chunk(2, dim=1)
-    outputs, last = _LSTM.apply(  # type: ignore[no-untyped-call]
-        gates, cell.weight_hh, h, c, starts
-    )
+    outputs, last = _LSTM.apply(gates, cell.weight_hh, h, c, starts)  # type: ignore[no-untyped-call]
     return outputs, torch.cat([outputs[-1], last], dim=1)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.parameters import drawn, shapes_of
 from dppo.ppo.networks.torch_state import default_dtype
 from dppo.spaces.spaces import Spaces, is_image
@@ -22,7 +22,6 @@ Inputs = Tensor | dict[str, Tensor]
 STEPS, ROWS = 4, 3  # of the trial passes
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
-COUNTS = {2: "two", 3: "three"}
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
@@ -130,20 +129,24 @@ class Contract:
                 f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
             )
 
-    # ------------------------------------------------------------------ trial passes
-
     def _check_rows(self, module: nn.Module) -> None:
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
 
-        def run(rows: int) -> tuple[Tensor, ...]:
+        def run(rows: int = ROWS) -> tuple[Tensor, ...]:
             shapes = ((rows, self.head_size), "[rows, head_size]"), ((rows,), f"[rows]; {SQUEEZE}")
             return self._outputs(module, (each_leaf(obs, lambda leaf: leaf[:rows]),), shapes)
 
-        first, again, alone = self._passes(module, [lambda: run(ROWS), lambda: run(ROWS), lambda: run(1)])
-        self._check_outputs(first, again, alone, tuple(one[:1] for one in first))
+        self._passes(module, [run, run, lambda: run(1)], slice(1))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
-        obs, state, starts = self._sequences(state_size)
+        """Check sequences of 3 rows, in two of which an episode starts."""
+        dtype = getattr(torch, self.dtype)
+        rows_of_obs = _made_up_inputs(self.spaces, STEPS * ROWS, dtype)
+        obs = each_leaf(rows_of_obs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:]))
+        generator = torch.Generator().manual_seed(0)
+        state = torch.randn((ROWS, state_size), generator=generator, dtype=torch.float32).to(dtype)
+        starts = torch.zeros((STEPS, ROWS), dtype=torch.bool)
+        starts[0, 1] = starts[2, 2] = True
 
         def run(
             steps: slice = slice(None), rows: slice = slice(None), *, before: Tensor = state, flags: Tensor = starts
@@ -161,31 +164,23 @@ class Contract:
                 after = results[-1][2]
             return torch.cat([one[0] for one in results]), torch.cat([one[1] for one in results]), after
 
-        first, none = slice(1), torch.zeros_like
-        calls = [run, run, lambda: run(rows=slice(1, 2)), in_turn]
+        first, none, second = slice(1), torch.zeros_like, slice(1, 2)
+        calls = [run, run, lambda: run(rows=second), in_turn]
         calls.append(lambda: run(first, flags=torch.ones_like(starts)))
         calls.append(lambda: run(first, before=none(state), flags=none(starts)))
-        one, again, alone, stepped, started, from_zero = self._passes(module, calls)
-        self._check_outputs(one[:2], again, alone, tuple(output[:, 1:2] for output in one))
+        one, _, _, stepped, started, from_zero = self._passes(module, calls, (slice(None), second))
         for found, expected, otherwise in ((started, from_zero, NOT_RESET), (stepped, one, NOT_STEPWISE)):
             for name, output, other in zip(OUTPUTS, found, expected, strict=True):
                 if not _close(output, other):
                     raise self._broken(f"its {name} {otherwise}")
 
-    def _sequences(self, state_size: int) -> tuple[Any, Tensor, Tensor]:
-        """Return random sequences of 3 rows, in two of which an episode starts: observations, state and starts."""
-        inputs = _made_up_inputs(self.spaces, STEPS * ROWS, getattr(torch, self.dtype))
-        state = torch.randn((ROWS, state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-        starts = torch.zeros((STEPS, ROWS), dtype=torch.bool)
-        starts[0, 1] = starts[2, 2] = True
-        return (
-            each_leaf(inputs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:])),
-            state.to(getattr(torch, self.dtype)),
-            starts,
-        )
+    def _passes(
+        self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any
+    ) -> list[tuple[Tensor, ...]]:
+        """Return the results of forward passes that leave the buffers unchanged.
 
-    def _passes(self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]]) -> list[tuple[Tensor, ...]]:
-        """Return the results of forward passes, after checking that they leave the buffers unchanged."""
+        Head and values of the first must equal those of the second, and at the index `row` those of the third.
+        """
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with torch.enable_grad():
             results = [call() for call in calls]
@@ -195,16 +190,22 @@ class Contract:
                     f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
                     f"would hold different values. Use LayerNorm or GroupNorm"
                 )
+        for name, output, again, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
+            if not torch.equal(output, again):
+                fact = "differ between two passes over the same observations. Remove dropout and noise"
+            elif not _close(alone, output[row]):
+                fact = "of one observation depend on the other rows of the batch. Process each row on its own"
+            elif not output.requires_grad:
+                fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
+            else:
+                continue
+            raise self._broken(f"its {name} {fact}")
         return results
 
     def _outputs(
         self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
     ) -> tuple[Tensor, ...]:
-        """Return what the module makes of `inputs` after checking type, shape and dtype.
-
-        Args:
-            expected: shape and a hint at the meaning of the axes, for each output.
-        """
+        """Return the outputs for `inputs`, each of an `expected` shape, which a hint at its axes follows."""
         dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
@@ -213,7 +214,7 @@ class Contract:
             raise self._broken(f"{called} raised {in_a_line(error)}{place_of(error)}") from error
         names = OUTPUTS[: len(expected)]
         if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True] * len(names)):
-            wanted = f"{COUNTS[len(names)]} tensors, {', '.join(names[:-1])} and {names[-1]}"
+            wanted = f"{'two' if len(names) == 2 else 'three'} tensors, {', '.join(names[:-1])} and {names[-1]}"
             kinds = [type(one).__name__ for one in outputs] if isinstance(outputs, tuple) else []
             kind = f"tuple of {', '.join(kinds) or 'nothing'}" if isinstance(outputs, tuple) else type(outputs).__name__
             raise self._broken(f"{called} returned a {kind}. Return {wanted}")
@@ -225,25 +226,6 @@ class Contract:
             if not torch.isfinite(output).all():
                 raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
         return outputs
-
-    def _check_outputs(
-        self,
-        outputs: tuple[Tensor, ...],
-        again: tuple[Tensor, ...],
-        alone: tuple[Tensor, ...],
-        of_row: tuple[Tensor, ...],
-    ) -> None:
-        """Check head and values: equal in a second pass, and of a row alone, which is `of_row` among others."""
-        for at, name in enumerate(OUTPUTS[: len(outputs)]):
-            if not torch.equal(outputs[at], again[at]):
-                fact = "differ between two passes over the same observations. Remove dropout and noise"
-            elif not _close(alone[at], of_row[at]):
-                fact = "of one observation depend on the other rows of the batch. Process each row on its own"
-            elif not outputs[at].requires_grad:
-                fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
-            else:
-                continue
-            raise self._broken(f"its {name} {fact}")
 
     def _broken(self, fact: str) -> ConfigError:
         return ConfigError(f"model={self.name}: {fact}.")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.distributions import Distribution, distribution_of
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 from dppo.user_code import import_path, imported
@@ -70,14 +71,8 @@ class ModuleSpec(NetworkSpec):
     def _contract(self) -> Contract:
         from dppo.ppo.networks.user.contract import Contract
 
-        return Contract(
-            model_class(self.model),
-            import_path(self.model),
-            self.kwargs,
-            self.spaces,
-            self.distribution.head_size,
-            self.dtype,
-        )
+        made_of, head_size = model_class(self.model), self.distribution.head_size
+        return Contract(made_of, import_path(self.model), self.kwargs, self.spaces, head_size, self.dtype)
 
     @override
     def as_json(self) -> dict[str, Any]:
