@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dppo.config import Config
-from dppo.config.parts import PPO, Env, Learners, Network, Sampling
-from dppo.config.sizes import Sizes
+from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 
-from dppo.config.parts import default_of
-from dppo.config.sizes import FlatSettings
+from dppo.config.parts import FlatSettings, default_of
 from dppo.errors import ConfigError, counted
 
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
@@ -66,11 +65,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
 
 
 def check(config: FlatSettings) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        ConfigError: describes the first contradiction, with its numbers and a remedy.
-    """
+    """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
     _check_sizes(config)
     _check_sequences(config)
     _check_minibatches(config)

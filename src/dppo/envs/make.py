@@ -26,11 +26,7 @@ ONE_AGENT = (
 
 
 def check_env_id(env_id: EnvId) -> None:
-    """Check that `env_id` names an environment, without creating one.
-
-    Raises:
-        ConfigError: it does not. The text has the closest known name, or the last line of a failed import.
-    """
+    """Raise ConfigError, with the closest known name or the last line of a failed import, if `env_id` names nothing."""
     if isinstance(env_id, str):
         _factory(env_id)
     elif not callable(env_id):
@@ -40,8 +36,7 @@ def check_env_id(env_id: EnvId) -> None:
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
-    Raises:
-        ConfigError: an argument cannot be copied, or the result is not a single Gymnasium environment.
+    Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment.
     """
     factory = env_id if callable(env_id) else _factory(env_id)
     env: Any = factory(**_own_copy(env_kwargs))
@@ -190,8 +185,7 @@ def check_display() -> None:
 def make_in_window(env_id: EnvId, env_name: str, env_kwargs: dict[str, Any]) -> Any:
     """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
 
-    Raises:
-        ConfigError: it is not one environment, or does not take a render_mode.
+    Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:

@@ -232,11 +232,7 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
 
 
 def actions_from_json(described: dict[str, Any]) -> Actions:
-    """Convert the result of `Actions.as_json` back.
-
-    Raises:
-        KeyError, TypeError, ValueError: `described` is not valid.
-    """
+    """Convert the result of `Actions.as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     ((kind, values),) = described.items()
     if kind == "discrete":
         return DiscreteActions(**values)

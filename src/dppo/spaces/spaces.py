@@ -118,11 +118,6 @@ def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
     return {name: leaf for name, leaf, is_leaf in walk(tree, parts) if is_leaf}
 
 
-def with_mask(obs: np.dtype[Any], size: int) -> np.dtype[Any]:
-    """Return the dtype of an observation with an action mask of `size` choices beside it."""
-    return np.dtype([("obs", obs), (MASK, np.bool_, (size,))])
-
-
 def without_mask(obs: np.ndarray, source: MaskSource) -> np.ndarray:
     """Return a view of observations [...], stored with masks from `source`, without these."""
     if source != "leaf":
@@ -159,11 +154,7 @@ def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
-    """Convert the result of `dtype_as_json` back to a dtype.
-
-    Raises:
-        KeyError, TypeError, ValueError: `described` is not valid.
-    """
+    """Convert the result of `dtype_as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     if "leaves" in described:
         return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
     return np.dtype((described["dtype"], tuple(described["shape"])))  # with shape () this is the scalar dtype itself

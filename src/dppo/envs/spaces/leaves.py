@@ -46,16 +46,10 @@ def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
     return found
 
 
-def one_of_names(space: gym.Space[Any]) -> tuple[str, ...]:
-    """Return the names of the OneOf spaces in `space`."""
-    return tuple(name for name, part, _ in walk(space, space_parts) if isinstance(part, gym.spaces.OneOf))
-
-
 def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
     """Return the names in `drop_obs` in dotted form; "a/b" is accepted for "a.b".
 
-    Raises:
-        ConfigError: one of them is not a part of the observation, or nothing is left.
+    Raise ConfigError if one of them is not a part of the observation, or nothing is left.
     """
     if not drop_obs:
         return ()
@@ -65,7 +59,7 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
         if name not in known and name.replace("/", ".") not in known:
             raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")
         found.append(name if name in known else name.replace("/", "."))
-    kept = [leaf for leaf in all_leaves if not any(_is_in(leaf, one) for one in found)]
+    kept = leaf_spaces(space, found)
     if not kept:
         raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
     empty = [part for part in sorted(known - set(found)) if not any(_is_in(leaf, part) for leaf in kept)]
@@ -75,8 +69,7 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
 def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
     """Return the names of the leaves of floats that `norm_obs_keys` selects; None for all.
 
-    Raises:
-        ConfigError: one of them is not a part of the observation, or holds no floats.
+    Raise ConfigError if one of them is not a part of the observation, or holds no floats.
     """
     if not norm_obs_keys:
         return None
