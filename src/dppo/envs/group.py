@@ -42,7 +42,7 @@ class EnvGroup:
         drop_bad_steps: bool = False,
         first_segment: FirstSegment | None = None,
     ) -> None:
-        """Take over `envs`.
+        """Take over `envs`; raise EnvironmentFault if their spaces differ.
 
         Args:
             episode_seed: of the index of the environment and of the episode.

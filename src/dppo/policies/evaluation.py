@@ -139,22 +139,20 @@ def _find_player(
     trust: bool,
 ) -> _Player:
     """Return the policy and its environment; import nothing that only a run's folder names, unless it is trusted."""
-    if env is not None and _is_made(env) and env_kwargs is not None:
+    if _is_made(env) and env_kwargs is not None:
         raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
-    if isinstance(policy, Result):  # this process has just run its code
-        return _player_of_run(policy.checkpoint, env, env_kwargs, model, trust=True)
-    if not isinstance(policy, Policy):
-        return _player_of_run(Path(policy), env, env_kwargs, model, trust=trust)
-    if env is None:
-        raise ConfigError("env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy.")
-    if model is not None:
-        raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
-    return _Player(policy, env, dict(env_kwargs or {}))
-
-
-def _player_of_run(
-    run: Path, env: Any, env_kwargs: Mapping[str, Any] | None, model: ModelClass | None, *, trust: bool
-) -> _Player:
+    if isinstance(policy, Policy):
+        if env is None:
+            raise ConfigError(
+                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
+            )
+        if model is not None:
+            raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
+        return _Player(policy, env, dict(env_kwargs or {}))
+    if isinstance(policy, Result):
+        run, trust = policy.checkpoint, True  # this process has just run its code
+    else:
+        run = Path(policy)
     found = read(run)
     own = model_name(found)
     if model is not None and own is None:

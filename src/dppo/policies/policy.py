@@ -194,7 +194,7 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
 
 
 def read(path: str | Path) -> Found:
-    """Return a run's newest good checkpoint, or the one at `path`, and import nothing; raise CheckpointError."""
+    """Return a run's newest good checkpoint, or the one at `path`, importing nothing; raise CheckpointError if none."""
     found = find(Path(path))
     for problem in found.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
@@ -240,10 +240,10 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
 
 def spaces_summary(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
-    counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
-    coded = f" of {sum(counts.values()):,} categories" if counts else ""
-    masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
-    masks = masked.get(spaces.mask, " with masks from info")
+    count = sum(sum(of.counts) for of in spaces.categories.values())
+    coded = f" of {count:,} categories" if count else ""
+    sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}
+    masks = f" with masks from {sources[spaces.mask]}" if spaces.mask else ""
     return f"obs {_dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
 
 

@@ -99,11 +99,7 @@ def joined(name: str, part: str) -> str:
 
 
 def walk(tree: Any, parts: PartsOf = parts_of, name: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first.
-
-    Args:
-        parts: returns the parts of a part, for trees of another kind than `parts_of` knows.
-    """
+    """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first; `parts` finds them."""
     inner = parts(tree)
     yield name, tree, inner is None
     for part, one in inner or ():

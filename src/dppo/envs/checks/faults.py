@@ -47,9 +47,6 @@ def constructor_fault(owner: str, error: BaseException) -> EnvironmentFault:
     return EnvironmentFault(text, user_traceback(error))
 
 
-# ------------------------------------------------------------------ results
-
-
 def reward_of(returned: Any) -> float:
     """Convert a reward to a float; raise BadResult if it is not a finite number, or too large to learn from."""
     try:

@@ -15,10 +15,7 @@ NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.sp
 
 
 def space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
-    """Return name and space of each part of a nested space; None for a leaf.
-
-    A OneOf has the number of its branch as its first part.
-    """
+    """Return name and space of each part of a nested space, of a OneOf first the number of its branch; else None."""
     if isinstance(space, gym.spaces.OneOf):
         return [("branch", gym.spaces.Discrete(len(space.spaces))), *(parts_of(space.spaces) or ())]
     return parts_of(space.spaces) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
@@ -39,10 +36,9 @@ def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
     """Return the categories of each leaf that holds some, by name."""
     found = {}
     for name, leaf in leaves(space, space_parts).items():
-        if isinstance(leaf, gym.spaces.Discrete):
-            found[name] = Categories((int(leaf.n),), (int(leaf.start),))
-        elif isinstance(leaf, gym.spaces.MultiDiscrete):
-            found[name] = Categories(tuple(leaf.nvec.ravel().tolist()), tuple(leaf.start.ravel().tolist()))
+        if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            counts = leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec
+            found[name] = Categories(*(tuple(np.ravel(numbers).tolist()) for numbers in (counts, leaf.start)))
     return found
 
 
@@ -98,9 +94,6 @@ def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
         return f"It is a single array, which has no names: leave `{setting}` out."
     return f"Its leaves are {', '.join(names)}."
-
-
-# ------------------------------------------------------------------ in messages
 
 
 def short(space: Any, most: int = 80) -> str:

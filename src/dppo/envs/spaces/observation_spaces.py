@@ -78,9 +78,6 @@ def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
         )
 
 
-# ------------------------------------------------------------------ space -> dtype
-
-
 def dtype_of(
     space: gym.Space[Any], name: str = "", drop: Collection[str] = (), floats: str = "float32"
 ) -> np.dtype[Any]:
@@ -89,10 +86,7 @@ def dtype_of(
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
     dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
     OneOf "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
-    of a Box that float32 cannot tell apart.
-
-    Raises:
-        ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
+    of a Box that float32 cannot tell apart. Raise ConfigError for a leaf that is not an array of numbers, or has none.
     """
     parts = space_parts(space)
     if parts is not None:
