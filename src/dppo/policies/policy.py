@@ -134,7 +134,7 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         ValueError: it is not an observation of `spaces`, with the reason.
     """
     try:
-        rows, single = _array(obs, spaces.returned) if spaces.returned.names is None else _packed(obs, spaces)
+        rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
     limits = []
@@ -149,7 +149,7 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     return rows, single
 
 
-def _array(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
+def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
     shape = np.shape(obs)
     single = shape == leaf.shape
     if not single and shape[1:] != leaf.shape:
@@ -158,7 +158,7 @@ def _array(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
     return rows[None] if single else rows, single
 
 
-def _packed(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
+def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     found, leaf = obs, spaces.returned
     while leaf.names is not None:  # the first leaf, whose axes say whether there are many
         found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])

@@ -1,4 +1,4 @@
-"""Every setting, in seven frozen records; each component gets the records that it needs, whole.
+"""Every setting, in seven frozen records and in a flat one; each component gets the records that it needs, whole.
 
 They are plain dataclasses because they travel to actors, which must not import pydantic. Names follow CleanRL where it
 has one.

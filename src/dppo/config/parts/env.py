@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dppo.config.field import setting
+from dppo.config.field import About, setting
 from dppo.user_code import import_path
 
 
@@ -14,11 +14,14 @@ from dppo.user_code import import_path
 class Env:
     """The environment."""
 
-    env_id: str | Callable[..., Any] = setting(
-        MISSING,
-        "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module registers; "
-        "module:factory, a function or class that returns an environment; or, in Python, any callable that does. "
-        "Modules are found in the current folder and among installed packages.",
+    env_id: str | Callable[..., Any] = field(  # not `setting`: type checkers see that it has no default
+        metadata={
+            "about": About(
+                "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module "
+                "registers; module:factory, a function or class that returns an environment; or, in Python, any "
+                "callable that does. Modules are found in the current folder and among installed packages."
+            )
+        }
     )
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
     on_bad_step: Literal["raise", "drop"] = setting(

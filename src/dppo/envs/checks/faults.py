@@ -64,7 +64,7 @@ def reward_of(returned: Any) -> float:
 def flag_of(returned: Any) -> bool:
     """Convert `terminated` or `truncated` to a bool; raise TypeError for others, which are more often a mistake."""
     if not isinstance(returned, bool | np.bool_):
-        raise TypeError  # `describe_bad_step` finds the words
+        raise TypeError(type(returned))  # the message is that of `describe_bad_step`
     return bool(returned)
 
 
