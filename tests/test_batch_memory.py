@@ -9,7 +9,7 @@ import pytest
 from builders import DISCRETE
 
 from dppo.config import Config
-from dppo.config.batch_memory import batch_memory_in_words, memory_of_this_machine
+from dppo.config.checks import batch_memory_in_words, memory_of_this_machine
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import Spaces
 
@@ -48,7 +48,7 @@ def test_the_memory_of_this_machine_is_found_and_limited_by_its_container(
     assert found is not None
     assert found > 10**8
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("dppo.config.batch_memory.CGROUP_LIMIT", limit)
+    monkeypatch.setattr("dppo.config.checks.CGROUP_LIMIT", limit)
     limit.write_text("1000000\n")
     assert memory_of_this_machine() == 1_000_000
     limit.write_text("max\n")

@@ -10,7 +10,7 @@ from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import constructor_fault
-from dppo.envs.checks.first_segment import FirstSegment
+from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all, make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces

@@ -13,8 +13,7 @@ from typing import Any
 
 from dppo.cluster import wire
 from dppo.config import Config
-from dppo.config.parts import PPO, Env, Learners, Network, Sampling
-from dppo.config.sizes import Sizes
+from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
 from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 

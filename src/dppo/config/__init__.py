@@ -1,13 +1,63 @@
-"""Settings: their parts, the checks across them, files, and what may change on resume.
+"""`Config`: all settings of a run, checked.
 
 Importing this loads neither pydantic nor yaml: parts travel to actors.
 """
 
-from dppo.config.config import Config, resolved
-from dppo.config.files import flattened, grouped, presets, read_settings
-from dppo.config.parts import PPO, Actors, Env, Learners, Network, Run, Sampling
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dppo.config.checks import check
+from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved
+from dppo.config.parts import PARTS, PPO, Actors, Env, FlatSettings, Learners, Network, Run, Sampling
 
 __all__ = [
     "PPO", "Actors", "Config", "Env", "Learners", "Network", "Run", "Sampling",
     "flattened", "grouped", "presets", "read_settings", "resolved",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Config(FlatSettings):
+    """Settings of one training run, checked before any process starts.
+
+    Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. A whole part
+    can be given as a record or a dict, and read as an attribute: `Config(env_id="CartPole-v1",
+    sampling={"num_steps": 64}).sampling`. `dataclasses.replace(config, seed=2)` returns a changed copy, checked again.
+
+    Raises:
+        ConfigError: has one line for each invalid setting, with its value, the reason and a remedy.
+    """
+
+    if TYPE_CHECKING:  # type checkers see the signature that dataclass generates, with the parts as keywords
+        env: Env = ...  # type: ignore[assignment]
+        sampling: Sampling = ...  # type: ignore[assignment]
+        ppo: PPO = ...  # type: ignore[assignment]
+        network: Network = ...  # type: ignore[assignment]
+        actors: Actors = ...  # type: ignore[assignment]
+        learners: Learners = ...  # type: ignore[assignment]
+        run: Run = ...  # type: ignore[assignment]
+    else:
+
+        def __init__(self, **settings: Any) -> None:
+            self.__dict__.update(draft(settings).__dict__)
+            check(self)
+            self.__dict__.update({name: PARTS[name](**own) for name, own in grouped(self.__dict__).items()})
+
+    @classmethod
+    def preset(cls, env_id: str, **settings: Any) -> Config:
+        """Return the settings tuned for `env_id`; `settings` replace some of them.
+
+        Raises:
+            ConfigError: there is no preset for `env_id`, or a setting is invalid.
+        """
+        return cls(**(preset(env_id) | {"env_id": env_id} | flattened(settings)))
+
+
+def draft(settings: Mapping[str, Any]) -> FlatSettings:
+    """Return settings that are not checked against each other yet; raise ConfigError if one of them is not valid."""
+    from dppo.config.values import validated  # imports pydantic, which an actor must not load
+
+    return FlatSettings(**validated(flattened(settings)))

@@ -1,16 +1,25 @@
-"""Checks across settings: sizes, the shares of several learners, and settings without effect."""
+"""Checks across settings: sizes, memory, the shares of several learners, and settings without effect."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dppo.config.parts import default_of
-from dppo.config.sizes import FlatSettings
+from dppo.config.parts import FlatSettings, default_of
 from dppo.errors import ConfigError, counted
 
+if TYPE_CHECKING:
+    from dppo.spaces.spaces import Spaces
+
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
+LARGE_BATCH = 256 * 10**6  # bytes
+COPIES = 2  # of each observation: in its segment, and in the batch; minibatches are cut one at a time
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 # fmt: off
 NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
@@ -66,13 +75,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
 
 
 def check(config: FlatSettings) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        ConfigError: describes the first contradiction, with its numbers and a remedy.
-    """
+    """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
     _check_sizes(config)
-    _check_sequences(config)
     _check_minibatches(config)
     _check_actors(config)
     _check_learners(config)
@@ -112,8 +116,8 @@ def _check_sizes(config: FlatSettings) -> None:
         )
 
 
-def _check_sequences(config: FlatSettings) -> None:
-    """Refuse sequences that do not fit into a segment, or into what goes through the network at once."""
+def _check_minibatches(config: FlatSettings) -> None:
+    """Refuse sequences that do not fit into a segment or a minibatch, and minibatches that do not fit the batch."""
     steps = config.sizes.sequence_length
     if config.num_steps % steps:
         near = sorted(_nearest_divisors(config.num_steps, steps))
@@ -127,9 +131,6 @@ def _check_sequences(config: FlatSettings) -> None:
                 f"{name}={rows} is less than a sequence of {steps} steps. Use a `{name}` of at least {steps}, or a "
                 f"smaller `sequence_length`."
             )
-
-
-def _check_minibatches(config: FlatSettings) -> None:
     if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
         raise ConfigError(
             f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
@@ -233,3 +234,42 @@ def _nearest_divisors(number: int, near: int, most: float = math.inf) -> list[in
     small = [n for n in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % n == 0]
     divisors = sorted({*small, *(number // n for n in small)})
     return sorted((n for n in divisors if n <= most), key=lambda n: abs(n - near))[:2]
+
+
+def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | None = None) -> str | None:
+    """Return the memory that observations take while a batch is trained on, in one sentence; None if that is little.
+
+    Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
+    """
+    each = spaces.obs.itemsize
+    total = COPIES * each * config.batch_size
+    if total < LARGE_BATCH:
+        return None
+    memory = memory or memory_of_this_machine()
+    facts = f"{config.batch_size:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
+    if config.num_learners == 0 and memory is not None and total > memory:
+        raise ConfigError(
+            f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
+            f"{facts}, once in segments and once in the batch, and this machine has {_bytes_in_words(memory)}. Lower "
+            f"`num_steps` or `num_samplers`."
+        )
+    shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
+    return f"Memory: {facts}, once in segments and once in the batch{shared}."
+
+
+def memory_of_this_machine() -> int | None:
+    """Return the bytes of memory that this process may use; None if that is not known."""
+    found = []
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(OSError, ValueError):
+        found.append(int(CGROUP_LIMIT.read_text()))  # "max" if there is no limit
+    return min(found, default=None)
+
+
+def _bytes_in_words(size: int) -> str:
+    """Return a number of bytes as 28.2 kB, 3.7 GB."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"

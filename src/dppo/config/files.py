@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dppo.config.parts import PARTS, names_of, settings_by_name
+from dppo.config.parts import PARTS, FlatSettings, names_of, settings_by_name
 from dppo.errors import ConfigError, unknown_name
 
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -20,8 +20,7 @@ OBJECT = "!python"  # key of the text that stands in for a Python object in a fi
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without groups: those of `{"sampling": {"num_steps": 64}}` are `{"num_steps": 64}`.
 
-    Raises:
-        ConfigError: a group is not a mapping, or a setting is in the wrong group or given twice.
+    Raise ConfigError if a group is not a mapping, or a setting is in the wrong group or given twice.
     """
     flat: dict[str, Any] = {}
     for name, value in settings.items():
@@ -70,12 +69,18 @@ def _plain(value: Any) -> Any:
     return {OBJECT: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML or TOML file, flat, not yet checked.
+def resolved(config: FlatSettings) -> dict[str, Any]:
+    """Return all settings as flat JSON values, with derived values in place of None where there is one."""
+    settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
+    return settings | {
+        "env_id": config.env_name,
+        "model": config.model_name,
+        "minibatch_size": config.minibatch_size or config.minibatch_rows,
+    }
 
-    Raises:
-        ConfigError: the file cannot be read, or does not contain settings.
-    """
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the flat, unchecked settings of a YAML or TOML file; raise ConfigError if it cannot be read as such."""
     import yaml
 
     if sys.version_info >= (3, 11):
@@ -103,11 +108,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return the settings tuned for an environment.
-
-    Raises:
-        ConfigError: there is no preset of this name.
-    """
+    """Return the settings tuned for an environment; raise ConfigError if there is no preset of this name."""
     known = presets()
     if name not in known:
         raise ConfigError(f"preset={unknown_name('preset', name, known)} Available: {', '.join(sorted(known))}.")

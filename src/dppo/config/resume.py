@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dppo.config import Config, draft, resolved
 from dppo.config.checks import without_effect
-from dppo.config.config import Config, draft, resolved
 from dppo.config.files import flattened, plain
 from dppo.config.parts import about, annealed, annealed_settings, default_of
 from dppo.errors import ConfigError
@@ -27,12 +27,8 @@ def leave_out_ineffective(settings: Mapping[str, Any], keep: Mapping[str, Any]) 
 def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int) -> tuple[str, ...]:
     """Return a sentence for each changed setting that affects the results of a resumed run.
 
-    Args:
-        before: the settings that `checkpoint` was made with, flat or in groups.
-        iteration: the number of iterations that were finished when it was written.
-
-    Raises:
-        ConfigError: a setting differs that must not change.
+    `checkpoint` was written with the settings `before`, flat or in groups, after `iteration` iterations. Raise
+    ConfigError if a setting differs that must not change.
     """
     notes = []
     for name, was, value in _changed(before, config):
@@ -64,14 +60,7 @@ def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, A
 
 
 def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
-    """Refuse settings that do not fit the weights and normalizers of `checkpoint`.
-
-    Args:
-        before: the settings that it was made with, flat or in groups.
-
-    Raises:
-        ConfigError: a setting differs that must not change.
-    """
+    """Raise ConfigError if settings do not fit the weights and normalizers of `checkpoint`, made with `before`."""
     for name, was, value in _changed(before, config):
         if not about(name).branch:
             raise ConfigError(

@@ -29,16 +29,13 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
-    """Refuse to run code that is named only by a file.
+    """Raise ConfigError if a setting would import code that is named only by a file.
 
     Args:
         stored: flat settings from a file.
         named: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
-
-    Raises:
-        ConfigError: a stored setting would import code; the message says which.
     """
     for name, action in code_named_by(stored).items():
         if name in named:

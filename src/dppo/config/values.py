@@ -16,11 +16,7 @@ from dppo.errors import ConfigError, unknown_name
 
 
 def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting, with its value converted to its own type.
-
-    Raises:
-        ConfigError: has one line for each setting that is unknown, missing or invalid.
-    """
+    """Return every setting, converted to its type; raise ConfigError with a line for each that is not valid."""
     try:
         model = _model()(**settings)
     except ValidationError as error:
@@ -33,7 +29,6 @@ def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _model() -> type[BaseModel]:
-    """Return a pydantic model of all settings, built from the parts."""
     fields: dict[str, Any] = {}
     for name in settings_by_name():
         kind, default = _checked_type(types_by_name()[name], about(name).limits), default_of(name)

@@ -64,12 +64,10 @@ class ActivityRecord:
         on_replay: Callable[[int, int], None] = lambda replayed, to_replay: None,
         on_step: Callable[[int], None] | None = None,
     ) -> None:
-        """Start a record.
+        """Write to `cells`, `CELLS` int64 that another process may read; None allocates private memory.
 
-        Args:
-            cells: `CELLS` int64 to write to, which another process may read; None allocates private memory.
-            on_replay: called after each replayed step with the number of steps replayed and to replay.
-            on_step: called after each env step with the number of steps made for the current question.
+        `on_replay` is called after each replayed step with the number of steps replayed and to replay, `on_step` after
+        each env step with the number of steps made for the current question.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay

@@ -47,8 +47,8 @@ class CheckedEnv:
         """Take over `env`, number `index` of a group; it has no episode yet.
 
         `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
+        `pack` converts an observation to the form in which it is stored; the caller may replace it later.
         """
-        # `pack` converts an observation to the form in which it is stored; the caller may replace it later.
         self._env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
         self.pack, self.episode, self.episode_return, self.length = pack, 0, 0.0, 0
@@ -117,13 +117,10 @@ class CheckedEnv:
             raise self._fault(phase, error) from None
 
     def checked_final(self, seen: np.ndarray) -> np.ndarray:
-        """Return the last observation of an episode as it is stored.
+        """Return the last observation of an episode as stored; raise EnvironmentFault if it cannot be learned from.
 
         It is not part of the segment, and so checked alone. No episode is dropped for it: with `on_bad_step=drop`, the
         step was checked before.
-
-        Raises:
-            EnvironmentFault: nothing can be learned from it.
         """
         returned = seen if self._masks is None else self._masks.as_returned(seen)
         stored = self._checks.stored(returned)

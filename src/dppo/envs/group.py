@@ -12,8 +12,7 @@ import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadStep
-from dppo.envs.checks.first_segment import FirstSegment
-from dppo.envs.checks.observations import Outside, SpaceChecks, place_in, quick_packer
+from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
@@ -43,16 +42,13 @@ class EnvGroup:
         drop_bad_steps: bool = False,
         first_segment: FirstSegment | None = None,
     ) -> None:
-        """Take over `envs`.
+        """Take over `envs`; raise EnvironmentFault if their spaces differ.
 
         Args:
             episode_seed: of the index of the environment and of the episode.
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
             first_segment: its diagnostics; None: those of a network that reads float32.
-
-        Raises:
-            EnvironmentFault: the environments have different spaces.
         """
         self.num_envs, self.obs, self._spaces = len(envs), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)

@@ -26,11 +26,7 @@ ONE_AGENT = (
 
 
 def check_env_id(env_id: EnvId) -> None:
-    """Check that `env_id` names an environment, without creating one.
-
-    Raises:
-        ConfigError: it does not. The text has the closest known name, or the last line of a failed import.
-    """
+    """Raise ConfigError, with the closest known name or the last line of a failed import, if `env_id` names nothing."""
     if isinstance(env_id, str):
         _factory(env_id)
     elif not callable(env_id):
@@ -40,8 +36,7 @@ def check_env_id(env_id: EnvId) -> None:
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
-    Raises:
-        ConfigError: an argument cannot be copied, or the result is not a single Gymnasium environment.
+    Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment.
     """
     factory = env_id if callable(env_id) else _factory(env_id)
     env: Any = factory(**_own_copy(env_kwargs))
@@ -80,39 +75,29 @@ def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _not_one_environment(env: Any) -> str | None:
     """Describe something that is not a single Gymnasium environment, with advice; return None if it is one."""
-    other = _other_kind(env)
-    if other:
-        return other
-    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
-    if isinstance(env, gym.Env) and missing:
-        return f"a {_class(env)} without {missing[0]}. Set self.{missing[0]} in its constructor."
-    if missing or not hasattr(env, "reset") or not hasattr(env, "step"):
-        return f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
-    return None
-
-
-def _other_kind(env: Any) -> str | None:
-    """Recognize environments for several agents, vector environments, those of dm_env, and functions."""
-    if inspect.isclass(env) or inspect.isroutine(env):
-        return f"{env!r}, which is not an environment. Return the result of calling it."
+    kind, is_env = f"{type(env).__module__}.{type(env).__qualname__}", isinstance(env, gym.Env)
     space = getattr(env, "observation_space", None)
     several = hasattr(env, "possible_agents") or hasattr(env, "agents")
-    if not isinstance(env, gym.Env) and (several or inspect.isroutine(space)):
-        return f"a PettingZoo environment ({_class(env)}), which has several agents. {ONE_AGENT}"
-    if any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
-        return f"a multi-agent environment of RLlib ({_class(env)}). {ONE_AGENT}"
-    if space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
-        return f"a dm_env environment ({_class(env)}). Wrap it with shimmy.DmControlCompatibilityV0."
-    if hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not isinstance(env, gym.Env)):
-        return (
-            f"a vector environment ({_class(env)}) of {env.num_envs}. Return a single environment, and set "
+    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    problem = None
+    if inspect.isclass(env) or inspect.isroutine(env):
+        problem = f"{env!r}, which is not an environment. Return the result of calling it."
+    elif not is_env and (several or inspect.isroutine(space)):
+        problem = f"a PettingZoo environment ({kind}), which has several agents. {ONE_AGENT}"
+    elif any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
+        problem = f"a multi-agent environment of RLlib ({kind}). {ONE_AGENT}"
+    elif space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
+        problem = f"a dm_env environment ({kind}). Wrap it with shimmy.DmControlCompatibilityV0."
+    elif hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not is_env):
+        problem = (
+            f"a vector environment ({kind}) of {env.num_envs}. Return a single environment, and set "
             f"`envs_per_sampler={env.num_envs}`."
         )
-    return None
-
-
-def _class(env: Any) -> str:
-    return f"{type(env).__module__}.{type(env).__qualname__}"
+    elif is_env and missing:
+        problem = f"a {kind} without {missing[0]}. Set self.{missing[0]} in its constructor."
+    elif missing or not hasattr(env, "reset") or not hasattr(env, "step"):
+        problem = f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
+    return problem
 
 
 def _factory(env_id: str) -> Callable[..., Any]:
@@ -190,24 +175,21 @@ def check_display() -> None:
 def make_in_window(env_id: EnvId, env_name: str, env_kwargs: dict[str, Any]) -> Any:
     """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
 
-    Raises:
-        ConfigError: it is not one environment, or does not take a render_mode.
+    Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
         env = make_env(env_id, {"render_mode": "human"} | env_kwargs)
     except Exception as error:
-        if asked and "render_mode" in str(error):
-            raise _no_window(env_name, f"does not take it ({in_a_line(error)})") from None
-        raise
-    if asked and getattr(env, "render_mode", None) is None:
+        if not (asked and "render_mode" in str(error)):
+            raise
+        fact = f"does not take it ({in_a_line(error)})"
+    else:
+        if not asked or getattr(env, "render_mode", None) is not None:
+            return env
         close_all([env])
-        raise _no_window(env_name, "returned an environment without it")
-    return env
-
-
-def _no_window(env_name: str, fact: str) -> ConfigError:
-    return ConfigError(
+        fact = "returned an environment without it"
+    raise ConfigError(
         f"render=True: passes render_mode='human', but {env_name} {fact}. Accept render_mode as an argument and pass "
         f"it on to the environment, or open the window in another way, through `env_kwargs`."
     )

@@ -19,10 +19,8 @@ METHOD = "action_masks"
 def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSetting) -> MaskSource | None:
     """Return where the masks of `env` come from; None if it has none, or they are not used.
 
-    The setting auto takes a leaf `action_mask` of a Dict observation, else the method `action_masks`.
-
-    Raises:
-        ConfigError: masks are asked for, and these actions cannot have any.
+    The setting auto takes a leaf `action_mask` of a Dict observation, else the method `action_masks`. Raise ConfigError
+    if masks are asked for, and these actions cannot have any.
     """
     choices = actions.choices
     if setting == "info":
@@ -71,11 +69,7 @@ class MaskReader:
         return stored
 
     def read(self, info: Any) -> np.ndarray:
-        """Return the mask [M] of the current state, whose `step` or `reset` returned `info`.
-
-        Raises:
-            BadResult: there is none, it has a wrong length, or allows no action.
-        """
+        """Return the mask [M] of the state that came with `info`; raise BadResult if there is none, or it is bad."""
         if self._method is not None:
             return checked_masks(self._method(), (), self._actions)
         given = info.get(MASK) if isinstance(info, Mapping) else None
@@ -88,14 +82,9 @@ class MaskReader:
 
 
 def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
-    """Return masks [*rows, M] as booleans.
+    """Return masks [*rows, M] as booleans; raise BadResult if they are not such arrays, or one allows no action.
 
-    Args:
-        given: one array, or one for each element of the actions.
-        rows: expected leading axes.
-
-    Raises:
-        BadResult: they are not such arrays, or one of them allows no action.
+    `given` is one array, or one for each element of the actions.
     """
     try:
         several = isinstance(given, tuple | list) and len(given) > 0 and np.ndim(given[0]) == len(rows) + 1

@@ -64,16 +64,10 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
 
 def network_summary(spec: NetworkSpec) -> str:
     """Return `MLP 64x64 tanh, lstm 64`."""
-    if isinstance(spec, EncoderSpec):
-        of = spec.layers
-        memory = "" if of.memory == "none" else f", {of.memory} {of.memory_size}"
-        if not spec.acts_in_numpy:
-            return f"network of encoders {of.image_encoder or ''}".rstrip() + memory
-        return f"{_mlp_summary(of.hidden_sizes, of.activation)}{memory}"
-    if isinstance(spec, MLPSpec):
-        return _mlp_summary(spec.hidden_sizes, spec.activation)
-    return f"network {spec.as_json()['model']}"
-
-
-def _mlp_summary(hidden_sizes: tuple[int, ...], activation: str) -> str:
-    return f"MLP {'x'.join(map(str, hidden_sizes)) or 'without hidden layers'} {activation}"
+    if not isinstance(spec, EncoderSpec | MLPSpec):
+        return f"network {spec.as_json()['model']}"
+    of = spec.layers if isinstance(spec, EncoderSpec) else spec
+    memory = f", {of.memory} {of.memory_size}" if isinstance(of, Layers) and of.memory != "none" else ""
+    if isinstance(spec, EncoderSpec) and not spec.acts_in_numpy:
+        return f"network of encoders {spec.layers.image_encoder or ''}".rstrip() + memory
+    return f"MLP {'x'.join(map(str, of.hidden_sizes)) or 'without hidden layers'} {of.activation}{memory}"

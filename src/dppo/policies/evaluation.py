@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
-from dppo.envs.checks.faults import BadResult, user_traceback
-from dppo.envs.make import EnvId, check_display, close_all
+from dppo.config.trust import code_named_by, require_trust
+from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
+from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_in_window
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, counted
-from dppo.policies.player import Player, find_player, is_made
-from dppo.policies.policy import Policy, spaces_summary
+from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
+from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
+from dppo.records.files.run_folder import config_of, settings_to_resume
 from dppo.records.result import Evaluation, Result
 from dppo.spaces.spaces import holds_float64
 from dppo.streams import Stream
-from dppo.user_code import in_a_line
+from dppo.user_code import import_path, in_a_line
 
 REPORT_EVERY_S = 5.0
 
@@ -67,7 +68,7 @@ def evaluate(
         raise ConfigError(f"seed={seed}: must be at least 0.")
     if render:
         check_display()
-    player = find_player(policy, env, env_kwargs, model, trust=trust)
+    player = _find_player(policy, env, env_kwargs, model, trust=trust)
     made = player.make(render=render)
     try:
         _check_spaces(player.policy, made, player.env_name)
@@ -83,8 +84,90 @@ def evaluate(
             playing.play(episode)
         return Evaluation(player.env_name, tuple(playing.returns), tuple(playing.lengths))
     finally:
-        if not is_made(player.env):
+        if not _is_made(player.env):
             close_all([made])
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """A policy and the environment that it will play."""
+
+    policy: Policy
+    env: Any
+    env_kwargs: dict[str, Any]
+
+    @property
+    def env_name(self) -> str:
+        """Return the environment's id, or the import path of its callable or class."""
+        if isinstance(self.env, str):
+            return self.env
+        spec = getattr(self.env, "spec", None)
+        named = type(self.env) if _is_made(self.env) else self.env
+        return str(getattr(spec, "id", None) or import_path(named))
+
+    def make(self, *, render: bool) -> Any:
+        """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
+        if _is_made(self.env):
+            if render:
+                raise ConfigError(
+                    "render=True has no effect on an environment that is already made. Make it with "
+                    "render_mode='human'."
+                )
+            return self.env
+        check_env_id(self.env)
+        try:
+            if render:
+                return make_in_window(self.env, self.env_name, self.env_kwargs)
+            return make_env(self.env, self.env_kwargs)
+        except DppoError:
+            raise
+        except Exception as error:
+            raise constructor_fault(self.env_name, error) from None
+
+
+def _is_made(env: Any) -> bool:
+    """Return whether `env` is an environment, not the name of one or a way to make one."""
+    return not isinstance(env, str | type) and hasattr(env, "reset") and hasattr(env, "step")
+
+
+def _find_player(
+    policy: Policy | Result | str | Path,
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    model: ModelClass | None,
+    *,
+    trust: bool,
+) -> _Player:
+    """Return the policy and its environment; import nothing that only a run's folder names, unless it is trusted."""
+    if _is_made(env) and env_kwargs is not None:
+        raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
+    if isinstance(policy, Policy):
+        if env is None:
+            raise ConfigError(
+                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
+            )
+        if model is not None:
+            raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
+        return _Player(policy, env, dict(env_kwargs or {}))
+    if isinstance(policy, Result):
+        run, trust = policy.checkpoint, True  # this process has just run its code
+    else:
+        run = Path(policy)
+    found = read(run)
+    own = model_name(found)
+    if model is not None and own is None:
+        raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
+    named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
+    if env_kwargs is None and not _is_made(env):
+        settings = config_of(run)
+    else:  # the arguments replace the run's
+        settings = settings_to_resume(run, {"env_kwargs": env_kwargs or {}})
+    stored = {"env_kwargs": {}} | settings | {"model": own}
+    require_trust(stored, named, run, trust=trust)
+    settings = stored | named
+    for name, action in code_named_by(settings).items():
+        logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
+    return _Player(policy_from(found, model), settings["env_id"], dict(settings["env_kwargs"]))
 
 
 def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
@@ -104,7 +187,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
 class _Playing:
     """Plays episodes one after the other, and reports progress every few seconds."""
 
-    player: Player
+    player: _Player
     env: Any
     seed: int
     deterministic: bool

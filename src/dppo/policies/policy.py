@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
+from dppo.envs.checks.observations import Limits, first_outside
 from dppo.envs.masks import check_allows, checked_masks
+from dppo.envs.spaces.packing import leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.policies.described import model_from, network_summary
-from dppo.policies.rows import rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.checkpoint import Found, find
-from dppo.spaces.spaces import MASK, Spaces, masks_of
+from dppo.spaces.spaces import MASK, Spaces, leaves, masks_of, parts_of
 
 
 class Policy:
@@ -71,7 +73,7 @@ class Policy:
                 that training refuses; or `action_mask` is missing, allows nothing, or is not used by this policy; or
                 `state` does not fit, or there is no memory.
         """
-        rows, single = rows_of(obs, self.spaces)
+        rows, single = _rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
@@ -122,6 +124,60 @@ class Policy:
         return rows
 
 
+def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
+    """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one.
+
+    Args:
+        obs: what an environment returns; or many of them: each leaf with an axis more, in front.
+
+    Raises:
+        ValueError: it is not an observation of `spaces`, with the reason.
+    """
+    try:
+        rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
+    except BadResult as error:
+        raise ValueError(f"obs is {error}.") from None
+    limits = []
+    for name, of in spaces.categories.items():
+        if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):  # zero where not chosen
+            shape = leaves(spaces.returned)[name].shape
+            low, count = np.reshape(of.starts, shape), np.reshape(of.counts, shape)
+            limits.append(Limits(name, low, low + count - 1))
+    outside = first_outside(limits, rows)
+    if outside is not None:
+        raise ValueError(f"obs is {outside.what}.")
+    return rows, single
+
+
+def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
+    shape = np.shape(obs)
+    single = shape == leaf.shape
+    if not single and shape[1:] != leaf.shape:
+        raise ValueError(f"obs has shape {shape}. Pass {leaf.shape}, or (n, {', '.join(map(str, leaf.shape))}).")
+    rows = leaf_packer(leaf.base, shape)(obs).astype(leaf.base, copy=False)
+    return rows[None] if single else rows, single
+
+
+def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
+    found, leaf = obs, spaces.returned
+    while leaf.names is not None:  # the first leaf, whose axes say whether there are many
+        found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])
+        leaf = leaf[leaf.names[0]]
+    single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
+    try:
+        many = [obs] if single else [_row(obs, index) for index in range(len(found))]
+    except (IndexError, TypeError):
+        raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
+    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+    return np.array([pack(one) for one in many], spaces.returned), single
+
+
+def _row(obs: Any, index: int) -> Any:
+    if isinstance(obs, Mapping):
+        return {key: _row(value, index) for key, value in obs.items()}
+    return tuple(_row(value, index) for value in obs) if isinstance(obs, tuple) else obs[index]
+
+
 def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     """Return the policy of a run's newest good checkpoint, or of the checkpoint at `path`.
 
@@ -138,11 +194,7 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
 
 
 def read(path: str | Path) -> Found:
-    """Return a run's newest good checkpoint, or the one at `path`; nothing that it names is imported.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-    """
+    """Return a run's newest good checkpoint, or the one at `path`, importing nothing; raise CheckpointError if none."""
     found = find(Path(path))
     for problem in found.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
@@ -159,8 +211,7 @@ def model_name(found: Found) -> str | None:
 def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
     """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
 
-    Raises:
-        CheckpointError: the file is not a checkpoint of a policy, or its network cannot be built here.
+    Raise CheckpointError if it is not a checkpoint of a policy, or its network cannot be built here.
     """
     state, arrays = found.checkpoint.state, found.checkpoint.arrays
     try:
@@ -189,10 +240,10 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
 
 def spaces_summary(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
-    counts = {name: sum(of.counts) for name, of in spaces.categories.items()}
-    coded = f" of {sum(counts.values()):,} categories" if counts else ""
-    masked = {None: "", "leaf": " with masks from the observation", "method": " with masks from action_masks()"}
-    masks = masked.get(spaces.mask, " with masks from info")
+    count = sum(sum(of.counts) for of in spaces.categories.values())
+    coded = f" of {count:,} categories" if count else ""
+    sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}
+    masks = f" with masks from {sources[spaces.mask]}" if spaces.mask else ""
     return f"obs {_dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
 
 

@@ -15,7 +15,7 @@ from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
-from dppo.config.batch_memory import batch_memory_in_words
+from dppo.config.checks import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.normalizer import no_statistics

@@ -71,7 +71,6 @@ class DiscreteActions(Actions):
     def each(self, actions: np.ndarray) -> Any:
         return (actions + self.start if self.start else actions).tolist()  # integers of Python
 
-    @override
     def __str__(self) -> str:
         return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
 
@@ -115,7 +114,6 @@ class BoxActions(Actions):
         limited: np.ndarray = np.clip(shaped, self.low, self.high).astype(self.low.dtype)
         return limited
 
-    @override
     def __str__(self) -> str:
         """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
         return f"Box{list(self.shape)}"
@@ -154,7 +152,6 @@ class MultiDiscreteActions(Actions):
         counted: np.ndarray = (actions + np.array(self.starts)).astype(self.dtype)
         return counted.reshape(len(actions), *self.shape)
 
-    @override
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
         if set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8":
@@ -195,7 +192,6 @@ class NestedActions(Actions):
         columns = [part.each(own) for part, own in self._split(actions)]
         return [self._nested([column[row] for column in columns]) for row in range(len(actions))]
 
-    @override
     def __str__(self) -> str:
         """Return `Dict(arm: Box[3], gear: Discrete(4))`, or a Tuple without keys."""
         parts = [str(part) for part in self.parts]
@@ -232,11 +228,7 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
 
 
 def actions_from_json(described: dict[str, Any]) -> Actions:
-    """Convert the result of `Actions.as_json` back.
-
-    Raises:
-        KeyError, TypeError, ValueError: `described` is not valid.
-    """
+    """Convert the result of `Actions.as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     ((kind, values),) = described.items()
     if kind == "discrete":
         return DiscreteActions(**values)

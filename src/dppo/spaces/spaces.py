@@ -99,11 +99,7 @@ def joined(name: str, part: str) -> str:
 
 
 def walk(tree: Any, parts: PartsOf = parts_of, name: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first.
-
-    Args:
-        parts: returns the parts of a part, for trees of another kind than `parts_of` knows.
-    """
+    """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first; `parts` finds them."""
     inner = parts(tree)
     yield name, tree, inner is None
     for part, one in inner or ():
@@ -116,11 +112,6 @@ def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
     Of observations [...] the leaves are views, each [..., *shape].
     """
     return {name: leaf for name, leaf, is_leaf in walk(tree, parts) if is_leaf}
-
-
-def with_mask(obs: np.dtype[Any], size: int) -> np.dtype[Any]:
-    """Return the dtype of an observation with an action mask of `size` choices beside it."""
-    return np.dtype([("obs", obs), (MASK, np.bool_, (size,))])
 
 
 def without_mask(obs: np.ndarray, source: MaskSource) -> np.ndarray:
@@ -159,11 +150,7 @@ def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
-    """Convert the result of `dtype_as_json` back to a dtype.
-
-    Raises:
-        KeyError, TypeError, ValueError: `described` is not valid.
-    """
+    """Convert the result of `dtype_as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     if "leaves" in described:
         return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
     return np.dtype((described["dtype"], tuple(described["shape"])))  # with shape () this is the scalar dtype itself

@@ -1,4 +1,4 @@
-"""Every setting, in seven frozen records; each component gets the records that it needs, whole.
+"""Every setting, in seven frozen records and in a flat one; each component gets the records that it needs, whole.
 
 They are plain dataclasses because they travel to actors, which must not import pydantic. Names follow CleanRL where it
 has one.
@@ -7,19 +7,21 @@ has one.
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
+import math
+from functools import cache, cached_property
 from typing import Any, get_type_hints
 
 from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.network import Network
 from dppo.config.parts.ppo import PPO, annealed, annealed_settings
-from dppo.config.parts.processes import Actors, Learners
-from dppo.config.parts.run import Run
+from dppo.config.parts.processes import Actors, Learners, Run
 
 __all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "annealed", "annealed_settings"]
 
 PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)}
+
+USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 
 
 @cache
@@ -50,3 +52,56 @@ def default_of(name: str) -> Any:
 def types_by_name() -> dict[str, Any]:
     """Return the type of every setting."""
     return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a run that follow from its settings."""
+
+    iterations: int
+    """The last may exceed `total_timesteps` by less than one batch."""
+    sequence_length: int
+    """L, the steps of the sequences that minibatches consist of; 1 without memory."""
+    minibatches_per_epoch: int
+    """They leave no row out, and differ by at most one sequence."""
+    minibatch_rows: int
+    """Rows of the largest minibatch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
+    """Every setting as an attribute, with the sizes derived from them; `Config` adds the checks."""
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Return the sizes that follow from these settings."""
+        length = self.sequence_length or 1
+        if self.model is None and self.memory == "none":
+            length = 1
+        elif self.model is None and self.sequence_length is None:
+            length = max(steps for steps in range(1, USUAL_SEQUENCE + 1) if self.num_steps % steps == 0)
+        sequences = max(1, self.batch_size // length)
+        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // length)
+        minibatches = math.ceil(sequences / most)
+        rows = math.ceil(sequences / minibatches) * length
+        return Sizes(math.ceil(self.total_timesteps / self.batch_size), length, minibatches, rows)
+
+    @property
+    def iterations(self) -> int:
+        """Return the number of iterations of the run."""
+        return self.sizes.iterations
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Return the number of minibatches of an epoch."""
+        return self.sizes.minibatches_per_epoch
+
+    @property
+    def minibatch_rows(self) -> int:
+        """Return the rows of the largest minibatch."""
+        return self.sizes.minibatch_rows
+
+    def __repr__(self) -> str:
+        """Show the settings that differ from their defaults."""
+        shown = [name for name in settings_by_name() if getattr(self, name) != default_of(name)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"

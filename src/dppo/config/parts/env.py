@@ -14,7 +14,7 @@ from dppo.user_code import import_path
 class Env:
     """The environment."""
 
-    env_id: str | Callable[..., Any] = field(
+    env_id: str | Callable[..., Any] = field(  # not `setting`: type checkers see that it has no default
         metadata={
             "about": About(
                 "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module "

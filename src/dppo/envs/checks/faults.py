@@ -47,15 +47,8 @@ def constructor_fault(owner: str, error: BaseException) -> EnvironmentFault:
     return EnvironmentFault(text, user_traceback(error))
 
 
-# ------------------------------------------------------------------ results
-
-
 def reward_of(returned: Any) -> float:
-    """Convert a reward to a float.
-
-    Raises:
-        BadResult: it is not a finite number, or too large to learn from.
-    """
+    """Convert a reward to a float; raise BadResult if it is not a finite number, or too large to learn from."""
     try:
         reward = float(returned)
     except (TypeError, ValueError):
@@ -69,13 +62,9 @@ def reward_of(returned: Any) -> float:
 
 
 def flag_of(returned: Any) -> bool:
-    """Convert `terminated` or `truncated` to a bool.
-
-    Raises:
-        BadResult: it is not a boolean: a number, an array or None is more often a mistake.
-    """
+    """Convert `terminated` or `truncated` to a bool; raise TypeError for others, which are more often a mistake."""
     if not isinstance(returned, bool | np.bool_):
-        raise BadResult(f"{returned!r}, which is not a boolean")
+        raise TypeError(type(returned))  # the message is that of `describe_bad_step`
     return bool(returned)
 
 

@@ -17,11 +17,7 @@ MOST_PARTS = 8  # of a space, listed in a message
 
 
 def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
-    """Return an action space as plain data.
-
-    Raises:
-        ConfigError: the space is not supported, or has no bounds that `bounds` needs. The text says what helps.
-    """
+    """Return an action space as plain data; raise ConfigError, with a remedy, if it or its `bounds` do not fit."""
     actions = _converted(space, bounds, "action_space")
     real = list(boxes(actions))
     if bounds != "clip" and not real:

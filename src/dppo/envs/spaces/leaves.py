@@ -15,10 +15,7 @@ NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.sp
 
 
 def space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
-    """Return name and space of each part of a nested space; None for a leaf.
-
-    A OneOf has the number of its branch as its first part.
-    """
+    """Return name and space of each part of a nested space, of a OneOf first the number of its branch; else None."""
     if isinstance(space, gym.spaces.OneOf):
         return [("branch", gym.spaces.Discrete(len(space.spaces))), *(parts_of(space.spaces) or ())]
     return parts_of(space.spaces) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
@@ -39,23 +36,16 @@ def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
     """Return the categories of each leaf that holds some, by name."""
     found = {}
     for name, leaf in leaves(space, space_parts).items():
-        if isinstance(leaf, gym.spaces.Discrete):
-            found[name] = Categories((int(leaf.n),), (int(leaf.start),))
-        elif isinstance(leaf, gym.spaces.MultiDiscrete):
-            found[name] = Categories(tuple(leaf.nvec.ravel().tolist()), tuple(leaf.start.ravel().tolist()))
+        if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            counts = leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec
+            found[name] = Categories(*(tuple(np.ravel(numbers).tolist()) for numbers in (counts, leaf.start)))
     return found
-
-
-def one_of_names(space: gym.Space[Any]) -> tuple[str, ...]:
-    """Return the names of the OneOf spaces in `space`."""
-    return tuple(name for name, part, _ in walk(space, space_parts) if isinstance(part, gym.spaces.OneOf))
 
 
 def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
     """Return the names in `drop_obs` in dotted form; "a/b" is accepted for "a.b".
 
-    Raises:
-        ConfigError: one of them is not a part of the observation, or nothing is left.
+    Raise ConfigError if one of them is not a part of the observation, or nothing is left.
     """
     if not drop_obs:
         return ()
@@ -65,7 +55,7 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
         if name not in known and name.replace("/", ".") not in known:
             raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")
         found.append(name if name in known else name.replace("/", "."))
-    kept = [leaf for leaf in all_leaves if not any(_is_in(leaf, one) for one in found)]
+    kept = leaf_spaces(space, found)
     if not kept:
         raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
     empty = [part for part in sorted(known - set(found)) if not any(_is_in(leaf, part) for leaf in kept)]
@@ -75,8 +65,7 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
 def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
     """Return the names of the leaves of floats that `norm_obs_keys` selects; None for all.
 
-    Raises:
-        ConfigError: one of them is not a part of the observation, or holds no floats.
+    Raise ConfigError if one of them is not a part of the observation, or holds no floats.
     """
     if not norm_obs_keys:
         return None
@@ -105,9 +94,6 @@ def _choices(names: list[str], setting: str = "drop_obs") -> str:
     if names == [""]:
         return f"It is a single array, which has no names: leave `{setting}` out."
     return f"Its leaves are {', '.join(names)}."
-
-
-# ------------------------------------------------------------------ in messages
 
 
 def short(space: Any, most: int = 80) -> str:

@@ -17,14 +17,13 @@ from dppo.envs.spaces.leaves import (
     leaf_spaces,
     names_to_drop,
     names_to_normalize,
-    one_of_names,
     short,
     space_parts,
     wrapped,
 )
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Bounds
-from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, joined, leaves, walk, with_mask
+from dppo.spaces.spaces import MASK, MOST_WHOLE, Spaces, joined, leaves, walk
 
 ENCODED = "Write a function encode(obs) that returns n numbers in float32. " + wrapped(
     "TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,)))", "Then return"
@@ -40,12 +39,7 @@ def describe_spaces(
     action_mask: MaskSetting = "auto",
     obs_dtype: str = "float32",
 ) -> Spaces:
-    """Return the spaces of `env` as plain data.
-
-    Args:
-        drop_obs: names of leaves of the observation to leave out.
-        norm_obs_keys: names of leaves, or of parts with leaves, to normalize; empty: all that hold floats.
-        action_bounds, action_mask, obs_dtype: the settings.
+    """Return the spaces of `env` as plain data; the other arguments are the settings of these names.
 
     Raises:
         ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
@@ -58,13 +52,14 @@ def describe_spaces(
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
     names = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
-        with_mask(obs, sum(actions.choices or ())) if mask in ("method", "info") else obs,
+        beside if mask in ("method", "info") else obs,
         actions,
         not getattr(spec, "nondeterministic", False),
         categories={name: found for name, found in categories_of(space).items() if name in names},
-        one_of=one_of_names(space),
+        one_of=tuple(name for name, part, _ in walk(space, space_parts) if isinstance(part, gym.spaces.OneOf)),
         dropped=dropped,
         normalized=names_to_normalize(obs, norm_obs_keys),
         mask=mask,
@@ -83,9 +78,6 @@ def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
         )
 
 
-# ------------------------------------------------------------------ space -> dtype
-
-
 def dtype_of(
     space: gym.Space[Any], name: str = "", drop: Collection[str] = (), floats: str = "float32"
 ) -> np.dtype[Any]:
@@ -93,14 +85,8 @@ def dtype_of(
 
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
     dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
-    OneOf "branch", "0", "1", ...
-
-    Args:
-        floats: dtype in which floats of 64 bits or more are stored, and integers of a Box that float32 cannot tell
-            apart if it is float64.
-
-    Raises:
-        ConfigError: a leaf is not an array of numbers, or has no elements. The text names it.
+    OneOf "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
+    of a Box that float32 cannot tell apart. Raise ConfigError for a leaf that is not an array of numbers, or has none.
     """
     parts = space_parts(space)
     if parts is not None:
