@@ -14,7 +14,7 @@ from dppo.envs.make import check_env_id, make_env, make_in_window
 from dppo.errors import ConfigError, DppoError
 from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.networks.user.module_spec import ModelClass
-from dppo.records.files.run_folder import config_of, settings_to_resume
+from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.result import Result
 from dppo.user_code import import_path
 
@@ -103,10 +103,8 @@ def _player_of(
     if model is not None and own is None:
         raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
     named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
-    if env_kwargs is None and not is_made(env):
-        settings = config_of(run)
-    else:  # the arguments replace the run's
-        settings = settings_to_resume(run, {"env_kwargs": env_kwargs or {}})
+    kept = env_kwargs is None and not is_made(env)
+    settings = settings_to_resume(run, None if kept else {"env_kwargs": env_kwargs or {}})
     stored = {"env_kwargs": {}} | settings | {"model": own}
     require_trust(stored, named, run, trust=trust)
     settings = stored | named

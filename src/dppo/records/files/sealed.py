@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,8 +54,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays and the metadata of a sealed file, after checking every byte. Runs no code.
 
-    Raises:
-        CheckpointError: the file is missing, not a regular file, or damaged.
+    Raises a CheckpointError if the file is missing, not a regular file, or damaged.
     """
     with _reading(path) as file:
         header = _read_header(path, file)
@@ -82,9 +81,6 @@ def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
     match = pattern.search(header)
     assert match is not None, "safetensors has changed the way in which it writes metadata"
     return header[: match.start(1)] + digest.encode() + header[match.end(1) :]
-
-
-# ---------------------------------------------------------------------- reading
 
 
 @contextmanager
@@ -126,13 +122,11 @@ def _metadata(path: Path, header: bytes) -> dict[str, str]:
 
 def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
     """Return the JSON object in `data`, which was read from `path`; raise a CheckpointError if it is something else."""
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(data)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise damaged(path, "a JSON object", "something else")
-    return value
+        if isinstance(value, dict):
+            return value
+    raise damaged(path, "a JSON object", "something else")
 
 
 def _looks_like(data: bytes) -> str:
