@@ -15,7 +15,7 @@ from dppo.config.files import preset
 from dppo.config.parts import about
 from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, DppoError
-from dppo.records.files.run_folder import config_of, settings_to_resume
+from dppo.records.files.run_folder import settings_to_resume
 
 USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
 DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."
@@ -96,11 +96,10 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
         raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
     if resume not in (None, "auto"):
         _check_resumed(flags, config, preset_name, branch)
+        settings = settings_to_resume(Path(resume), flags | ({} if branch is None else {"run_dir": branch}))
         if "trust" not in given:
-            require_trust(config_of(Path(resume)), flags, resume)
-        if branch is not None:
-            flags["run_dir"] = branch
-        return Arguments(settings_to_resume(Path(resume), flags), resume=Path(resume), branch=branch is not None)
+            require_trust(settings, flags, resume)
+        return Arguments(settings, resume=Path(resume), branch=branch is not None)
     if "trust" in given:
         raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
     settings = read_settings(Path(config)) if config else {}

@@ -78,11 +78,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the flags that were given, and the words beside them.
-
-        Raises:
-            UsageError: a flag is unknown, or lacks its value.
-        """
+        """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong."""
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
         found, rest = self.parse_known_args(dashed)
         for word in rest:
@@ -92,17 +88,13 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        meant = next((ours for ours in known_as(flag) if ours in known), None)
+        ours = [name for name, theirs in ALIASES.items() if flag.removeprefix("--") in theirs.split()]
+        meant = next((name for name in ours if name in known), None)
         if meant is not None:
             return f"{flag} is not a known flag. Did you mean {meant}?"
-        if "--env-id" in (flag, *known_as(flag)):
+        if "--env-id" in (flag, *ours):
             return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
         return unknown_name("flag", flag, known)
-
-
-def known_as(flag: str) -> list[str]:
-    """Return our flags for what another library calls `flag`."""
-    return [ours for ours, names in ALIASES.items() if flag.removeprefix("--") in names.split()]
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
@@ -111,11 +103,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
-    """Return the word beside the flags, or None if there is none.
-
-    Raises:
-        UsageError: there are more.
-    """
+    """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
     if len(words) > 1:
         raise UsageError(
             f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches such as "

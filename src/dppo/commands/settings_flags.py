@@ -1,16 +1,17 @@
-"""Every setting of `Config` as a flag: add flags to a parser, and read them back as settings."""
+"""Every setting of `Config` as a flag: in a parser, back to settings, and in the remedies of errors."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from dppo.commands.parser import Parser
-from dppo.config.parts import PARTS, about, default_of, names_of, types_by_name
+from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError
 
 FIRST = (  # the settings that people use first
@@ -99,12 +100,26 @@ def _metavar(hint: Any) -> str:
     return "TEXT"
 
 
-def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given as settings, not yet checked.
+def in_flags(text: str) -> str:
+    """Return an error's text with the settings between backticks as flags: `norm_adv=False` becomes --no-norm-adv."""
+    return re.sub("`([a-z_]+)(?:=([^`]*))?`", _as_flag, text)
 
-    Raises:
-        ConfigError: text that should be JSON is not.
-    """
+
+def _as_flag(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    if name not in (*settings_by_name(), *EXTRA, "trust", "render"):
+        return found[0]
+    if name == "branch":
+        return "--branch NEW_DIR"
+    if name == "env_id":  # the environment has no flag
+        return value or "ENV_ID"
+    if value in ("True", "False") and types_by_name().get(name, bool) is bool:
+        return flag(name) if value == "True" else flag(f"no_{name}")
+    return f"{flag(name)} {value}" if value else flag(name)
+
+
+def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given as settings, not yet checked; raise as `parsed_json`."""
     settings: dict[str, Any] = {}
     for name, text in given.items():
         hint = types_by_name()[name]
@@ -114,11 +129,7 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed_json(name: str, text: str) -> Any:
-    """Return the value of a flag that is written as JSON.
-
-    Raises:
-        ConfigError: it is not JSON.
-    """
+    """Return the value of a flag that is written as JSON; raise a ConfigError if it is not."""
     try:
         return json.loads(text)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted
+from dppo.records.files.run_folder import as_file_name
 
 PROG = "dppo compare"
 SET_BY_COMPARE = {
@@ -119,7 +119,7 @@ def _check_rest(options: Options, given: Collection[str]) -> None:
 
 def folder_for(options: Options, settings: dict[str, Any]) -> Path:
     """Return the folder of the comparison."""
-    env = re.sub(r"[^A-Za-z0-9._-]+", "-", str(settings["env_id"])).strip("-")
+    env = as_file_name(str(settings["env_id"]))
     return options.out or Path("runs") / f"compare__{env}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 
