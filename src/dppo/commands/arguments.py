@@ -38,12 +38,9 @@ class Arguments:
 
 
 def parse(argv: list[str], prog: str) -> Arguments:
-    """Return the settings that `ENV_ID --flag value ...` asks for.
+    """Return the settings that `ENV_ID --flag value ...` asks for; or print help if it is asked for, and exit.
 
-    Raises:
-        ConfigError: a file does not contain settings, or a preset does not exist.
-        UsageError: a flag is unknown, or there is a stray word.
-        SystemExit: help was asked for, and has been printed.
+    Raises as `arguments_of`, and a UsageError if a flag is unknown or there is a stray word.
     """
     if asks_for_help(argv):
         print_help(argv, partial(_parser, prog), partial(parse, prog=prog))
@@ -106,15 +103,12 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     env_id = flags.get("env_id", settings.get("env_id"))
     if env_id is None:
         raise UsageError(f"the environment is missing. For example: {prog} CartPole-v1")
-    name = _preset_name(preset_name or "auto", str(env_id))
+    wanted = preset_name or "auto"
+    name = wanted if wanted not in ("auto", "none") else None
+    if wanted == "auto" and str(env_id) in presets():
+        name = str(env_id)
     tuned = preset(name) if name else {}
     return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
-
-
-def _preset_name(wanted: str, env_id: str) -> str | None:
-    if wanted == "auto":
-        return env_id if env_id in presets() else None
-    return None if wanted == "none" else wanted
 
 
 def _check_resumed(flags: dict[str, Any], config: str | None, preset_name: str | None, branch: str | None) -> None:

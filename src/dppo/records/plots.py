@@ -213,9 +213,6 @@ def all_equal(bands: Sequence[Band]) -> bool:
     return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
 
 
-# ---------------------------------------------------------------------- drawing
-
-
 def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
     """Return a figure and its two axes, which share the vertical axis of returns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

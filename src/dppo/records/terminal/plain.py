@@ -83,13 +83,11 @@ class PlainLines(Display):
 
 def progress_line(view: View, progress: CollectionProgress) -> str:
     """Return the progress of an iteration as one line of plain characters."""
-    parts = [
-        _steps(progress.global_step, view),
-        f"iteration {progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps",
-        f"{number(view.pace.step_ms)} ms per env step",
-        f"left about {duration(view.left_s(view.moved_at))}",
-    ]
-    return "   ".join(parts)
+    return (
+        f"{_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
+        f"{view.batch_size:,} steps   {number(view.pace.step_ms)} ms per env step   "
+        f"left about {duration(view.left_s(view.moved_at))}"
+    )
 
 
 def plain_line(view: View) -> str:
