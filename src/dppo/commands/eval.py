@@ -16,38 +16,29 @@ DESCRIPTION = (
     "one of its checkpoints."
 )
 EPISODES = 100
+HELP = {
+    "episodes": f"Number of episodes. (default: {EPISODES})",
+    "seed": "Seed of the episodes, independent of the training's. (default: 0)",
+    "stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",
+    "render": "Show the environment in a window (render_mode=human).",
+    "env_id": "Play in this environment instead of the run's own. Its spaces must be the same.",
+    "env_kwargs": "Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'.",
+    "model": "Use this class for the run's own network instead of the one that the checkpoint names.",
+}
 
 
 def make_parser() -> Parser:
     """Return the parser of this command's flags."""
     parser = Parser(PROG, "RUN [--flag value ...]", DESCRIPTION)
     group = parser.add_argument_group("episodes")
-    group.add_argument("--episodes", type=int, metavar="INT", help=f"Number of episodes. (default: {EPISODES})")
-    group.add_argument(
-        "--seed", type=int, metavar="INT", help="Seed of the episodes, independent of the training's. (default: 0)"
-    )
-    group.add_argument(
-        "--stochastic",
-        action="store_true",
-        help="Sample actions from the policy, as in training. Without it, the most likely action is taken.",
-    )
-    group.add_argument("--render", action="store_true", help="Show the environment in a window (render_mode=human).")
+    group.add_argument("--episodes", type=int, metavar="INT", help=HELP["episodes"])
+    group.add_argument("--seed", type=int, metavar="INT", help=HELP["seed"])
+    group.add_argument("--stochastic", action="store_true", help=HELP["stochastic"])
+    group.add_argument("--render", action="store_true", help=HELP["render"])
     group = parser.add_argument_group("environment and network")
-    group.add_argument(
-        "--env-id",
-        metavar="ENV_ID",
-        help="Play in this environment instead of the run's own. Its spaces must be the same.",
-    )
-    group.add_argument(
-        "--env-kwargs",
-        metavar="JSON",
-        help="Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'.",
-    )
-    group.add_argument(
-        "--model",
-        metavar="MODULE:CLASS",
-        help="Use this class for the run's own network instead of the one that the checkpoint names.",
-    )
+    group.add_argument("--env-id", metavar="ENV_ID", help=HELP["env_id"])
+    group.add_argument("--env-kwargs", metavar="JSON", help=HELP["env_kwargs"])
+    group.add_argument("--model", metavar="MODULE:CLASS", help=HELP["model"])
     group.add_argument("--trust", action="store_true", help=TRUST)
     return parser
 

@@ -50,9 +50,7 @@ def flag(name: str) -> str:
 def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
     """Add a flag for each setting, in groups: the most used ones, sources of settings, then the parts of `Config`.
 
-    Args:
-        defaults: values that apply in place of the settings' own defaults, for --help.
-        leave_out: names of flags that --help does not list.
+    For --help, `defaults` apply in place of the settings' own, and the flags named in `leave_out` are not listed.
     """
     first = parser.add_argument_group("most used")
     for name in FIRST:

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 from dppo.commands import arguments
-from dppo.commands.arguments import Arguments
 from dppo.config import Config
 from dppo.config.trust import code_named_by
 from dppo.errors import ConfigError
@@ -19,7 +18,13 @@ logger = logging.getLogger("dppo")
 def main(argv: list[str]) -> int:
     """Train with the settings of the command line; return the exit code: 0, or 128 + n if signal n stopped the run."""
     wanted = arguments.parse(argv, "dppo train")
-    config = _config_of(wanted)
+    try:
+        config = Config(**wanted.settings)
+    except ConfigError as error:
+        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
+            raise
+        hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
+        raise ConfigError(f"{error}\n{hint}") from None
     if isinstance(wanted.resume, Path):
         for action in code_named_by(wanted.settings).values():
             print(f"{wanted.resume} {action}.", flush=True)
@@ -29,16 +34,6 @@ def main(argv: list[str]) -> int:
     observers = [] if wanted.preset is None else [_NamePreset(wanted.preset)]
     result = train(config, resume=wanted.resume, branch=wanted.branch, observers=observers)
     return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
-
-
-def _config_of(wanted: Arguments) -> Config:
-    try:
-        return Config(**wanted.settings)
-    except ConfigError as error:
-        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
-            raise
-        hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
-        raise ConfigError(f"{error}\n{hint}") from None
 
 
 class _NamePreset(Observer):

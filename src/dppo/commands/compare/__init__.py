@@ -160,12 +160,9 @@ def _report_equality(runs: Sequence[Run], console: Console) -> int:
     if not differing:
         console.print("The same weights, bit for bit, for every seed.")
         return 0
-    print("THE WEIGHTS DIFFER: the number of actors changed the result.", file=sys.stderr)
+    lines = ["THE WEIGHTS DIFFER: the number of actors changed the result."]
     for seed, hashes in differing.items():
-        each = ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
-        print(f"  seed {seed}: {each}", file=sys.stderr)
-    print(
-        "If the environment is deterministic for a given seed, this is a bug in dppo: please report it.",
-        file=sys.stderr,
-    )
+        lines.append(f"  seed {seed}: " + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items()))
+    lines.append("If the environment is deterministic for a given seed, this is a bug in dppo: please report it.")
+    print("\n".join(lines), file=sys.stderr)
     return 1

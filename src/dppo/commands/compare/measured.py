@@ -98,12 +98,6 @@ class Run:
         columns = ("time/training_s", "global_step", "charts/episodic_return")
         return Curve(*(np.array([row[column] for row in known]) for column in columns))
 
-    def time_to(self, target: float | None) -> float | None:
-        """Return the seconds of training until the mean return reached `target`; None if it never did."""
-        curve = self.curve()
-        reached = [] if target is None else curve.wall_s[curve.episodic_return >= target].tolist()
-        return reached[0] if reached else None
-
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
         cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.num_actors))
@@ -114,7 +108,7 @@ class Run:
             "run_dir": str(self.result.run_dir),
             **{name: getattr(self.result, name) for name in names},
             "startup_s": self.startup_s,
-            "time_to_target_s": self.time_to(target),
+            "time_to_target_s": self.curve().time_to(target),
             "cycle": asdict(cycle),
             "curve": {name: column.tolist() for name, column in vars(self.curve()).items()},
         }
@@ -144,7 +138,7 @@ class Group:
 
     def times_to(self, target: float | None) -> list[float]:
         """Return the seconds to `target` of the seeds that reached it."""
-        return [when for run in self.runs if (when := run.time_to(target)) is not None]
+        return [when for run in self.runs if (when := run.curve().time_to(target)) is not None]
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the group as it is written to compare.json."""

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import TextIO, cast
 
-from rich.box import ROUNDED
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -21,9 +20,10 @@ from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result, closing_lines
+from dppo.records.result import Result
 from dppo.records.terminal.output import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
@@ -117,14 +117,8 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
     table.add_column(width=room)
     for label, content in _lines(view, room, now, colours):
         table.add_row(label, content)
-    return Panel(
-        table,
-        title=Text(view.title, style="bold not dim"),
-        title_align="left",
-        box=ROUNDED,
-        border_style="dim",
-        width=width,
-    )
+    title = Text(view.title, style="bold not dim")
+    return Panel(table, title=title, title_align="left", border_style="dim", width=width)
 
 
 def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, Text]]:

@@ -9,9 +9,10 @@ from typing import TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result, closing_lines
+from dppo.records.result import Result
 from dppo.records.terminal.output import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+from dppo.records.words import closing_lines
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
 FIRST_S, LAST_S = 1.0, 60.0  # the interval between lines within an iteration doubles from the first to the last
