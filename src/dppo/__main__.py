@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = import_module(f"dppo.commands.{command}").main(args[1:])
     except DppoError as error:
-        from dppo.commands.settings_flags import in_flags
+        from dppo.commands.flags import in_flags
 
         # Remedies are written as they are typed; a user's traceback stays unchanged.
         text = str(error) if isinstance(error, EnvironmentFault) else in_flags(str(error))

@@ -15,8 +15,7 @@ from dppo.commands import arguments
 from dppo.commands.arguments import Arguments
 from dppo.commands.compare.plan import parse as parse_comparison
 from dppo.commands.eval import make_parser as make_eval_parser
-from dppo.commands.parser import ALIASES
-from dppo.commands.settings_flags import EXTRA, FIRST, flag, in_flags
+from dppo.commands.flags import ALIASES, EXTRA, FIRST, flag, in_flags
 from dppo.config import files, grouped, resolved
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, ConfigError, DppoError

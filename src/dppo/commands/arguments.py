@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
-from dppo.commands.settings_flags import EXTRA, add_settings, as_settings, flag
+from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
 from dppo.config import presets, read_settings
 from dppo.config.files import preset
 from dppo.config.parts import about
@@ -87,11 +86,7 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if branch is not None and resume in (None, "auto"):
         raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
     if resume not in (None, "auto"):
-        _check_resumed(flags, config, preset_name, branch)
-        settings = settings_to_resume(Path(resume), flags | ({} if branch is None else {"run_dir": branch}))
-        if "trust" not in given:
-            require_trust(settings, flags, resume)
-        return Arguments(settings, resume=Path(resume), branch=branch is not None)
+        return _of_resumed(given, flags)
     if "trust" in given:
         raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
     settings = read_settings(Path(config)) if config else {}
@@ -106,11 +101,16 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
 
 
-def _check_resumed(flags: dict[str, Any], config: str | None, preset_name: str | None, branch: str | None) -> None:
-    """Refuse flags that have no effect beside --resume."""
+def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:
+    """Return the settings of the run of --resume, with those of `flags`."""
+    run, branch = Path(given["resume"]), given.get("branch")
     fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
-    for name, value in (("config", config), ("preset", preset_name), ("run_dir", flags.get("run_dir"))):
-        if value is not None:
+    for name in ("config", "preset", "run_dir"):
+        if (value := (given | flags).get(name)) is not None:
             raise ConfigError(
                 f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
             )
+    settings = settings_to_resume(run, flags if branch is None else flags | {"run_dir": branch})
+    if "trust" not in given:
+        require_trust(settings, flags, given["resume"])
+    return Arguments(settings, resume=run, branch=branch is not None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import closing
 from pathlib import Path
 
-from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
-from dppo.commands.settings_flags import TRUST, parsed_json
+from dppo.commands.flags import TRUST, Parser, UsageError, asks_for_help, one_word, parsed_json
 from dppo.policies.evaluation import evaluate
 from dppo.records.terminal.output import ShowLog
 
@@ -56,17 +56,12 @@ def main(argv: list[str]) -> int:
     deterministic = not flags.pop("stochastic", False)
     if "env_kwargs" in flags:
         flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
-    show_log = ShowLog(lambda text: print(text, flush=True))
-    show_log.start()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
-            played = evaluate(
-                Path(run), flags.pop("env_id", None), deterministic=deterministic, **{"episodes": EPISODES} | flags
-            )
-    finally:
-        show_log.close()
+    env_id = flags.pop("env_id", None)
+    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log, warnings.catch_warnings():
+        show_log.start()
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
+        played = evaluate(Path(run), env_id, deterministic=deterministic, **{"episodes": EPISODES} | flags)
     print(
         f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {min(played.returns):.1f} to "
         f"{max(played.returns):.1f}), length {played.mean_length:.1f}"

@@ -99,10 +99,8 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
 def _ending(result: Result, error: BaseException | None) -> str:
     if result.iterations == result.resumed_at and result.stopped_by is None:
         return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
-    if result.stopped_by is None:
-        ending = "Done"
-    else:
-        ending = f"{'Failed with' if isinstance(error, Exception) else 'Stopped by'} {result.stopped_by}"
+    stopped = "Failed with" if isinstance(error, Exception) else "Stopped by"
+    ending = "Done" if result.stopped_by is None else f"{stopped} {result.stopped_by}"
     steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
     speed = "" if result.iterations == result.resumed_at else f" ({steps_per_s} steps/s while training)"
     return (

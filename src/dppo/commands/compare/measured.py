@@ -36,9 +36,7 @@ class Cycle:
     update_s: float
     """u: the update."""
     iteration_s: float
-    """Duration of the whole iteration."""
     bound_s: float
-    """The shortest possible iteration."""
     bound_steps_per_s: float
     """The highest possible number of env steps per second."""
     efficiency: float
@@ -56,16 +54,15 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     def mean(*names: str) -> float:
         return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
 
-    def exchange_s(row: dict[str, Any]) -> float:
-        beside = max(0.0, float(row["perf/collect_s"] - row["perf/slowest_actor_s"]))
-        return min(float(row["perf/transfer_s"]), beside)
-
-    exchange, collect_s, update_s = fmean(map(exchange_s, settled)), mean("slowest_actor_s"), mean("update_s")
-    iteration_s, bound_s = mean("iteration_s"), exchange + collect_s + update_s
+    exchange_s = fmean(
+        min(row["perf/transfer_s"], max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])) for row in settled
+    )
+    collect_s, update_s, iteration_s = mean("slowest_actor_s"), mean("update_s"), mean("iteration_s")
+    bound_s = exchange_s + collect_s + update_s
     return Cycle(
         steps=steps,
         env_step_ms=mean("env_step_ms"),
-        exchange_s=exchange,
+        exchange_s=exchange_s,
         collect_s=collect_s,
         work_s=hosts * mean("env_s", "act_s"),
         update_s=update_s,

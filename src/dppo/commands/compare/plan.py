@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.arguments import Arguments, arguments_of, print_help
-from dppo.commands.parser import Parser, asks_for_help, one_word
-from dppo.commands.settings_flags import add_settings, flag
+from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, one_word
 from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective

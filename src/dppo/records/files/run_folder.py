@@ -143,12 +143,11 @@ def as_file_name(env_name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
-        try:
+    packages = ("dppo", "ray", "torch", "gymnasium", "numpy")
+    found = {"python": platform.python_version(), **dict.fromkeys(packages, "not installed")}
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
     return found
 
 
@@ -162,11 +161,8 @@ def _settings_of(found: Found) -> dict[str, Any]:
 def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
-    Without `changes` they are not even checked, which is enough to play with the policy.
-
-    Raises:
-        CheckpointError: `path` is neither the folder of a run nor in one.
-        ConfigError: the environment of the run was made with Python objects.
+    Without `changes` they are not even checked, which is enough to play with the policy. Raises a CheckpointError if
+    `path` is neither the folder of a run nor in one, a ConfigError if its environment was made with Python objects.
     """
     run_dir = _run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file

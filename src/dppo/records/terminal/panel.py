@@ -49,7 +49,7 @@ class LivePanel(Display):
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self.view = View(began=time.monotonic())
         self._preparing = ExitStack()
-        self._live: Live | None = None
+        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._log = ShowLog(self.note)
         self._lock = threading.Lock()
 
@@ -65,7 +65,6 @@ class LivePanel(Display):
         self._preparing.close()
         self.view.start(run)
         self._print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
-        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._live.start()
         self._log.start()
 
@@ -80,7 +79,7 @@ class LivePanel(Display):
     def note(self, text: str) -> None:
         """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
         now = time.strftime("%H:%M:%S")
-        if self._live is None:
+        if not self._live.is_started:
             self._print(Text(f"  {now} {text}", style="yellow"))
             return
         with self._lock:
@@ -93,9 +92,7 @@ class LivePanel(Display):
         self._preparing.close()
         self._log.close(error)
         self.view.finished = True
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
+        self._live.stop()
         if result is not None:
             self._print(*(Text(line) for line in closing_lines(result, error)))
 
@@ -123,9 +120,9 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
 
 def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, Text]]:
     row = view.row
-    elapsed = duration(now - view.began)
     if not row and view.progress is None:
-        lines = [("steps", Text.assemble("waiting for the first env steps  ", _item("elapsed", elapsed)))]
+        elapsed = _item("elapsed", duration(now - view.began))
+        lines = [("steps", Text.assemble("waiting for the first env steps  ", elapsed))]
     elif not row:
         lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view), room))]
     else:

@@ -45,8 +45,13 @@ class PlainLines(Display):
 
     def on_progress(self, progress: CollectionProgress) -> None:
         """Print the progress of a long iteration, if env steps have been made and the last line is old enough."""
-        if self._view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
-            self._print("  " + progress_line(self._view, progress))
+        view = self._view
+        if view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
+            self._print(
+                f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
+                f"{view.batch_size:,} steps   {number(view.pace.step_ms)} ms per env step   "
+                f"left about {duration(view.left_s(view.moved_at))}"
+            )
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 
@@ -80,15 +85,6 @@ class PlainLines(Display):
         with self._lock:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
-
-
-def progress_line(view: View, progress: CollectionProgress) -> str:
-    """Return the progress of an iteration as one line of plain characters."""
-    return (
-        f"{_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
-        f"{view.batch_size:,} steps   {number(view.pace.step_ms)} ms per env step   "
-        f"left about {duration(view.left_s(view.moved_at))}"
-    )
 
 
 def plain_line(view: View) -> str:
