@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.arguments import Arguments, arguments_of, print_help
 from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, one_word
+from dppo.commands.train import Arguments, arguments_of, print_help
 from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
