@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import dppo
-from dppo.records.terminal.drawing import draw
+from dppo.records.terminal.panel import draw
 from dppo.records.terminal.view import View
 
 WIDTH = 100

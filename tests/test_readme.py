@@ -19,8 +19,8 @@ from commandline import run
 
 import dppo
 from dppo.__main__ import COMMANDS, main
-from dppo.commands import arguments
 from dppo.commands.compare import plan as compare_plan
+from dppo.commands.train import parse as parse_training
 from dppo.ppo.exchange.records import IncidentKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -214,7 +214,7 @@ def test_commands_of_the_documents_are_valid(page: Path) -> None:
         words = words_for_dppo(command)
         resumes = "--resume" in words and words[words.index("--resume") + 1] != "auto"
         if words[:1] == ["train"] and not resumes:
-            make_config(arguments.parse(words[1:], "dppo train").settings)
+            make_config(parse_training(words[1:]).settings)
         elif words[:1] == ["compare"]:
             compare_plan.make_plan(*compare_plan.parse(words[1:]), Path("unused"))
         elif words:

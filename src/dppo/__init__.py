@@ -12,30 +12,20 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "Config",
-    "Evaluation",
-    "Observer",
-    "Policy",
-    "Result",
-    "RunInfo",
-    "Spaces",
-    "evaluate",
-    "load_policy",
-    "over_time",
-    "train",
-]
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a run or the user's own logging shows it
 
 if TYPE_CHECKING:
-    from dppo.config import Config
-    from dppo.policies.evaluation import evaluate
-    from dppo.policies.policy import Policy, load_policy
-    from dppo.ppo.networks.memory.recurrence import over_time
-    from dppo.records.observer import Observer, RunInfo
-    from dppo.records.result import Evaluation, Result
-    from dppo.run.runner import train
-    from dppo.spaces.spaces import Spaces
+    from dppo.config import Config as Config
+    from dppo.policies.evaluation import evaluate as evaluate
+    from dppo.policies.policy import Policy as Policy
+    from dppo.policies.policy import load_policy as load_policy
+    from dppo.ppo.networks.memory.recurrence import over_time as over_time
+    from dppo.records.observer import Observer as Observer
+    from dppo.records.observer import RunInfo as RunInfo
+    from dppo.records.result import Evaluation as Evaluation
+    from dppo.records.result import Result as Result
+    from dppo.run.runner import train as train
+    from dppo.spaces.spaces import Spaces as Spaces
 
 _HOMES = {
     "Config": "config",
@@ -50,6 +40,7 @@ _HOMES = {
     "over_time": "ppo.networks.memory.recurrence",
     "train": "run.runner",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -42,15 +42,16 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"dppo: {unknown_name('command', args[0], COMMANDS)} `dppo --help` lists them.", file=sys.stderr)
         return 2
-    return _run(args[0], args[1:])
-
-
-def _run(command: str, argv: list[str]) -> int:
+    command = args[0]
     sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`
     try:
-        code: int = import_module(f"dppo.commands.{command}").main(argv)
+        code: int = import_module(f"dppo.commands.{command}").main(args[1:])
     except DppoError as error:
-        print(f"dppo {command}: {_as_typed(error)}", file=sys.stderr)
+        from dppo.commands.flags import in_flags
+
+        # Remedies are written as they are typed; a user's traceback stays unchanged.
+        text = str(error) if isinstance(error, EnvironmentFault) else in_flags(str(error))
+        print(f"dppo {command}: {text}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print(f"dppo {command}: interrupted", file=sys.stderr)
@@ -59,15 +60,6 @@ def _run(command: str, argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     return code
-
-
-def _as_typed(error: DppoError) -> str:
-    """Return the text of an error, with the settings of its remedies as flags; a user's traceback stays unchanged."""
-    if isinstance(error, EnvironmentFault):
-        return str(error)
-    from dppo.commands.remedies import in_flags
-
-    return in_flags(str(error))
 
 
 if __name__ == "__main__":

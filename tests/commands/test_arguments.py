@@ -11,13 +11,11 @@ import pytest
 import yaml
 from builders import make_config
 
-from dppo.commands import arguments
-from dppo.commands.arguments import Arguments
 from dppo.commands.compare.plan import parse as parse_comparison
 from dppo.commands.eval import make_parser as make_eval_parser
-from dppo.commands.parser import ALIASES
-from dppo.commands.remedies import in_flags
-from dppo.commands.settings_flags import EXTRA, FIRST, flag
+from dppo.commands.flags import ALIASES, EXTRA, FIRST, flag, in_flags
+from dppo.commands.train import Arguments
+from dppo.commands.train import parse as parse_training
 from dppo.config import files, grouped, resolved
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, ConfigError, DppoError
@@ -35,7 +33,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse(line: str) -> Arguments:
-    return arguments.parse(line.split(), "dppo train")
+    return parse_training(line.split())
 
 
 def settings(line: str) -> dict[str, Any]:
@@ -196,7 +194,7 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
 )
 def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
-        "train": lambda words: arguments.parse(words, "dppo train"),
+        "train": parse_training,
         "compare": parse_comparison,
         "eval": lambda words: make_eval_parser().split(words),
     }

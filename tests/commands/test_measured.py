@@ -66,10 +66,10 @@ def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
         "global_step": [1024, 1536],
         "episodic_return": [480.0, 490.0],
     }
-    assert one.time_to(475) == 1.4
-    assert one.time_to(481) == pytest.approx(2.1)
-    assert one.time_to(500) is None
-    assert one.time_to(None) is None
+    assert one.curve().time_to(475) == 1.4
+    assert one.curve().time_to(481) == pytest.approx(2.1)
+    assert one.curve().time_to(500) is None
+    assert one.curve().time_to(None) is None
 
 
 def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
+from dppo.records.words import TimeSplit, bottleneck_line
 
 
 def said(iteration_s: float, collect_s: float, actors_s: float, update_s: float, rows: int = 5, **changes: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
+from dppo.records.words import TimeSplit, bottleneck_line
 
 SMALL = [
     "CartPole-v1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dppo.config import Config
-from dppo.records.terminal.opening import hosting_line, sizes_line
+from dppo.records.words import hosting_line, sizes_line
 
 
 def test_sizes_are_those_of_the_run() -> None:

@@ -32,8 +32,7 @@ from dppo.records.observer import Display, RunInfo
 from dppo.records.terminal import make_display
 from dppo.records.terminal import plain as plain_lines
 from dppo.records.terminal import view as views
-from dppo.records.terminal.drawing import cells_of, draw
-from dppo.records.terminal.panel import LivePanel
+from dppo.records.terminal.panel import LivePanel, cells_of, draw
 from dppo.records.terminal.plain import PlainLines, plain_line
 from dppo.records.terminal.view import History, Pace, View, duration, number
 

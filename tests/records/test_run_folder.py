@@ -25,7 +25,7 @@ from dppo.__main__ import main
 from dppo.config import resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.run_folder import config_of, open_run
+from dppo.records.files.run_folder import open_run, settings_to_resume
 from dppo.records.files.run_lock import RunLock
 
 BATCH, ITERATIONS = 32, 3
@@ -202,7 +202,7 @@ def test_a_run_killed_before_its_settings_were_written_can_be_resumed(tmp_path: 
     run = tmp_path / "run"
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     (run / "config.yaml").unlink()
-    assert config_of(run)["env_id"] == "CartPole-v1"
+    assert settings_to_resume(run)["env_id"] == "CartPole-v1"
     assert main(["train", "--resume", str(run)]) == 0
     assert dppo.train(settings(run), resume=run).weights_sha256 == whole
 

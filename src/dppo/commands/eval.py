@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import closing
 from pathlib import Path
 
-from dppo.commands.parser import Parser, UsageError, asks_for_help, one_word
-from dppo.commands.settings_flags import TRUST, parsed_json
+from dppo.commands.flags import TRUST, Parser, UsageError, asks_for_help, one_word, parsed_json
 from dppo.policies.evaluation import evaluate
 from dppo.records.terminal.output import ShowLog
 
@@ -16,38 +16,29 @@ DESCRIPTION = (
     "one of its checkpoints."
 )
 EPISODES = 100
+HELP = {
+    "episodes": f"Number of episodes. (default: {EPISODES})",
+    "seed": "Seed of the episodes, independent of the training's. (default: 0)",
+    "stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",
+    "render": "Show the environment in a window (render_mode=human).",
+    "env_id": "Play in this environment instead of the run's own. Its spaces must be the same.",
+    "env_kwargs": "Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'.",
+    "model": "Use this class for the run's own network instead of the one that the checkpoint names.",
+}
 
 
 def make_parser() -> Parser:
     """Return the parser of this command's flags."""
     parser = Parser(PROG, "RUN [--flag value ...]", DESCRIPTION)
     group = parser.add_argument_group("episodes")
-    group.add_argument("--episodes", type=int, metavar="INT", help=f"Number of episodes. (default: {EPISODES})")
-    group.add_argument(
-        "--seed", type=int, metavar="INT", help="Seed of the episodes, independent of the training's. (default: 0)"
-    )
-    group.add_argument(
-        "--stochastic",
-        action="store_true",
-        help="Sample actions from the policy, as in training. Without it, the most likely action is taken.",
-    )
-    group.add_argument("--render", action="store_true", help="Show the environment in a window (render_mode=human).")
+    group.add_argument("--episodes", type=int, metavar="INT", help=HELP["episodes"])
+    group.add_argument("--seed", type=int, metavar="INT", help=HELP["seed"])
+    group.add_argument("--stochastic", action="store_true", help=HELP["stochastic"])
+    group.add_argument("--render", action="store_true", help=HELP["render"])
     group = parser.add_argument_group("environment and network")
-    group.add_argument(
-        "--env-id",
-        metavar="ENV_ID",
-        help="Play in this environment instead of the run's own. Its spaces must be the same.",
-    )
-    group.add_argument(
-        "--env-kwargs",
-        metavar="JSON",
-        help="Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'.",
-    )
-    group.add_argument(
-        "--model",
-        metavar="MODULE:CLASS",
-        help="Use this class for the run's own network instead of the one that the checkpoint names.",
-    )
+    group.add_argument("--env-id", metavar="ENV_ID", help=HELP["env_id"])
+    group.add_argument("--env-kwargs", metavar="JSON", help=HELP["env_kwargs"])
+    group.add_argument("--model", metavar="MODULE:CLASS", help=HELP["model"])
     group.add_argument("--trust", action="store_true", help=TRUST)
     return parser
 
@@ -65,17 +56,12 @@ def main(argv: list[str]) -> int:
     deterministic = not flags.pop("stochastic", False)
     if "env_kwargs" in flags:
         flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
-    show_log = ShowLog(lambda text: print(text, flush=True))
-    show_log.start()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
-            played = evaluate(
-                Path(run), flags.pop("env_id", None), deterministic=deterministic, **{"episodes": EPISODES} | flags
-            )
-    finally:
-        show_log.close()
+    env_id = flags.pop("env_id", None)
+    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log, warnings.catch_warnings():
+        show_log.start()
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
+        played = evaluate(Path(run), env_id, deterministic=deterministic, **{"episodes": EPISODES} | flags)
     print(
         f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {min(played.returns):.1f} to "
         f"{max(played.returns):.1f}), length {played.mean_length:.1f}"

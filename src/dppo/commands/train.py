@@ -1,25 +1,40 @@
-"""`dppo train`: train one policy."""
+"""`dppo train`: train one policy with settings from the preset, then from --config, then from flags."""
 
 from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
-from dppo.commands import arguments
-from dppo.commands.arguments import Arguments
-from dppo.config import Config
-from dppo.config.trust import code_named_by
-from dppo.errors import ConfigError
+from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
+from dppo.config import Config, presets, read_settings
+from dppo.config.files import preset
+from dppo.config.parts import about
+from dppo.config.trust import code_named_by, require_trust
+from dppo.errors import ConfigError, DppoError
+from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
+
+PROG = "dppo train"
+USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
+DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."
 
 logger = logging.getLogger("dppo")
 
 
 def main(argv: list[str]) -> int:
     """Train with the settings of the command line; return the exit code: 0, or 128 + n if signal n stopped the run."""
-    wanted = arguments.parse(argv, "dppo train")
-    config = _config_of(wanted)
+    wanted = parse(argv)
+    try:
+        config = Config(**wanted.settings)
+    except ConfigError as error:
+        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
+            raise
+        hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
+        raise ConfigError(f"{error}\n{hint}") from None
     if isinstance(wanted.resume, Path):
         for action in code_named_by(wanted.settings).values():
             print(f"{wanted.resume} {action}.", flush=True)
@@ -31,16 +46,6 @@ def main(argv: list[str]) -> int:
     return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
 
 
-def _config_of(wanted: Arguments) -> Config:
-    try:
-        return Config(**wanted.settings)
-    except ConfigError as error:
-        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
-            raise
-        hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
-        raise ConfigError(f"{error}\n{hint}") from None
-
-
 class _NamePreset(Observer):
     """Report the preset of a run, once the run has begun."""
 
@@ -50,3 +55,99 @@ class _NamePreset(Observer):
     def on_start(self, run: RunInfo) -> None:
         """Log the name of the preset."""
         logger.info("using the settings tuned for %s; --preset none disables them", self._preset)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The settings and options of one command line."""
+
+    settings: dict[str, Any]
+    """Settings for `Config`, not yet checked."""
+    preset: str | None = None
+    """The preset that some of them come from."""
+    tuned: frozenset[str] = frozenset()
+    """Names of the settings that come from the preset."""
+    resume: Path | str | None = None
+    """The run to continue, or "auto"."""
+    branch: bool = False
+    """True to start a new run from `resume` instead."""
+
+
+def parse(argv: list[str]) -> Arguments:
+    """Return the settings that `ENV_ID --flag value ...` asks for; or print help if it is asked for, and exit.
+
+    Raises as `arguments_of`, and a UsageError if a flag is unknown or there is a stray word.
+    """
+    if asks_for_help(argv):
+        print_help(argv, _parser, parse)
+    given, words = _parser({}).split(argv)
+    return arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
+
+
+def _parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
+    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
+    parser.add_argument_group("ENV_ID", about("env_id").help)
+    add_settings(parser, defaults)
+    return parser
+
+
+def print_help(
+    argv: list[str], make_parser: Callable[..., Parser], parse: Callable[[list[str]], Arguments]
+) -> NoReturn:
+    """Print the help of a command with the defaults that apply to the words beside --help, and exit."""
+    try:
+        parsed = parse([word for word in argv if not asks_for_help([word])])
+    except DppoError:
+        parsed = Arguments({})
+    source = ""
+    if isinstance(parsed.resume, Path):
+        source = f" Defaults are the settings of {parsed.resume}."
+    elif parsed.preset is not None:
+        source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
+    make_parser(parsed.settings, source).print_help()
+    raise SystemExit(0)
+
+
+def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
+    """Return the settings and options that flags ask for, given as the parser returned them.
+
+    Raises a ConfigError if a file does not contain settings, or a preset does not exist, and a UsageError if the
+    environment is missing.
+    """
+    config, preset_name, resume, branch = (given.get(name) for name in EXTRA)
+    flags = as_settings({name: text for name, text in given.items() if name not in (*EXTRA, "trust")})
+    if env_id is not None:
+        flags["env_id"] = env_id
+    if resume == "auto" and "run_dir" not in flags:
+        raise ConfigError("resume=auto: needs a folder that is the same each time. Add --run-dir.")
+    if branch is not None and resume in (None, "auto"):
+        raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
+    if resume not in (None, "auto"):
+        return _of_resumed(given, flags)
+    if "trust" in given:
+        raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
+    settings = read_settings(Path(config)) if config else {}
+    env_id = flags.get("env_id", settings.get("env_id"))
+    if env_id is None:
+        raise UsageError(f"the environment is missing. For example: {prog} CartPole-v1")
+    wanted = preset_name or "auto"
+    name = wanted if wanted not in ("auto", "none") else None
+    if wanted == "auto" and str(env_id) in presets():
+        name = str(env_id)
+    tuned = preset(name) if name else {}
+    return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
+
+
+def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:
+    """Return the settings of the run of --resume, with those of `flags`."""
+    run, branch = Path(given["resume"]), given.get("branch")
+    fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
+    for name in ("config", "preset", "run_dir"):
+        if (value := (given | flags).get(name)) is not None:
+            raise ConfigError(
+                f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
+            )
+    settings = settings_to_resume(run, flags if branch is None else flags | {"run_dir": branch})
+    if "trust" not in given:
+        require_trust(settings, flags, given["resume"])
+    return Arguments(settings, resume=run, branch=branch is not None)

@@ -82,11 +82,7 @@ class Observers:
     """Calls the observers of one run: files first, so that rows are safe; then the display, then the user's."""
 
     def __init__(self, display: Display, users: Sequence[Observer]) -> None:
-        """Check the observers.
-
-        Raises:
-            TypeError: one of `users` is not an Observer.
-        """
+        """Check the observers; raise a TypeError if one of `users` is not an Observer."""
         for user in users:
             if not isinstance(user, Observer):
                 raise TypeError(f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it.")
@@ -146,8 +142,7 @@ class Observers:
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End all that were started, the display last; a second call does nothing.
 
-        Raises:
-            BaseException: the first exception from an observer, unless the run has already ended with an `error`.
+        Raises the first exception from an observer, unless the run has already ended with an `error`.
         """
         started, self._started = self._started, []
         raised: list[BaseException] = []

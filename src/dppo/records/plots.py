@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ class Curve:
     global_step: np.ndarray
     episodic_return: np.ndarray
     """NaN while no episode has finished; such iterations may also be left out."""
+
+    def time_to(self, target: float | None) -> float | None:
+        """Return the seconds of training until the mean return reached `target`; None if it never did."""
+        reached = [] if target is None else self.wall_s[self.episodic_return >= target].tolist()
+        return reached[0] if reached else None
 
 
 @dataclass(frozen=True)
@@ -187,8 +193,8 @@ def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float |
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
         return float(band.wall_s[-1]) if len(band.wall_s) else None
-    reached = [curve.wall_s[curve.episodic_return >= target] for curve in group.curves]
-    return float(np.mean([times[0] for times in reached])) if all(map(len, reached)) else None
+    times = [time for curve in group.curves if (time := curve.time_to(target)) is not None]
+    return fmean(times) if len(times) == len(group.curves) else None
 
 
 def legend_time(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
@@ -211,9 +217,6 @@ def all_equal(bands: Sequence[Band]) -> bool:
     """Return whether all groups have the same returns at the same steps."""
     first, *others = ([band.global_step, band.mean, band.low, band.high] for band in bands)
     return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
-
-
-# ---------------------------------------------------------------------- drawing
 
 
 def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:

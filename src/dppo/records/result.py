@@ -1,4 +1,4 @@
-"""The results of a run and of an evaluation: as records, and in words."""
+"""The results of a run and of an evaluation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from dppo.config.trust import resume_command
 from dppo.errors import counted
 from dppo.records.metrics.reading import read_metrics
-
-EPISODES = 100  # window of the mean return
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +60,6 @@ class Result:
             f"Result(env_name={self.env_name!r}, run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
             f"episodic_return={self.episodic_return:.1f}, stopped_by={self.stopped_by!r})"
         )
-
-
-def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
-    """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
-    lines = [_ending(result, error)]
-    if isinstance(error, Exception) and (cause := str(error).strip().partition("\n")[0]):
-        lines.append(f"Cause: {cause}")  # the rest is reported where the error is caught
-    if result.episodes:
-        last = counted(min(result.episodes, EPISODES), "episode")
-        lines.append(f"Mean return of the last {last}: {result.episodic_return:.1f}")
-    else:
-        lines.append("No episode has finished yet.")
-    lines.append(f"Checkpoint: {result.checkpoint}")
-    if result.picture.exists():
-        lines.append(f"Picture: {result.picture}")
-    lines.append(f"Weights: sha256 {result.weights_sha256[:16]}")
-    if result.incidents:
-        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
-        lines.append(f"Incidents: {', '.join(counts)}")
-    if result.bottleneck:
-        lines.append(result.bottleneck)
-    if result.stopped_by:
-        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
-    return lines
-
-
-def _ending(result: Result, error: BaseException | None) -> str:
-    if result.iterations == result.resumed_at and result.stopped_by is None:
-        return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
-    if result.stopped_by is None:
-        ending = "Done"
-    else:
-        ending = f"{'Failed with' if isinstance(error, Exception) else 'Stopped by'} {result.stopped_by}"
-    steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
-    speed = "" if result.iterations == result.resumed_at else f" ({steps_per_s} steps/s while training)"
-    return (
-        f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
-        f"{result.wall_s:.1f} s{speed}."
-    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

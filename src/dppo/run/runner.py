@@ -19,14 +19,13 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.metrics.bottleneck import TimeSplit, bottleneck_line
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
-from dppo.records.terminal.opening import branch_line, hosting_line, sizes_line, waiting_line
+from dppo.records.words import TimeSplit, bottleneck_line, branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
 from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors, group_of
-from dppo.commands.compare.plan import Options, caption, folder_for, make_plan, parse
+from dppo.commands.compare.plan import Options, caption, make_plan, parse
 from dppo.config import Config, resolved
-from dppo.records.files.run_folder import versions
+from dppo.records.files.run_folder import as_file_name, versions
 from dppo.records.plots import CurveGroup, compare_figure
 
 NOISE = "noise"
@@ -29,16 +30,14 @@ EXPLAIN_NOISE = (
 
 
 def main(argv: list[str]) -> int:
-    """Train with each number of actors, and write compare.json and compare.png.
+    """Train with each number of actors, and write compare.json and compare.png; return the exit code.
 
-    Returns:
-        0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run.
-
-    Raises:
-        ConfigError: a setting is invalid; raised before the first run starts.
+    It is 0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run. Raises a
+    ConfigError before the first run starts if a setting is invalid.
     """
     options, settings = parse(argv)
-    folder = folder_for(options, settings)
+    name = f"compare__{as_file_name(str(settings['env_id']))}__{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or Path("runs") / name
     plan = make_plan(options, settings, folder)
     console = Console(highlight=False)
     console.print(caption(options, plan), soft_wrap=True)
@@ -161,12 +160,9 @@ def _report_equality(runs: Sequence[Run], console: Console) -> int:
     if not differing:
         console.print("The same weights, bit for bit, for every seed.")
         return 0
-    print("THE WEIGHTS DIFFER: the number of actors changed the result.", file=sys.stderr)
+    lines = ["THE WEIGHTS DIFFER: the number of actors changed the result."]
     for seed, hashes in differing.items():
-        each = ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
-        print(f"  seed {seed}: {each}", file=sys.stderr)
-    print(
-        "If the environment is deterministic for a given seed, this is a bug in dppo: please report it.",
-        file=sys.stderr,
-    )
+        lines.append(f"  seed {seed}: " + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items()))
+    lines.append("If the environment is deterministic for a given seed, this is a bug in dppo: please report it.")
+    print("\n".join(lines), file=sys.stderr)
     return 1

@@ -36,9 +36,7 @@ class Cycle:
     update_s: float
     """u: the update."""
     iteration_s: float
-    """Duration of the whole iteration."""
     bound_s: float
-    """The shortest possible iteration."""
     bound_steps_per_s: float
     """The highest possible number of env steps per second."""
     efficiency: float
@@ -56,16 +54,15 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     def mean(*names: str) -> float:
         return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
 
-    def exchange_s(row: dict[str, Any]) -> float:
-        beside = max(0.0, float(row["perf/collect_s"] - row["perf/slowest_actor_s"]))
-        return min(float(row["perf/transfer_s"]), beside)
-
-    exchange, collect_s, update_s = fmean(map(exchange_s, settled)), mean("slowest_actor_s"), mean("update_s")
-    iteration_s, bound_s = mean("iteration_s"), exchange + collect_s + update_s
+    exchange_s = fmean(
+        min(row["perf/transfer_s"], max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])) for row in settled
+    )
+    collect_s, update_s, iteration_s = mean("slowest_actor_s"), mean("update_s"), mean("iteration_s")
+    bound_s = exchange_s + collect_s + update_s
     return Cycle(
         steps=steps,
         env_step_ms=mean("env_step_ms"),
-        exchange_s=exchange,
+        exchange_s=exchange_s,
         collect_s=collect_s,
         work_s=hosts * mean("env_s", "act_s"),
         update_s=update_s,
@@ -98,12 +95,6 @@ class Run:
         columns = ("time/training_s", "global_step", "charts/episodic_return")
         return Curve(*(np.array([row[column] for row in known]) for column in columns))
 
-    def time_to(self, target: float | None) -> float | None:
-        """Return the seconds of training until the mean return reached `target`; None if it never did."""
-        curve = self.curve()
-        reached = [] if target is None else curve.wall_s[curve.episodic_return >= target].tolist()
-        return reached[0] if reached else None
-
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
         cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.num_actors))
@@ -114,7 +105,7 @@ class Run:
             "run_dir": str(self.result.run_dir),
             **{name: getattr(self.result, name) for name in names},
             "startup_s": self.startup_s,
-            "time_to_target_s": self.time_to(target),
+            "time_to_target_s": self.curve().time_to(target),
             "cycle": asdict(cycle),
             "curve": {name: column.tolist() for name, column in vars(self.curve()).items()},
         }
@@ -144,7 +135,7 @@ class Group:
 
     def times_to(self, target: float | None) -> list[float]:
         """Return the seconds to `target` of the seeds that reached it."""
-        return [when for run in self.runs if (when := run.time_to(target)) is not None]
+        return [when for run in self.runs if (when := run.curve().time_to(target)) is not None]
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the group as it is written to compare.json."""

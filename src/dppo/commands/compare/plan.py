@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.arguments import Arguments, arguments_of, print_help
-from dppo.commands.parser import Parser, asks_for_help, one_word
-from dppo.commands.settings_flags import add_settings, flag
+from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, one_word
+from dppo.commands.train import Arguments, arguments_of, print_help
 from dppo.config import Config
 from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
@@ -71,9 +68,7 @@ def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     """Return the options of the comparison, and the settings of the training, not yet checked.
 
-    Raises:
-        ConfigError, UsageError: an option is invalid.
-        SystemExit: help was asked for, and has been printed.
+    Prints help if it is asked for, and exits. Raises a ConfigError or a UsageError if an option is invalid.
     """
     if asks_for_help(argv):
         print_help(argv, make_parser, lambda words: _parse(words)[1])
@@ -84,12 +79,11 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
 def _parse(argv: list[str]) -> tuple[Options, Arguments]:
     given, words = make_parser({}).split(argv)
     options = Options(**{field.name: given.pop(field.name) for field in fields(Options) if field.name in given})
-    _check(options)
-    _check_rest(options, given)
+    _check(options, given)
     return options, arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, others: Collection[str]) -> None:
     numbers = " ".join(map(str, options.actors))
     if len(set(options.actors)) < len(options.actors):
         raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
@@ -105,31 +99,20 @@ def _check(options: Options) -> None:
     out = options.out
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
-
-
-def _check_rest(options: Options, given: Collection[str]) -> None:
     for name, reason in SET_BY_COMPARE.items():
-        if name in given:
+        if name in others:
             raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
-    if options.equal == "segment" and "num_samplers" in given:
+    if options.equal == "segment" and "num_samplers" in others:
         raise ConfigError(
             "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
         )
-
-
-def folder_for(options: Options, settings: dict[str, Any]) -> Path:
-    """Return the folder of the comparison."""
-    env = re.sub(r"[^A-Za-z0-9._-]+", "-", str(settings["env_id"])).strip("-")
-    return options.out or Path("runs") / f"compare__{env}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[Config]:
     """Return the runs in order: for each seed all numbers of actors, forwards for one seed and backwards for the next.
 
     A drift of the machine then affects all numbers of actors alike. Settings of actors apply to the runs with actors.
-
-    Raises:
-        ConfigError: a setting is invalid with one of the numbers of actors.
+    Raises a ConfigError if a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
 

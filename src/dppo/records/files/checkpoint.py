@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from dppo.records.files import sealed
 from dppo.records.files.disk import (
     DISK,
     Disk,
-    abandoned,
     cause,
     check_kind,
     check_parts,
+    is_abandoned,
     make_folder,
     read_file,
     remedy,
@@ -84,17 +85,15 @@ def save(
     """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
 
     Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
-    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them.
-
-    Raises:
-        CheckpointNotWritten: for example because the disk is full. Earlier checkpoints are untouched.
+    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises
+    CheckpointNotWritten, for example because the disk is full; earlier checkpoints are untouched then.
     """
     path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
         check_kind(folder, stat.S_IFDIR)
         make_folder(folder, disk)
-        _remove(abandoned(folder), disk)
+        _remove([path for path in folder.glob(".tmp-*") if is_abandoned(path)], disk)
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
         write_file(path, *_encode(checkpoint, iteration, serial, score), disk=disk)
     except OSError as error:
@@ -107,11 +106,7 @@ def save(
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in the file `path`, after checking every byte.
-
-    Raises:
-        CheckpointError: the file is not an intact checkpoint.
-    """
+    """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
     named, metadata = sealed.read_all(path)
     _check_format(path, metadata)
     try:
@@ -128,8 +123,7 @@ def load(path: Path) -> Checkpoint:
 def find(path: Path) -> Found:
     """Return the newest good checkpoint in a run folder or its checkpoints folder, or `path` itself if it is one.
 
-    Raises:
-        CheckpointError: there is no checkpoint, or no good one, or `path` is a damaged one, or has links in it.
+    Raises a CheckpointError if there is none, or no good one, or if `path` is a damaged one, or has links in it.
     """
     if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
         path = path.with_name(path.name + sealed.SUFFIX)
@@ -166,9 +160,6 @@ def has_any(run_dir: Path) -> bool:
     return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
 
 
-# ---------------------------------------------------------------------- reading a folder
-
-
 def _scan(folder: Path) -> list[_Entry]:
     """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
     found = ((path, NAME.fullmatch(path.name)) for path in folder.iterdir())
@@ -181,9 +172,8 @@ def _entry(path: Path, iteration: int) -> _Entry:
         metadata = sealed.read_metadata(path)
         _check_format(path, metadata)
         score = json.loads(metadata["score"])
-        return _Entry(
-            path, int(metadata["iteration"]), int(metadata["serial"]), None if score is None else float(score)
-        )
+        score = None if score is None else float(score)
+        return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
     except (KeyError, TypeError, ValueError):
@@ -215,9 +205,6 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
-# ---------------------------------------------------------------------- deleting old files
-
-
 def _rotate(folder: Path, keep: int, disk: Disk) -> None:
     """Delete all but the newest and the best; leave what cannot be read or deleted."""
     entries: list[_Entry] = []
@@ -227,9 +214,15 @@ def _rotate(folder: Path, keep: int, disk: Disk) -> None:
     scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
     _remove([entry.path for entry in current[keep:] if entry is not best], disk)
-    if best is not None:
-        with _warning_once(folder / "best.json"):
-            _name_best(folder / "best.json", best, disk)
+    if best is None:
+        return
+    # For the user; the scores themselves are in the checkpoints.
+    content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
+    data = json.dumps(content).encode() + b"\n"
+    path = folder / "best.json"
+    with _warning_once(path):
+        if not os.path.lexists(path) or read_file(path) != data:
+            write_file(path, data, disk=disk)
 
 
 def _remove(paths: list[Path], disk: Disk) -> None:
@@ -252,13 +245,3 @@ def _warning_once(path: Path) -> Iterator[None]:
                 "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
             )
         _warned.add(path)
-
-
-def _name_best(path: Path, best: _Entry, disk: Disk) -> None:
-    """Write the name of the best checkpoint, for the user; the scores themselves are in the checkpoints."""
-    content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
-    data = json.dumps(content).encode() + b"\n"
-    with suppress(FileNotFoundError):
-        if read_file(path) == data:
-            return
-    write_file(path, data, disk=disk)

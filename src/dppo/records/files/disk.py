@@ -42,9 +42,8 @@ class Irregular(OSError):
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file without following a link and without waiting; return its descriptor.
 
-    Raises:
-        Irregular: it is something else; or it is to be written in place, and has a second name (a hard link).
-        OSError: for example because it is missing.
+    Raises `Irregular` if it is something else, or is to be written in place and has a second name (a hard link); and
+    another OSError for example if it is missing.
     """
     check_kind(path, stat.S_IFREG)  # before opening, which alone can have effects on a device
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -89,9 +88,6 @@ def refusal(error: Irregular) -> CheckpointError:
 def _compare(path: Path, mode: int, kind: int) -> None:
     if stat.S_IFMT(mode) != kind:
         raise Irregular(path, KINDS.get(stat.S_IFMT(mode), "something else"), KINDS[kind])
-
-
-# ---------------------------------------------------------------------- writing
 
 
 class Disk:
@@ -152,12 +148,8 @@ def make_folder(path: Path, disk: Disk = DISK) -> None:
         disk.sync(path.parent)
 
 
-def abandoned(folder: Path) -> list[Path]:
-    """Return the temporary files in `folder` that killed processes left behind."""
-    return [path for path in folder.glob(".tmp-*") if _is_abandoned(path)]
-
-
-def _is_abandoned(path: Path) -> bool:
+def is_abandoned(path: Path) -> bool:
+    """Return whether a killed process has left this temporary file behind."""
     host, _, pid = path.name.split("-", 2)[-1].rpartition("-")
     if host == socket.gethostname() and pid.isdigit():
         return int(pid) == os.getpid() or not is_alive(int(pid))

@@ -53,20 +53,15 @@ class RunFolder:
         return None if self.start is None else self.start.checkpoint.state.get("branched_from")
 
     def write_settings(self, config: Config) -> None:
-        """Write config.yaml.
-
-        Raises:
-            CheckpointNotWritten: for example because the disk is full. An earlier file is untouched.
-        """
+        """Write config.yaml; raise CheckpointNotWritten, for example if the disk is full, and keep an earlier file."""
         text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions()}, sort_keys=False)
         if self.branched_from is not None:
             text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
         try:
             write_file(self.path / CONFIG, text.encode())
         except OSError as error:
-            raise CheckpointNotWritten(
-                f"{self.path / CONFIG}: could not be written: {cause(error)} {remedy(error)}"
-            ) from error
+            path = self.path / CONFIG
+            raise CheckpointNotWritten(f"{path}: could not be written: {cause(error)} {remedy(error)}") from error
 
     def __enter__(self) -> RunFolder:
         return self
@@ -97,7 +92,9 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
             raise ConfigError(
                 f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
             )
-        return _branch_off(config, Path(str(resume)))
+        found = find(Path(str(resume)))
+        check_branch(_settings_of(found), config, found.path)
+        return _create(config, replace(found, path=Path(os.path.abspath(found.path))))
     if resume == "auto":
         if config.run_dir is None:
             raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
@@ -108,8 +105,10 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
 def _create(config: Config, origin: Found | None = None) -> RunFolder:
     run_dir = config.run_dir
     if run_dir is None:
-        env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name).strip("-")
-        run_dir = _free(Path("runs") / f"{env}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
+        name = f"{as_file_name(config.env_name)}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        run_dir, number = Path("runs") / name, 2
+        while run_dir.exists():  # two runs may start in the same second
+            run_dir, number = Path("runs") / f"{name}-{number}", number + 1
     path = Path(os.path.abspath(run_dir))
     try:
         check_parts(path)
@@ -137,46 +136,19 @@ def _create(config: Config, origin: Found | None = None) -> RunFolder:
     return folder
 
 
-def _free(path: Path) -> Path:
-    """Return `path`, or the first of path-2, path-3 ... that is free: two runs may start in the same second."""
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate
-
-
-def _refuse_objects(settings: dict[str, Any]) -> dict[str, Any]:
-    kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
-    for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
-        if OBJECT in (text := json.dumps(value)):
-            raise ConfigError(
-                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass `env_kwargs` again: "
-                f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
-            )
-    return settings
+def as_file_name(env_name: str) -> str:
+    """Return the name of an environment without the characters that a folder should not have in its name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", env_name).strip("-")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
-        try:
+    packages = ("dppo", "ray", "torch", "gymnasium", "numpy")
+    found = {"python": platform.python_version(), **dict.fromkeys(packages, "not installed")}
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
     return found
-
-
-def config_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a run from its folder, or from a file or folder in it; raise as `settings_to_resume`."""
-    return _refuse_objects(_settings_in(path))
-
-
-def _settings_in(path: Path) -> dict[str, Any]:
-    run_dir = _run_dir_of(path)
-    if (run_dir / CONFIG).is_file():
-        return read_settings(run_dir / CONFIG)
-    return _settings_of(find(run_dir))  # the file is missing: the run was killed before writing it
 
 
 def _settings_of(found: Found) -> dict[str, Any]:
@@ -186,14 +158,25 @@ def _settings_of(found: Found) -> dict[str, Any]:
     return flattened(settings)
 
 
-def settings_to_resume(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
+def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
-    Raises:
-        CheckpointError: there is no run.
-        ConfigError: its environment was made with Python objects.
+    Without `changes` they are not even checked, which is enough to play with the policy. Raises a CheckpointError if
+    `path` is neither the folder of a run nor in one, a ConfigError if its environment was made with Python objects.
     """
-    return _refuse_objects(leave_out_ineffective(_settings_in(path), changes))
+    run_dir = _run_dir_of(path)
+    written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
+    settings = read_settings(run_dir / CONFIG) if written else _settings_of(find(run_dir))
+    if changes is not None:
+        settings = leave_out_ineffective(settings, changes)
+    kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
+    for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
+        if OBJECT in (text := json.dumps(value)):
+            raise ConfigError(
+                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass `env_kwargs` again: "
+                f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
+            )
+    return settings
 
 
 def _run_dir_of(path: Path) -> Path:
@@ -220,9 +203,3 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
         lock.close()
         raise
     return RunFolder(run_dir, lock, start=found, close_changes=changes)
-
-
-def _branch_off(config: Config, path: Path) -> RunFolder:
-    found = find(path)
-    check_branch(_settings_of(found), config, found.path)
-    return _create(config, replace(found, path=Path(os.path.abspath(found.path))))

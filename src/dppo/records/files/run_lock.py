@@ -29,10 +29,8 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         """Take the lock.
 
-        Raises:
-            ConfigError: another run holds it; the message names process, host and start time.
-            CheckpointError: the file is a link or a pipe.
-            OSError: it cannot be written.
+        Raises a ConfigError that names process, host and start time if another run holds it, a CheckpointError if the
+        file is a link or a pipe, and an OSError if it cannot be written.
         """
         self._path = folder / FILE
         try:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,18 +48,16 @@ def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a sealed file without reading its arrays; raise as `read_all`."""
     with _reading(path) as file:
-        return _metadata(path, _read_header(path, file))
+        return _read_header(path, file)[1]
 
 
 def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays and the metadata of a sealed file, after checking every byte. Runs no code.
 
-    Raises:
-        CheckpointError: the file is missing, not a regular file, or damaged.
+    Raises a CheckpointError if the file is missing, not a regular file, or damaged.
     """
     with _reading(path) as file:
-        header = _read_header(path, file)
-        metadata = _metadata(path, header)
+        header, metadata = _read_header(path, file)
         body = file.read()
     expected, found = metadata.get("arrays_sha256", ""), hashlib.sha256(body).hexdigest()
     if found != expected:
@@ -84,9 +82,6 @@ def _filled(pattern: re.Pattern[bytes], header: bytes, digest: str) -> bytes:
     return header[: match.start(1)] + digest.encode() + header[match.end(1) :]
 
 
-# ---------------------------------------------------------------------- reading
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file; turn errors of the disk into a CheckpointError."""
@@ -101,8 +96,8 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path}: cannot be read: {cause(error)}\n{remedy(error)}") from error
 
 
-def _read_header(path: Path, file: BinaryIO) -> bytes:
-    """Return the bytes of the length and the header, after checking them."""
+def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
+    """Return the bytes of the length and the header, after checking them, and the metadata in them."""
     start = file.read(LENGTH)
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
@@ -114,25 +109,19 @@ def _read_header(path: Path, file: BinaryIO) -> bytes:
     found = hashlib.sha256(_filled(SEAL_OF_HEADER, header, UNSEALED)).hexdigest()
     if found != seals[0].decode():
         raise damaged(path, f"SHA-256 {seals[0][:12].decode()}... of its header", f"{found[:12]}...")
-    return header
-
-
-def _metadata(path: Path, header: bytes) -> dict[str, str]:
     metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise damaged(path, "metadata", "something else")
-    return metadata
+    return header, metadata
 
 
 def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
     """Return the JSON object in `data`, which was read from `path`; raise a CheckpointError if it is something else."""
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(data)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise damaged(path, "a JSON object", "something else")
-    return value
+        if isinstance(value, dict):
+            return value
+    raise damaged(path, "a JSON object", "something else")
 
 
 def _looks_like(data: bytes) -> str:

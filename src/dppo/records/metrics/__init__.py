@@ -1,1 +1,1 @@
-"""The metrics of a run: rows, files, and what limited the speed."""
+"""The metrics of a run: its rows, and the files that they are in."""

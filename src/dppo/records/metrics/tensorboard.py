@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from dppo.records.files.disk import open_file
@@ -60,34 +60,25 @@ class TensorBoard(Observer):
         """Write rows as they arrive; flush at most once a second."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
 
         path = _new_event_file(self._run_dir)
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        file = RecordWriter(str(path))
-        try:
+        with closing(RecordWriter(str(path))) as file:
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             # At each START except the first, TensorBoard drops earlier events from this step on.
             start = SessionLog(status=SessionLog.START)
             file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
             while (item := self._rows.get()) is not None:
-                file.write(_event(*item))
+                wall_time, row = item
+                scalars = {key: value for key, value in row.items() if "/" in key and value is not None}
+                values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+                # All scalars as one event: ten times cheaper than an event for each.
+                event = Event(wall_time=wall_time, step=int(row["global_step"] or 0), summary=Summary(value=values))
+                file.write(event.SerializeToString())
                 if self._rows.empty():
                     file.flush()
                     self._closing.wait(FLUSH_S)
-        finally:
-            file.close()
-
-
-def _event(wall_time: float, row: dict[str, float | None]) -> bytes:
-    """Return all scalars of a row as one event: ten times cheaper than an event for each."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
-
-    values = [
-        Summary.Value(tag=key, simple_value=value) for key, value in row.items() if "/" in key and value is not None
-    ]
-    event = Event(wall_time=wall_time, step=int(row["global_step"] or 0), summary=Summary(value=values))
-    return bytes(event.SerializeToString())
 
 
 def _new_event_file(run_dir: Path) -> Path:

@@ -27,8 +27,7 @@ class MetricsWriter(Observer):
     def __init__(self, run_dir: Path, resume_iteration: int | None, *, disk: Disk = DISK) -> None:
         """Open the file for a new run, or cut off the rows after `resume_iteration` and append.
 
-        Raises:
-            DppoError: the file cannot be written, or holds the rows of another run.
+        Raises a DppoError if the file cannot be written, or holds the rows of another run.
         """
         self.path = run_dir / FILE
         self._pending = b""

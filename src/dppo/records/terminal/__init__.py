@@ -17,7 +17,9 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
         return Display()
     if mode == "auto" and os.environ.get("CI"):
         return PlainLines(stream)
-    if mode in ("auto", "live") and _can_show_panel(stream):
+    unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    capable = stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
+    if mode in ("auto", "live") and capable:
         from dppo.records.terminal.panel import LivePanel
 
         return LivePanel(stream)
@@ -25,8 +27,3 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
     if mode == "live":
         lines.note("progress=live needs a terminal that shows Unicode; printing plain lines instead.")
     return lines
-
-
-def _can_show_panel(stream: TextIO) -> bool:
-    unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode

@@ -9,9 +9,10 @@ from typing import TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result, closing_lines
+from dppo.records.result import Result
 from dppo.records.terminal.output import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+from dppo.records.words import closing_lines
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
 FIRST_S, LAST_S = 1.0, 60.0  # the interval between lines within an iteration doubles from the first to the last
@@ -44,8 +45,13 @@ class PlainLines(Display):
 
     def on_progress(self, progress: CollectionProgress) -> None:
         """Print the progress of a long iteration, if env steps have been made and the last line is old enough."""
-        if self._view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
-            self._print("  " + progress_line(self._view, progress))
+        view = self._view
+        if view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
+            self._print(
+                f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
+                f"{view.batch_size:,} steps   {number(view.pace.step_ms)} ms per env step   "
+                f"left about {duration(view.left_s(view.moved_at))}"
+            )
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 
@@ -79,17 +85,6 @@ class PlainLines(Display):
         with self._lock:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
-
-
-def progress_line(view: View, progress: CollectionProgress) -> str:
-    """Return the progress of an iteration as one line of plain characters."""
-    parts = [
-        _steps(progress.global_step, view),
-        f"iteration {progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps",
-        f"{number(view.pace.step_ms)} ms per env step",
-        f"left about {duration(view.left_s(view.moved_at))}",
-    ]
-    return "   ".join(parts)
 
 
 def plain_line(view: View) -> str:

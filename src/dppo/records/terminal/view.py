@@ -50,10 +50,9 @@ class Pace:
 
 
 class History:
-    """A series of any length, kept as at most `size` means over equally many values."""
+    """A series of any length, kept as fewer than 512 means over equally many values."""
 
-    def __init__(self, size: int = 512) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._each = 1
         self.means: list[float] = []
         self._open: list[float] = []
@@ -65,7 +64,7 @@ class History:
             return
         self.means.append(sum(self._open) / len(self._open))
         self._open = []
-        if len(self.means) == self._size:
+        if len(self.means) == 512:
             self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
             self._each *= 2
 
@@ -134,10 +133,7 @@ class View:
         return int(self.row.get("global_step", 0)) if self.under_way is None else self.under_way.global_step
 
     def left_s(self, now: float) -> float:
-        """Return the seconds left at the mean speed of finished iterations, or of the first one while it runs.
-
-        NaN while the speed is unknown.
-        """
+        """Return the seconds left at the mean speed of finished iterations, or of the running first; NaN if unknown."""
         steps, steps_per_s, since = self.row.get("global_step", 0), self.row.get("charts/SPS", math.nan), self.row_at
         if not self.row and self.progress is not None:
             steps, steps_per_s, since = self.progress.global_step, self.pace.steps_per_s, self.moved_at

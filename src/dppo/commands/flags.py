@@ -1,0 +1,234 @@
+"""The flags of all commands: argparse without defaults, and every setting of `Config` as a flag."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
+from dppo.errors import ConfigError, DppoError, unknown_name
+
+WIDTH = 80
+
+# Our flags, and the names of the same thing in other libraries. Where two flags share a name, the first one that the
+# command has is suggested.
+ALIASES = {
+    "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
+    "--seeds": "n-seeds num-seeds repeats n-runs num-runs",
+    "--out": "out-dir output output-dir outdir save-path",
+    "--episodes": "n-eval-episodes eval-episodes num-episodes n-episodes num-eval-episodes",
+    "--stochastic": "sample",
+    "--env-id": "env env-name environment gym-id task",
+    "--learning-rate": "lr step-size alpha",
+    "--num-samplers": "n-envs num-envs num-env nenvs n-env",
+    "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",
+    "--num-steps": "n-steps rollout-length rollout-fragment-length rollout-steps horizon unroll-length nsteps",
+    "--total-timesteps": "timesteps n-timesteps num-timesteps total-steps max-steps steps num-env-steps",
+    "--update-epochs": "n-epochs num-epochs epochs num-sgd-iter k-epochs ppo-epoch ppo-epochs noptepochs",
+    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches "
+    "train-batch-size",
+    "--clip-coef": "clip clip-range clip-param clip-ratio eps-clip cliprange clip-eps",
+    "--clip-vloss": "clip-range-vf vf-clip-param",
+    "--ent-coef": "entropy-coeff entropy-coef entropy-cost entropy entropy-bonus",
+    "--vf-coef": "vf-loss-coeff value-loss-coef value-coef value-coeff",
+    "--gae-lambda": "lambda lam gae lambda-",
+    "--gamma": "discount discount-factor",
+    "--max-grad-norm": "grad-clip clip-grad gradient-clip",
+    "--target-kl": "kl-target kl",
+    "--norm-adv": "normalize-advantage normalize-advantages norm-advantage",
+    "--norm-obs": "normalize-obs normalize-observations norm-observations obs-norm",
+    "--norm-reward": "normalize-reward normalize-rewards norm-rewards reward-norm",
+    "--hidden-sizes": "net-arch hidden-dims hidden-dim hidden-layers fcnet-hiddens hidden-size layers",
+    "--model": "policy network",
+    "--device": "cuda gpu num-gpus",
+    "--name": "exp-name experiment-name run-name",
+    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder out",
+    "--checkpoint-interval-s": "checkpoint-freq save-freq save-interval checkpoint-interval",
+    "--segment-timeout-s": "timeout",
+    "--progress": "verbose quiet progress-bar",
+    "--resume": "load restore load-checkpoint checkpoint trained-agent",
+}
+FIRST = (  # the settings that people use first
+    "total_timesteps", "num_actors", "num_samplers", "envs_per_sampler", "num_steps",
+    "learning_rate", "gamma", "seed", "env_kwargs", "run_dir",
+)  # fmt: skip
+EXTRA = {  # flags that name a source of settings
+    "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
+    "preset": (
+        "NAME",
+        "Tuned settings of an environment, by its id; none; or auto, those of ENV_ID if there are any. --config and "
+        "flags take precedence over them. (default: auto)",
+    ),
+    "resume": (
+        "RUN",
+        "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run in --run-dir "
+        "if there is one, else start it.",
+    ),
+    "branch": (
+        "NEW_DIR",
+        "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimizer and "
+        "normalizers. Counters begin at zero, and other settings are allowed.",
+    ),
+}
+TRUST = (
+    "Import and call the code that the settings of RUN name, such as an environment module:factory. Not needed for a "
+    "plain Gymnasium id, nor for what you name yourself."
+)
+
+
+class UsageError(DppoError):
+    """An invalid command line."""
+
+    exit_code = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Returns only the flags that were given, by name: an absent flag has no value, not even its default."""
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        """Build a parser without flags; each line of `usage` shows one way to use the command."""
+        super().__init__(
+            prog=prog,
+            usage=f"\n{' ' * len('usage: ')}".join(f"{prog} {line}" for line in usage.splitlines()),
+            description=description,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=WIDTH),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message that argparse would print as a `UsageError`."""
+        raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
+
+    def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong."""
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
+        found, rest = self.parse_known_args(dashed)
+        for word in rest:
+            if re.match("--?[a-zA-Z]", word):
+                raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
+        return vars(found), rest
+
+    def _unknown(self, flag: str) -> str:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        ours = [name for name, theirs in ALIASES.items() if flag.removeprefix("--") in theirs.split()]
+        meant = next((name for name in ours if name in known), None)
+        if meant is not None:
+            return f"{flag} is not a known flag. Did you mean {meant}?"
+        if "--env-id" in (flag, *ours):
+            return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
+        return unknown_name("flag", flag, known)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Return whether help is asked for; the other words need not be valid then."""
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
+    """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
+    if len(words) > 1:
+        raise UsageError(
+            f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches such as "
+            f"--anneal-lr take no value."
+        )
+    return words[0] if words else None
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting: `--num-actors`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
+    """Add a flag for each setting, in groups: the most used ones, sources of settings, then the parts of `Config`.
+
+    For --help, `defaults` apply in place of the settings' own, and the flags named in `leave_out` are not listed.
+    """
+    first = parser.add_argument_group("most used")
+    for name in FIRST:
+        _add(first, name, defaults, name in leave_out)
+    sources = parser.add_argument_group("files, presets and earlier runs")
+    for name, (metavar, text) in EXTRA.items():
+        sources.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
+    sources.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
+    for part, record in PARTS.items():
+        group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
+        for name in names_of(part):
+            if name not in (*FIRST, "env_id"):
+                _add(group, name, defaults, name in leave_out)
+
+
+def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
+    hint, text = types_by_name()[name], about(name).help
+    default = defaults.get(name, default_of(name))
+    if default is not None or "Default: " not in text:
+        text = f"{text} (default: {_shown(default)})"
+    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+    if hint is bool:
+        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
+    else:
+        several: dict[str, Any] = {"nargs": "*"} if get_origin(hint) is tuple else {}
+        group.add_argument(flag(name), metavar=_metavar(hint), help=text, **several)
+
+
+def _shown(value: Any) -> str:
+    """Return a default as a user would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _metavar(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(get_args(hint)) + "}"
+    kinds = {hint, get_origin(hint), *get_args(hint)}
+    for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
+        if kind in kinds:
+            return word
+    return "TEXT"
+
+
+def in_flags(text: str) -> str:
+    """Return an error's text with the settings between backticks as flags: `norm_adv=False` becomes --no-norm-adv."""
+    return re.sub("`([a-z_]+)(?:=([^`]*))?`", _as_flag, text)
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    if name not in (*settings_by_name(), *EXTRA, "trust", "render"):
+        return found[0]
+    if name == "branch":
+        return "--branch NEW_DIR"
+    if name == "env_id":  # the environment has no flag
+        return value or "ENV_ID"
+    if value in ("True", "False") and types_by_name().get(name, bool) is bool:
+        return flag(name) if value == "True" else flag(f"no_{name}")
+    return f"{flag(name)} {value}" if value else flag(name)
+
+
+def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given as settings, not yet checked; raise as `parsed_json`."""
+    settings: dict[str, Any] = {}
+    for name, text in given.items():
+        hint = types_by_name()[name]
+        missing = text == "none" and NoneType in get_args(hint)
+        settings[name] = None if missing else parsed_json(name, text) if get_origin(hint) is dict else text
+    return settings
+
+
+def parsed_json(name: str, text: str) -> Any:
+    """Return the value of a flag that is written as JSON; raise a ConfigError if it is not."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None

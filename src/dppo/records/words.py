@@ -1,0 +1,168 @@
+"""The first and the last lines of a run: its sizes and processes, its result, and the bottleneck of its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dppo.config import Config
+from dppo.config.checks import batch_in_words
+from dppo.config.trust import resume_command
+from dppo.errors import counted
+from dppo.records.files.checkpoint import Found
+from dppo.records.result import Result
+
+EPISODES = 100  # window of the mean return
+WORTH_REPORTING = 1.1  # a smaller gain is within the noise
+
+
+def sizes_line(config: Config) -> str:
+    """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
+    per_epoch = config.minibatches_per_epoch
+    batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
+    return (
+        f"{counted(config.iterations, 'iteration')} of {batch}, each trained "
+        f"for {counted(config.update_epochs, 'epoch')} of {counted(per_epoch, 'minibatch', 'minibatches')} of up to "
+        f"{config.minibatch_rows:,} rows: "
+        f"{counted(config.iterations * config.update_epochs * per_epoch, 'SGD step')} in all."
+    )
+
+
+def hosting_line(config: Config) -> str:
+    """Return where the samplers run, in one sentence."""
+    if config.num_actors == 0:
+        if config.num_samplers == 1:
+            return "Collecting in this process."
+        spread = as_setting_and_flag("num_actors", config.num_samplers)
+        return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
+    fewest, most = divmod(config.num_samplers, config.num_actors)
+    if not most:
+        if config.num_actors == 1:
+            return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
+        return f"{config.num_actors} Ray actors host {counted(fewest, 'sampler')} each."
+    return (
+        f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {most} host {fewest + 1}, the "
+        f"others {fewest} and have to wait."
+    )
+
+
+def waiting_line(config: Config) -> str:
+    """Return what happens before the first line of a run, for a terminal."""
+    if config.num_actors == 0:
+        return f"Creating {config.env_name} ..."
+    return f"Starting {counted(config.num_actors, 'Ray actor')} ..."
+
+
+def branch_line(origin: Found) -> str:
+    """Return what a new run takes over from a checkpoint of another run, and what it drops."""
+    state, arrays = origin.checkpoint.state, origin.checkpoint.arrays
+    lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]
+    left = sum(int((array > 0).sum()) for array in lengths)
+    steps = sum(int(array.sum()) for array in lengths)
+    return (
+        f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimizer and normalizers are kept, "
+        f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
+        f"{'is' if left == 1 else 'are'} dropped."
+    )
+
+
+def as_setting_and_flag(name: str, value: object) -> str:
+    """Return a setting as it is written in Python and on the command line: `num_actors=8 (--num-actors 8)`."""
+    flag = f"--{name.replace('_', '-')}"
+    return f"{name}={value} ({flag if value is True else f'{flag} {value}'})"
+
+
+def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
+    """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
+    lines = [_ending(result, error)]
+    if isinstance(error, Exception) and (cause := str(error).strip().partition("\n")[0]):
+        lines.append(f"Cause: {cause}")  # the rest is reported where the error is caught
+    if result.episodes:
+        last = counted(min(result.episodes, EPISODES), "episode")
+        lines.append(f"Mean return of the last {last}: {result.episodic_return:.1f}")
+    else:
+        lines.append("No episode has finished yet.")
+    lines.append(f"Checkpoint: {result.checkpoint}")
+    if result.picture.exists():
+        lines.append(f"Picture: {result.picture}")
+    lines.append(f"Weights: sha256 {result.weights_sha256[:16]}")
+    if result.incidents:
+        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
+        lines.append(f"Incidents: {', '.join(counts)}")
+    if result.bottleneck:
+        lines.append(result.bottleneck)
+    if result.stopped_by:
+        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
+    return lines
+
+
+def _ending(result: Result, error: BaseException | None) -> str:
+    if result.iterations == result.resumed_at and result.stopped_by is None:
+        return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
+    stopped = "Failed with" if isinstance(error, Exception) else "Stopped by"
+    ending = "Done" if result.stopped_by is None else f"{stopped} {result.stopped_by}"
+    steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
+    speed = "" if result.iterations == result.resumed_at else f" ({steps_per_s} steps/s while training)"
+    return (
+        f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
+        f"{result.wall_s:.1f} s{speed}."
+    )
+
+
+@dataclass(slots=True)
+class TimeSplit:
+    """Seconds spent in all iterations of this call except the first, which makes the environments."""
+
+    rows: int = 0
+    iteration_s: float = 0.0
+    collect_s: float = 0.0
+    """From the request to the last segment."""
+    actors_s: float = 0.0
+    """Busy time of the slowest actor of each iteration."""
+    update_s: float = 0.0
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Add a row of metrics."""
+        self.rows += 1
+        if self.rows > 1:
+            self.iteration_s += row["perf/iteration_s"]
+            self.collect_s += row["perf/collect_s"]
+            self.actors_s += row["perf/slowest_actor_s"]
+            self.update_s += row["perf/update_s"]
+
+
+def bottleneck_line(split: TimeSplit, *, num_actors: int, num_samplers: int, overlap: bool) -> str:
+    """Return one line about the bottleneck and the setting that would relieve it; "" if no setting gains enough.
+
+    Without overlap an iteration takes C + u + x: collecting, update, rest. With overlap it takes max(C, u) + x, which
+    saves min(C, u).
+    """
+    if num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
+        return ""
+    if not overlap:
+        gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
+        if gain < WORTH_REPORTING:
+            return ""
+        waited = 1 - split.collect_s / split.iteration_s
+        return (
+            f"Bottleneck: the actors waited {waited:.0%} of the time for the learner. "
+            f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
+        )
+    iterations = split.rows - 1
+    whole, update, actors = (
+        f"{1e3 * s / iterations:,.0f} ms" for s in (split.iteration_s, split.update_s, split.actors_s)
+    )
+    if _ratio(split.iteration_s, split.update_s) < WORTH_REPORTING:
+        return f"Bottleneck: the learner (updating took {update} of {whole} per iteration). More actors gain nothing."
+    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * num_actors / num_samplers))
+    if _ratio(split.iteration_s, split.actors_s) < WORTH_REPORTING <= gain:
+        return (
+            f"Bottleneck: the actors (collecting took {actors} of {whole} per iteration, updating {update}). "
+            f"{as_setting_and_flag('num_actors', num_samplers)} would be up to {gain:.1f} x as fast if there are CPUs "
+            f"for them, with the same result."
+        )
+    return ""
+
+
+def _ratio(before_s: float, after_s: float) -> float:
+    return before_s / after_s if after_s > 0 else float("inf")
