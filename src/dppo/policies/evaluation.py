@@ -158,10 +158,8 @@ def _find_player(
     if model is not None and own is None:
         raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
     named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
-    if env_kwargs is None and not _is_made(env):
-        settings = config_of(run)
-    else:  # the arguments replace the run's
-        settings = settings_to_resume(run, {"env_kwargs": env_kwargs or {}})
+    kept = env_kwargs is None and not _is_made(env)
+    settings = settings_to_resume(run, None if kept else {"env_kwargs": env_kwargs or {}})
     stored = {"env_kwargs": {}} | settings | {"model": own}
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
