@@ -50,9 +50,6 @@ def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iter
         trainers.close()
 
 
-# ------------------------------------------------------------------ one group, disturbed repeatedly
-
-
 class Undisturbed:
     """Two ranks in the middle of a training, and the result of their next update without faults."""
 
@@ -246,9 +243,6 @@ def test_the_measured_worth_in_words() -> None:
     assert faster.endswith("one learner takes 1000.0 ms. They are 1.8 times as fast.")
 
 
-# ------------------------------------------------------------------ lost nodes
-
-
 @pytest.mark.slow
 def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> None:
     program = (str(Path(__file__).with_name("losing_nodes.py")), str(tmp_path))
@@ -263,9 +257,6 @@ def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> Non
     assert any(note.startswith("a learner died: ") for note in report["notes"])
     assert report["run"]["same"] is True
     assert report["run"]["incidents"]["segments_lost"] == 2
-
-
-# ------------------------------------------------------------------ starting
 
 
 def test_learners_without_room_raise_and_release_their_resources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +317,6 @@ def test_the_interface_of_an_address() -> None:
     found = interface_of(address)
     assert found in {name for _, name in socket.if_nameindex()}
     assert (found in ("lo", "lo0")) == address.startswith("127.")
-
-
-# ------------------------------------------------------------------ the same learning problem
 
 
 @pytest.mark.slow  # tests/ppo/test_parallel.py compares ranks in threads in the fast set

@@ -53,9 +53,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
 
 
-# ------------------------------------------------------------------ lost and replaced
-
-
 @pytest.mark.slow
 def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
     recorder = Recorder()
@@ -134,8 +131,6 @@ def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_tha
             os.kill(pid, signal.SIGCONT)
 
 
-# ------------------------------------------------------------------ long replays
-
 LONG = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34, "update_epochs": 1, "progress": "off"}
 DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
 
@@ -181,9 +176,6 @@ def test_the_replay_of_a_resumed_run_may_take_several_deadlines(never_ending: st
     assert result.metrics[0]["replay/s"] > 3 * DEADLINE_S
 
 
-# ------------------------------------------------------------------ lost again and again
-
-
 @pytest.mark.parametrize(
     ("how", "where"), [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)]
 )
@@ -226,9 +218,6 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
     assert result.incidents["actor_lost"] > 2
 
 
-# ------------------------------------------------------------------ interrupted by the simulator
-
-
 def test_a_keyboard_interrupt_in_a_simulator_saves_and_ends_the_run(undisturbed: str, tmp_path: Path) -> None:
     result = dppo.train(crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2))
     assert result.stopped_by == "SIGINT"
@@ -250,9 +239,6 @@ def test_any_exception_of_a_simulator_is_its_fault_and_leaves_a_checkpoint(undis
         dppo.train(crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2))
     config = crashing(tmp_path / "run", "bare", marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
-
-
-# ------------------------------------------------------------------ simulators in actors
 
 
 def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path) -> None:
@@ -316,9 +302,6 @@ def test_a_function_of_a_script_can_be_sent_to_actors(undisturbed: str, tmp_path
     ours = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
     ours["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     assert output_of(["script.py"], tmp_path, **ours).split() == [undisturbed]
-
-
-# ------------------------------------------------------------------ state before and after a run
 
 
 def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path) -> None:

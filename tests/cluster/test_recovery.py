@@ -136,9 +136,6 @@ def test_an_empty_ledger_saves_and_loads_no_arrays() -> None:
     assert ledger.rebuild(0, 0) is None
 
 
-# ------------------------------------------------------------------------------------------- budget
-
-
 def test_delays_double_up_to_half_a_minute_until_the_budget_is_spent() -> None:
     budget = RestartBudget(9)
     assert [budget.spend(0) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]

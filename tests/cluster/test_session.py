@@ -42,9 +42,6 @@ Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
 
 
-# ------------------------------------------------------------------------------------------ actors
-
-
 @pytest.mark.parametrize(
     ("node", "needs", "fit"),
     [
@@ -73,9 +70,6 @@ def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) 
     assert usable_cores() == 12
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1
-
-
-# ------------------------------------------------------------------------------------------- store
 
 
 Store = Callable[..., tuple[int, list[str]]]
@@ -127,9 +121,6 @@ def test_the_checked_disk_is_that_of_rays_temporary_folder(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_TMPDIR", "/somewhere/else")
     _, logged = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 990, 10))
     assert logged[0].startswith("the disk of /somewhere/else is 99% full")
-
-
-# ------------------------------------------------------------------------------------- environment
 
 
 @pytest.fixture
@@ -231,9 +222,6 @@ def test_ray_cannot_set_signal_handlers_while_it_starts() -> None:
     assert signal.signal(signal.SIGTERM, before) is before
 
 
-# ------------------------------------------------------------------------------- which cluster
-
-
 class ConnectedRay:
     """An initialized Ray: the address of its GCS, and the resources of its nodes."""
 
@@ -321,9 +309,6 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
         session_of(dashboard=True)
 
 
-# ---------------------------------------------------------------------------------------- GPUs
-
-
 @pytest.mark.parametrize(
     ("actors", "each", "learners", "of_learner", "gpus", "refused"),
     [
@@ -368,9 +353,6 @@ def test_a_run_that_needs_missing_gpus_ends_before_ray_starts(tmp_path: Path) ->
     assert code == 2
     assert "actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 0" in err
     assert not (tmp_path / "run").exists()
-
-
-# ---------------------------------------------------------------------------------- autoscalers
 
 
 def report(*types: str) -> bytes:

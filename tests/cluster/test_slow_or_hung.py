@@ -140,9 +140,6 @@ def one_that_rebuilds() -> Driver:
     return driver
 
 
-# ------------------------------------------------------------------ slow or hung
-
-
 def test_a_progressing_replay_has_no_deadline() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(3, 3700)
@@ -251,9 +248,6 @@ def test_progress_of_an_abandoned_process_is_ignored() -> None:
     assert "counts as hung" in driver.reported()[1].text
 
 
-# ------------------------------------------------------------------ logged lines
-
-
 def test_a_long_replay_is_logged_every_half_minute() -> None:
     driver = one_that_rebuilds()
     driver.moving[0] = replaying(35, 3700)
@@ -307,9 +301,6 @@ def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
     driver.wait(31)
     assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
     assert "waiting for 9 of 9 segments" in driver.logged()[0]
-
-
-# ------------------------------------------------------------------ lost and back
 
 
 def test_samplers_move_from_a_lost_actor_and_return_with_it() -> None:

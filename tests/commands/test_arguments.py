@@ -51,9 +51,6 @@ def refusal(line: str) -> str:
     return str(caught.value)
 
 
-# -------------------------------------------------------------------------------------- precedence
-
-
 def test_only_given_arguments_become_settings() -> None:
     assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
     assert settings("Acrobot-v1 --seed 1") == {"env_id": "Acrobot-v1", "seed": "1"}  # although 1 is the default
@@ -86,9 +83,6 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
     file.write_text('env_id = "Pendulum-v1"\n', encoding="utf8")
     assert parse(f"--config {file}").settings == {"env_id": "Pendulum-v1", "gamma": 0.25}
     assert parse(f"CartPole-v1 --config {file} --preset none").settings["env_id"] == "CartPole-v1"
-
-
-# ------------------------------------------------------------------------------------------- flags
 
 
 @pytest.mark.parametrize(
@@ -235,9 +229,6 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
     assert in_flags(text) == typed
 
 
-# ---------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -284,9 +275,6 @@ def test_the_environment_may_stand_anywhere_beside_the_flags(line: str) -> None:
 def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flags.split(maxsplit=1)[0][2:].replace('-', '_')}="):
         make_config(settings(f"Acrobot-v1 {flags}"))
-
-
-# ---------------------------------------------------------------------------------------- resuming
 
 
 @pytest.fixture(params=["flat", "in groups"])

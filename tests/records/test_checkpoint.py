@@ -41,9 +41,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# ---------------------------------------------------------------------- round trip
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint32", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
 def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -99,9 +96,6 @@ def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
     assert back.arrays["model"].keys() == arrays["model"].keys()
 
 
-# ---------------------------------------------------------------------- rotation, best, resaving
-
-
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
         save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
@@ -149,9 +143,6 @@ def test_temporary_files_of_dead_processes_are_deleted_and_those_of_living_ones_
     os.utime(tmp_path / long_ago, (0, 0))
     save(tmp_path, 1, small(NEW), keep=1, score=None)
     assert names(tmp_path) == sorted([alive, elsewhere, "iter_000001.safetensors"])
-
-
-# ---------------------------------------------------------------------- faults while writing
 
 
 class Killed(BaseException):
@@ -380,9 +371,6 @@ def test_a_network_disk_that_cannot_flush_folders_is_accepted(tmp_path: Path, mo
     assert text_of(save(tmp_path, 1, small(NEW), keep=1, score=None)) == NEW
 
 
-# ---------------------------------------------------------------------- damage
-
-
 def test_a_flipped_bit_anywhere_is_detected(tmp_path: Path) -> None:
     path = save(tmp_path, 1, small(NEW), keep=1, score=1.5)
     rng = np.random.default_rng(1)
@@ -513,9 +501,6 @@ def test_folders_of_the_former_format_are_recognized(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="format 1"):
         find(tmp_path)
-
-
-# ---------------------------------------------------------------------- finding
 
 
 def test_a_checkpoint_is_found_by_run_folder_checkpoints_folder_or_file(

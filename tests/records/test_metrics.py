@@ -77,9 +77,6 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     return values
 
 
-# ---------------------------------------------------------------------- metrics.jsonl
-
-
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     rows = [row(1), row(2, **{"charts/episodic_return": 0.1 + 0.2, "losses/entropy": -1e-300})]
     assert write(tmp_path, rows) == []
@@ -169,9 +166,6 @@ def test_rows_of_different_runs_are_never_mixed(tmp_path: Path) -> None:
         MetricsWriter(tmp_path / "nowhere", None)
 
 
-# ---------------------------------------------------------------------- resuming
-
-
 def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     write(tmp_path, [row(i, **{"charts/x": 1.0}) for i in range(1, 6)])
     with open(tmp_path / "metrics.jsonl", "ab") as file:
@@ -220,9 +214,6 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-# ---------------------------------------------------------------------- a full disk
-
-
 def test_a_full_disk_is_logged_once_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,9 +254,6 @@ def test_rows_that_could_not_be_written_are_counted_at_the_end(
         writer.on_iteration(row(iteration))
     writer.on_end(None, None)
     assert "3 rows could not be written" in caplog.messages[1]
-
-
-# ---------------------------------------------------------------------- TensorBoard
 
 
 def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:

@@ -86,9 +86,6 @@ def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-# ---------------------------------------------------------------------- choosing a display
-
-
 def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_display("auto", Terminal()), LivePanel)
     assert isinstance(make_display("auto", io.StringIO()), PlainLines)
@@ -133,9 +130,6 @@ def test_a_terminal_without_unicode_gets_plain_lines(encoding: str | None) -> No
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     make_display("auto").note("hello")  # type: ignore[attr-defined]
     assert capsys.readouterr().out == "  note: hello\n"
-
-
-# ---------------------------------------------------------------------- plain lines
 
 
 def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
@@ -184,9 +178,6 @@ def test_letters_that_the_terminal_does_not_have_are_replaced() -> None:
     plain.note("Umgebung fällt aus: 环境")
     assert raw.getvalue() == b"  note: Umgebung f?llt aus: ??\n"
     assert plain_line(View(total_steps=10**6, row=row())).isascii()
-
-
-# ---------------------------------------------------------------------- long iterations
 
 
 def reports(iteration: int, steps: int, step_s: float, processes: int = 1) -> list[CollectionProgress]:
@@ -260,9 +251,6 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
     assert "iteration 2: 2 of 64 steps" in text
 
 
-# ---------------------------------------------------------------------- training is not disturbed
-
-
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
 def test_a_closed_terminal_does_not_stop_training(mode: str) -> None:
     shown = make_display(mode, Gone())  # type: ignore[arg-type]
@@ -288,9 +276,6 @@ def whole_life(shown: Display) -> None:
     shown.on_iteration(row(2) | {"charts/episodic_return": float("nan"), "charts/SPS": float("inf")})
     logger.warning("a note")
     shown.on_end(finished(), None)
-
-
-# ---------------------------------------------------------------------- what is logged
 
 
 @pytest.mark.parametrize("mode", ["live", "plain"])
@@ -334,9 +319,6 @@ def test_without_a_run_nothing_is_printed_to_the_terminal() -> None:
     assert done.stderr == ""
 
 
-# ---------------------------------------------------------------------- threads
-
-
 class Watched(Terminal):
     """Remembers which threads have written."""
 
@@ -369,9 +351,6 @@ def test_notes_may_come_from_many_threads() -> None:
         list(threads.map(live.note, notes))
     live.on_end(None, None)
     assert not [note for note in notes if note not in stream.getvalue()]
-
-
-# ---------------------------------------------------------------------- the panel
 
 
 def shown_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> list[str]:
@@ -488,9 +467,6 @@ def test_a_history_of_any_length_keeps_its_shape_in_limited_memory() -> None:
     assert set(flat.sparkline(10)) == {"▁"}
 
 
-# ---------------------------------------------------------------------- on a terminal
-
-
 def until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not happened():
@@ -574,9 +550,6 @@ def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in text
     assert text.rindex(SHOW) > text.rindex(HIDE)
     assert "a print of the user's environment" in text
-
-
-# ---------------------------------------------------------------------- figures
 
 
 def test_figures_have_a_sensible_number_of_digits() -> None:

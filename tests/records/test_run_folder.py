@@ -41,9 +41,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run")).weights_sha256
 
 
-# ---------------------------------------------------------------------- one process
-
-
 def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
@@ -149,9 +146,6 @@ def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: 
             RunLock(tmp_path).close()
 
 
-# ---------------------------------------------------------------------- files of the user
-
-
 def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,9 +171,6 @@ def test_a_run_that_fails_before_training_leaves_the_folder_unchanged(tmp_path: 
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "todo.txt"]
-
-
-# ---------------------------------------------------------------------- killed at any time
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path, whole: str) -> None:
@@ -250,9 +241,6 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
 
 
-# ---------------------------------------------------------------------- current directory
-
-
 class Wandering(gym.Wrapper[Any, Any, Any, Any]):
     """Changes the current directory, as many simulators do."""
 
@@ -280,9 +268,6 @@ def test_an_environment_may_change_the_current_directory(
     assert (result.run_dir / "learning_curve.png").exists()
     assert checkpoints.find(result.run_dir).path == result.checkpoint
     assert list(away.iterdir()) == []
-
-
-# ---------------------------------------------------------------------- Python objects as settings
 
 
 class Scenario:
@@ -325,9 +310,6 @@ def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.Capture
 )
 def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None:
     assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
-
-
-# ---------------------------------------------------------------------- a full disk
 
 
 class Full:
@@ -378,9 +360,6 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
     assert "Resume with: dppo train --resume " in said
 
 
-# ---------------------------------------------------------------------- the best
-
-
 def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = dppo.train(settings(run, checkpoint_interval_s=0))
@@ -391,9 +370,6 @@ def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> Non
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
     assert episodes[best["iteration"]] >= 20
-
-
-# ---------------------------------------------------------------------- divergence
 
 
 class Spiking(gym.Wrapper[Any, Any, Any, Any]):
