@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from builders import make_config
 from commandline import MARKER, QUICK_CHECKS, Command, fresh_environment, marked, run
+from processes import wait_until
 
 import dppo
 
@@ -112,10 +113,7 @@ def test_a_cluster_of_two_nodes_gives_the_weights_of_one_process(
     assert weights(tmp_path) == undisturbed
     # It is still running, with its other actors, and all CPUs are free again.
     assert cluster.ask("ask") == counted + 1
-    deadline = time.monotonic() + 60
-    while cluster.ask("free") != 4.0:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: cluster.ask("free") == 4.0)
 
 
 @pytest.mark.slow
@@ -157,24 +155,22 @@ def test_a_rejected_run_disconnects_from_the_cluster(cluster: UsersCluster, tmp_
 
 
 @pytest.mark.slow
-def test_without_its_token_the_error_names_the_variables_to_set(cluster: UsersCluster, tmp_path: Path) -> None:
-    command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
-    code, _, err = run(command, tmp_path, timeout_s=60, RAY_AUTH_MODE="disabled", HOME=str(tmp_path))
+@pytest.mark.parametrize(
+    ("there", "facts"),
+    [
+        (True, ["RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN_PATH"]),
+        (False, ["dppo train: address=127.0.0.1:9: ", "answers there", "omit address"]),
+    ],
+)
+def test_a_missing_cluster_and_one_whose_token_is_missing_are_reported(
+    there: bool, facts: list[str], cluster: UsersCluster, tmp_path: Path
+) -> None:
+    address = cluster.address if there else "127.0.0.1:9"
+    command = words("CartPole-v1", "--preset", "none", "--address", address)
+    code, _, err = run(command, tmp_path, timeout_s=120, RAY_AUTH_MODE="disabled", HOME=str(tmp_path))
     assert code == 1
-    assert f"address={cluster.address}" in err
-    assert "RAY_AUTH_MODE=token" in err, err
-    assert "RAY_AUTH_TOKEN_PATH" in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_a_missing_cluster_is_reported(tmp_path: Path) -> None:
-    command = words("CartPole-v1", "--preset", "none", "--address", "127.0.0.1:9")
-    code, _, err = run(command, tmp_path, timeout_s=120)
-    assert code == 1
-    assert err.startswith("dppo train: address=127.0.0.1:9: ")
-    assert "answers there" in err
-    assert "omit address" in err
+    for fact in (f"address={address}", *facts):
+        assert fact in err, err
     assert "Traceback" not in err
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import ray
 from builders import make_config
-from processes import actors_of_this_process
+from processes import actors_of_this_process, wait_until
 
 from dppo.cluster.collecting.actor_collector import ActorCollector
 from dppo.cluster.collecting.collector import Collector
@@ -35,8 +36,6 @@ class Hogs:
     """Takes all free CPUs and the next one that becomes free, before later requests."""
 
     def __init__(self) -> None:
-        import ray
-
         class Hog:  # local, so that Ray pickles it by value
             def here(self) -> None: ...
 
@@ -48,13 +47,9 @@ class Hogs:
         self._next = self._handles[-1].here.remote()
 
     def has_the_next_one(self) -> None:
-        import ray
-
         ray.get(self._next, timeout=60)
 
     def leave(self) -> None:
-        import ray
-
         while self._handles:
             ray.kill(self._handles.pop())
 
@@ -97,10 +92,11 @@ def hogs() -> Iterator[list[Hogs]]:
 def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(
     hogs: list[Hogs], caplog: pytest.LogCaptureFixture
 ) -> None:
-    import ray
+    def wait_for_cpus(taken: int) -> None:
+        wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - taken)
 
     wait_until(lambda: not actors_of_this_process())
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    wait_for_cpus(0)
     hosts: list[int] = []
 
     def was_logged(text: str) -> bool:
@@ -110,7 +106,7 @@ def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_the
         """Kill an actor; make room for it once its samplers have moved; end when it collects again."""
         hosts.append(len(iteration.collected.timings))
         if iteration.number == 1:
-            wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - 2)
+            wait_for_cpus(2)
             hogs.append(Hogs())
             os.kill(min(actors_of_this_process()), signal.SIGKILL)
             hogs[0].has_the_next_one()
@@ -126,10 +122,3 @@ def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_the
     assert hosts[0] == 2
     expected, _ = train(0, lambda iteration: iteration.number == len(hosts))
     assert weights == expected
-
-
-def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

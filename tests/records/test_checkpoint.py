@@ -344,12 +344,6 @@ def test_a_folder_in_place_of_best_json_does_not_stop_checkpointing(tmp_path: Pa
     assert text_of(find(tmp_path).path) == "3"
 
 
-def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file in place of the folder")
-    with pytest.raises(CheckpointError, match="could not be written"):
-        put(tmp_path / "checkpoints", 1)
-
-
 def test_a_network_disk_that_cannot_flush_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -453,21 +447,6 @@ def test_invalid_figures_in_one_file_do_not_disturb_the_others(tmp_path: Path, m
     assert (tmp_path / "iter_000009.safetensors").exists()
 
 
-def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({"model/weights": np.zeros(3)}, tmp_path / "iter_000001.safetensors")
-    with pytest.raises(CheckpointError, match="expected a checkpoint"):
-        load(tmp_path / "iter_000001.safetensors")
-
-
-def test_folders_of_the_former_format_are_recognized(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "iter_000001").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="format 1"):
-        find(tmp_path)
-
-
 def test_a_checkpoint_is_found_by_run_folder_checkpoints_folder_or_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +487,11 @@ def test_only_a_damaged_newest_one_is_reported_and_a_run_without_a_good_one_is_r
 
 
 def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"model/weights": np.zeros(3)}, tmp_path / "iter_000003.safetensors")
+    (tmp_path / "former" / "checkpoints" / "iter_000001").mkdir(parents=True)
+    (tmp_path / "former" / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -519,7 +503,11 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
         "run": "contains no checkpoint",
         "iter_000001": "expected a checkpoint, found an empty file",
         "iter_000002.safetensors": "expected a file, found nothing",
+        "iter_000003.safetensors": "expected a checkpoint",
+        "former": "format 1",
     }.items():
         with pytest.raises(CheckpointError, match=message) as caught:
             find(tmp_path / name)
         assert len(str(caught.value).splitlines()) <= 2
+    with pytest.raises(CheckpointError, match="could not be written"):
+        put(tmp_path / "file", 1)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import finished
+from processes import wait_until
 from rich.console import Console
 
 from dppo.config import Config
@@ -430,19 +430,12 @@ def test_a_history_of_any_length_keeps_its_shape_in_limited_memory() -> None:
     assert set(flat.sparkline(10)) == {"▁"}
 
 
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_the_panel_is_redrawn_and_no_note_is_lost() -> None:
     stream = Terminal()
     live = LivePanel(stream)
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
     live.on_iteration(row())
-    until(lambda: "12,288" in stream.getvalue())
+    wait_until(lambda: "12,288" in stream.getvalue())
     notes = [f"<note {i}>" for i in range(100)]
     with ThreadPoolExecutor(5) as threads:  # notes may come from any thread
         list(threads.map(live.note, notes))
@@ -463,7 +456,7 @@ def test_the_terminal_is_restored_after_an_error() -> None:
     live.on_end(None, None)
     assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
     assert sys.stdout is stdout
-    until(lambda: threading.active_count() <= threads)
+    wait_until(lambda: threading.active_count() <= threads)
 
 
 def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
