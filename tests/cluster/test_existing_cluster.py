@@ -102,9 +102,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_two_nodes_gives_the_weights_of_one_process(
-    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_two_nodes_give_the_weights_of_one_process(cluster: UsersCluster, undisturbed: bytes, tmp_path: Path) -> None:
     counted = cluster.ask("ask")
     command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
     code, out, err = run(command, tmp_path, **cluster.access)
@@ -125,9 +123,7 @@ def test_a_cluster_of_two_nodes_gives_the_weights_of_one_process(
         (["--actor-resources", '{"licence": 1}'], ["num_actors=4", "1 licence", "0 licence", "hold 0"]),
     ],
 )
-def test_more_actors_than_fit_are_rejected_at_once(
-    flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path
-) -> None:
+def test_too_many_actors_are_refused(flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path) -> None:
     """With $RAY_ADDRESS, as in a job on the cluster."""
     command = words("CartPole-v1", "--preset", "none", "--num-samplers", "5", *flags)
     code, _, err = run(command, tmp_path, timeout_s=60, RAY_ADDRESS=cluster.address, **cluster.access)
@@ -176,9 +172,7 @@ def test_a_missing_cluster_and_one_whose_token_is_missing_are_reported(
 
 @pytest.mark.slow  # the fast set loses actors and segments: tests/test_promise.py
 @pytest.mark.parametrize("how", ["remove", "shut down"])
-def test_a_lost_node_does_not_change_the_weights(
-    how: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_a_lost_node_changes_no_weights(how: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path) -> None:
     """Two actors are in the middle of a segment, on two nodes; the remaining node takes over."""
     (tmp_path / "slow").touch()
     kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 70})  # in the second iteration

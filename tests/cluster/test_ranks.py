@@ -28,7 +28,6 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning import ranks, waiting
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
-from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, TrainingDiverged
@@ -105,9 +104,7 @@ def test_a_rank_that_dies_in_an_update_does_not_change_its_result(group: Undistu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("silent_s", [5.0, waiting.SILENT_S])
-def test_a_rank_that_is_stopped_in_an_update_is_replaced(
-    group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_rank_is_replaced(group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     group.go_back()
     monkeypatch.setattr(waiting, "SILENT_S", silent_s)
     monkeypatch.setattr(waiting, "ASK_EVERY_S", min(waiting.ASK_EVERY_S, silent_s / 4))
@@ -330,17 +327,3 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-@pytest.mark.slow
-def test_one_rank_gives_the_same_bits_as_the_driver() -> None:
-    config = settings(num_learners=1)
-    local = LocalTrainer(trainer_plan(dataclasses.replace(config, num_learners=0)), SPACES)
-    with ray_trainers_of(config) as remote:
-        for iteration in range(2):
-            figures = [one.update(some_segments(), POLICY, 1.0, iteration) for one in (local, remote)]
-            assert figures[0] == figures[1]
-            np.testing.assert_array_equal(local.weights(), remote.weights())
-            for name, array in local.state().items():
-                np.testing.assert_array_equal(array, remote.state()[name], err_msg=name)
-    local.close()

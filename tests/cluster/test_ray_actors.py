@@ -133,38 +133,25 @@ def endless(folder: Path, num_actors: int) -> dppo.Config:
     return settings(folder / "run", "worlds.slow:Endless", env_kwargs={"slow": str(folder / "slow")}, **changes)
 
 
-@pytest.fixture(scope="module")
-def never_ending(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the weights of the run with the endless episode, without faults."""
-    return dppo.train(endless(tmp_path_factory.mktemp("endless"), 0)).weights_sha256
-
-
 @pytest.mark.slow
-def test_a_replay_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> None:
     def kill(iteration: int) -> None:
-        if iteration == 30:
+        if iteration == 30 and not resumed:
             for pid in actors_of_this_process():
                 os.kill(pid, signal.SIGKILL)
 
+    expected = dppo.train(endless(tmp_path / "undisturbed", 0)).weights_sha256
+    if resumed:
+        assert dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)]).iterations == 30
     (tmp_path / "slow").touch()
-    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)])
-    assert result.weights_sha256 == never_ending
-    assert lasting(result) == {"actor_lost": 1}
-    rows = result.metrics
-    assert [row["iteration"] for row in rows if row["replay/steps"]] in ([31], [32])
+    resume = tmp_path / "run" if resumed else None
+    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)], resume=resume)
+    assert result.weights_sha256 == expected
+    assert lasting(result) == ({} if resumed else {"actor_lost": 1})
+    rows = [row for row in result.metrics if row["replay/steps"]]
+    assert [row["iteration"] for row in rows] in ([31], [32])
     assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
-
-
-@pytest.mark.slow
-def test_the_replay_of_a_resumed_run_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
-    stopped = dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)])
-    assert stopped.iterations == 30
-    (tmp_path / "slow").touch()
-    result = dppo.train(endless(tmp_path, 1), resume=tmp_path / "run")
-    assert result.weights_sha256 == never_ending
-    assert lasting(result) == {}
-    assert result.metrics[0]["replay/steps"] == 30 * 60
-    assert result.metrics[0]["replay/s"] > 3 * DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -204,7 +191,7 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
-def test_an_interrupt_and_any_exception_of_a_simulator_leave_a_checkpoint(
+def test_interrupts_and_exceptions_of_a_simulator_leave_a_checkpoint(
     how: str, undisturbed: str, tmp_path: Path
 ) -> None:
     config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2)

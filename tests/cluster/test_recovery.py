@@ -1,4 +1,4 @@
-"""Recovery from lost actors: the replay ledger and the restart budget."""
+"""Recovery from lost actors: the replay ledger, the restart budget, and Ray's errors in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from builders import assert_same_bytes
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.faults import RestartBudget
+from dppo.cluster.faults import RestartBudget, cause_of_death
 from dppo.ppo.exchange.records import SamplerCarry, SegmentReport
 
 
@@ -122,3 +122,20 @@ def test_a_delivered_segment_restores_the_budget_of_its_actor() -> None:
     budget.delivered(1)
     assert [budget.spend(actor) for actor in (1, 1, 1, 0)] == [0, 1, None, None]
     assert RestartBudget(0).spend(3) is None
+
+
+UNEXPECTED = """The actor died unexpectedly before finishing this task.
+\tclass_name: PPOActor
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) ... (2) ..."""
+
+
+def test_the_paragraph_about_an_unexpected_exit_becomes_a_short_reason() -> None:
+    assert cause_of_death(RuntimeError(UNEXPECTED)) == (
+        "died: its process crashed, exited or was killed (out of memory?)"
+    )
+
+
+def test_other_reasons_are_those_of_ray() -> None:
+    error = RuntimeError("The actor died.\nThe node is dead: 10.0.0.1\nsee the logs")
+    assert cause_of_death(error) == "died: The node is dead: 10.0.0.1"

@@ -82,9 +82,7 @@ def test_a_killed_actor_does_not_change_the_weights_of_two_learners(with_two: We
 
 @pytest.mark.slow  # tests/cluster/test_ranks.py kills a rank in the fast set
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_learner_lost_in_an_update_is_counted_and_does_not_change_the_weights(
-    number: int, with_two: Weights, tmp_path: Path
-) -> None:
+def test_a_lost_learner_is_counted_and_changes_no_weights(number: int, with_two: Weights, tmp_path: Path) -> None:
     recorder = Recorder()
     with in_the_middle_of_an_update(send(number)), Notes() as notes:
         result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), observers=[recorder])
@@ -96,9 +94,7 @@ def test_a_learner_lost_in_an_update_is_counted_and_does_not_change_the_weights(
 
 
 @pytest.mark.slow
-def test_a_run_with_two_learners_can_be_resumed_with_two_exactly_and_with_none(
-    with_two: Weights, tmp_path: Path
-) -> None:
+def test_a_run_with_two_learners_resumes_with_two_exactly_and_with_none(with_two: Weights, tmp_path: Path) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     two = {"num_actors": 1, "num_learners": 2}
     stopped = dppo.train(run_settings(run, **two), observers=[Recorder(interrupt_at=2)])
@@ -127,12 +123,6 @@ def test_a_run_without_learners_can_be_resumed_with_two(tmp_path: Path, in_proce
         if stem != "samplers":  # open episodes have other lengths
             assert found == {name: (array.shape, array.dtype) for name, array in arrays.items()}
         assert found.keys() == arrays.keys()
-
-
-@pytest.mark.slow
-def test_the_number_of_actors_does_not_change_the_weights_of_four_learners(tmp_path: Path) -> None:
-    four = [run_settings(tmp_path / str(actors), num_actors=actors, num_learners=4) for actors in (1, 3)]
-    assert len({dppo.train(config).weights_sha256 for config in four}) == 1
 
 
 def memory_mb(name: str) -> float:

@@ -20,7 +20,7 @@ from dppo.commands.remedies import in_flags
 from dppo.commands.settings_flags import EXTRA, FIRST, flag
 from dppo.config import files, grouped, resolved
 from dppo.config.parts import settings_by_name
-from dppo.errors import CheckpointError, ConfigError, DppoError
+from dppo.errors import ConfigError, DppoError
 
 
 @pytest.fixture(autouse=True)
@@ -90,24 +90,18 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
     ("flags", "expected"),
     [
         ("--num-actors 8", {"num_actors": 8}),
-        ("--num_actors 8", {"num_actors": 8}),
-        ("--num-actors=8", {"num_actors": 8}),
+        ("--num_actors=8", {"num_actors": 8}),
         ("--total-timesteps 1e6", {"total_timesteps": 1_000_000}),
         ("--learning-rate 3e-4", {"learning_rate": 3e-4}),
         ("--no-anneal-lr --norm-obs", {"anneal_lr": False, "norm_obs": True}),
-        ("--no-norm-adv", {"norm_adv": False}),
         ("--hidden-sizes 32 16", {"hidden_sizes": (32, 16)}),
         ("--hidden-sizes", {"hidden_sizes": ()}),
         ("--activation relu --dtype float64", {"activation": "relu", "dtype": "float64"}),
-        ("--target-kl 0.02", {"target_kl": 0.02}),
         ("--target-kl none", {"target_kl": None}),
         ("--minibatch-size none", {"minibatch_size": None}),
         ("--run-dir some/where", {"run_dir": Path("some/where")}),
         ("--name no_replay", {"name": "no_replay"}),
-        (
-            '--env-kwargs {"length":0.25,"nested":{"a":[1,2]}}',
-            {"env_kwargs": {"length": 0.25, "nested": {"a": [1, 2]}}},
-        ),
+        ('--env-kwargs {"nested":{"a":[1,0.25]}}', {"env_kwargs": {"nested": {"a": [1, 0.25]}}}),
         ('--num-actors 2 --actor-resources {"licence":1}', {"num_actors": 2, "actor_resources": {"licence": 1}}),
         ("--seed 1 --seed 9007199254740993", {"seed": 2**53 + 1}),
         ("--replay --no-replay", {"replay": False}),
@@ -295,14 +289,10 @@ def test_flags_win_over_the_settings_of_the_run(run_dir: Path, flags: str, chang
 
 
 @pytest.mark.parametrize("flags", ["--preset none", "--preset auto", "--config my.yaml"])
-def test_presets_and_files_have_no_effect_on_a_resumed_run_and_are_refused(run_dir: Path, flags: str) -> None:
+def test_presets_and_files_are_refused_for_a_resumed_run(run_dir: Path, tmp_path: Path, flags: str) -> None:
     name, value = flags[2:].split()
     assert refusal(f"--resume {run_dir} {flags}").startswith(f"--{name} {value} has no effect with --resume")
-
-
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a run folder"):
-        parse(f"--resume {tmp_path}")
+    assert "is not a run folder" in refusal(f"--resume {tmp_path}")
 
 
 def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> None:

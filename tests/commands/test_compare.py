@@ -100,9 +100,7 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         (["--out", "."], "out=.: is not an empty folder"),
     ],
 )
-def test_invalid_options_are_refused_before_anything_starts(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused_at_once(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
     assert words in capsys.readouterr().err
 
@@ -119,9 +117,7 @@ def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Ru
 @pytest.mark.parametrize(
     ("training_s", "iteration_s", "shown"), [(0.8, 2.0, ["1.25 x", "50.0 %"]), (0.1, 0.9, ["noise", "noise"])]
 )
-def test_speed_ups_and_efficiencies_above_the_possible_are_shown_as_noise(
-    training_s: float, iteration_s: float, shown: list[str]
-) -> None:
+def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
     groups = group_by_actors([measured(1, 1.0), measured(8, training_s, iteration_s)])
     columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
     assert columns["speed-up"] == ["1.00 x", shown[0]]

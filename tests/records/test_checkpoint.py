@@ -275,9 +275,7 @@ def assert_usable_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("lose_names", [False, True])
 @had_before
-def test_a_kill_or_power_cut_at_any_moment_leaves_the_old_or_the_new_one(
-    tmp_path: Path, old: int, lose_names: bool
-) -> None:
+def test_a_kill_or_power_cut_at_any_time_leaves_the_old_or_new_one(tmp_path: Path, old: int, lose_names: bool) -> None:
     seen = []
     attempts = faulty_saves(tmp_path, old, Killed(), lasting=True)
     assert len(attempts) >= 6
@@ -319,9 +317,7 @@ class Stubborn(Disk):
         super().remove(path)
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_does_not_stop_checkpointing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".tmp-x-another-host-8").write_bytes(b"half")
     os.utime(tmp_path / ".tmp-x-another-host-8", (0, 0))
     for iteration in range(1, 6):
@@ -447,9 +443,7 @@ def test_invalid_figures_in_one_file_do_not_disturb_the_others(tmp_path: Path, m
     assert (tmp_path / "iter_000009.safetensors").exists()
 
 
-def test_a_checkpoint_is_found_by_run_folder_checkpoints_folder_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_found_by_either_folder_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path / "checkpoints", 1)
     for given in (tmp_path, tmp_path / "checkpoints", path, path.with_suffix("")):
         assert find(given).path == path

@@ -213,9 +213,7 @@ def test_a_lock_of_deeply_nested_json_is_stale(run: Path) -> None:
     lock.close()
 
 
-def test_a_file_replaced_between_the_check_and_the_opening_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_replaced_between_check_and_opening_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     regular = os.lstat(tmp_path / "file")

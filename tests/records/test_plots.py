@@ -49,9 +49,7 @@ def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
 
 
 @pytest.mark.parametrize(("length", "blue"), [(3, 25), (4, 25), (100, 1000), (50_000, 1000)])
-def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_over_time(
-    length: int, blue: int, tmp_path: Path
-) -> None:
+def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(length: int, blue: int, tmp_path: Path) -> None:
     learning_curve(rows(length), tmp_path / "learning_curve.png", "CartPole-v1, seed 1")
     data = (tmp_path / "learning_curve.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -62,9 +60,7 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_over_time(
 
 
 @pytest.mark.parametrize("empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]])
-def test_the_picture_of_a_run_without_a_finished_episode_has_a_sentence(
-    tmp_path: Path, empty: list[dict[str, float]]
-) -> None:
+def test_the_picture_without_a_finished_episode_has_a_sentence(tmp_path: Path, empty: list[dict[str, float]]) -> None:
     learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0

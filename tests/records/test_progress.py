@@ -15,6 +15,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,7 @@ def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
-def test_the_first_and_the_last_iteration_are_always_printed(
-    error: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_and_last_iteration_are_always_printed(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_lines, "PLAIN_S", 1000.0)
     plain = PlainLines(stream := io.StringIO())
     plain.on_start(about(256 * 100, "one", "two"))
@@ -430,39 +429,30 @@ def test_a_history_of_any_length_keeps_its_shape_in_limited_memory() -> None:
     assert set(flat.sparkline(10)) == {"▁"}
 
 
-def test_the_panel_is_redrawn_and_no_note_is_lost() -> None:
-    stream = Terminal()
-    live = LivePanel(stream)
+@pytest.mark.parametrize("error", [None, RuntimeError("x")])
+def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(error: Exception | None) -> None:
+    threads, stdout = threading.active_count(), sys.stdout
+    live = LivePanel(stream := Terminal())
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
     live.on_iteration(row())
     wait_until(lambda: "12,288" in stream.getvalue())
     notes = [f"<note {i}>" for i in range(100)]
-    with ThreadPoolExecutor(5) as threads:  # notes may come from any thread
-        list(threads.map(live.note, notes))
-    live.on_end(finished(Path("folder [ok]")), None)
+    with ThreadPoolExecutor(5) as writers:  # notes may come from any thread
+        list(writers.map(live.note, notes))
+    live.on_end(None if error else finished(Path("folder [ok]")), error)
+    live.on_end(None, None)
     text = stream.getvalue()
-    for expected in ("The title", "a line with [brackets]", "folder [ok]", *notes):
+    for expected in ("The title", "a line with [brackets]", *([] if error else ["folder [ok]"]), *notes):
         assert expected in text
     assert text.count(HIDE) == text.count(SHOW) == 1
     assert text.rindex(SHOW) > text.rindex(HIDE)
-
-
-def test_the_terminal_is_restored_after_an_error() -> None:
-    threads, stdout = threading.active_count(), sys.stdout
-    live = LivePanel(stream := Terminal())
-    live.on_start(about(1000))
-    live.on_iteration(row())
-    live.on_end(None, RuntimeError("x"))
-    live.on_end(None, None)
-    assert stream.getvalue().rindex(SHOW) > stream.getvalue().rindex(HIDE)
     assert sys.stdout is stdout
     wait_until(lambda: threading.active_count() <= threads)
 
 
-def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
+def test_the_cursor_is_visible_after_ctrl_c() -> None:
     code = """
-        import signal
-        import time
+        import signal, time
         from pathlib import Path
         from dppo.config import Config
         from dppo.records.terminal import make_display
@@ -479,28 +469,20 @@ def test_the_cursor_is_visible_after_ctrl_c(tmp_path: Path) -> None:
             shown.on_end(None, None)
     """
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUTF8": "1", "COLUMNS": "70", "LINES": "30"},
-    )
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUTF8": "1", "COLUMNS": "70", "LINES": "30"}
+    process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env)
     os.close(slave)
     text, interrupted = "", False
-    while select.select([master], [], [], 120)[0]:
-        try:
-            part = os.read(master, 65536)
-        except OSError:  # the other end is closed
-            break
-        text += part.decode(errors="replace")
-        if not interrupted and "/ 1,000" in text:
-            process.send_signal(signal.SIGINT)
-            interrupted = True
+    with suppress(OSError):  # the other end is closed
+        while select.select([master], [], [], 120)[0]:
+            text += os.read(master, 65536).decode(errors="replace")
+            if not interrupted and "/ 1,000" in text:
+                process.send_signal(signal.SIGINT)
+                interrupted = True
     os.close(master)
     process.kill()
     assert process.wait() == -signal.SIGINT
-    assert interrupted
     assert "KeyboardInterrupt" in text
     assert text.rindex(SHOW) > text.rindex(HIDE)
     assert "a print of the user's environment" in text

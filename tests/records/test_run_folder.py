@@ -363,9 +363,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
     assert dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
 
 
-def test_folders_that_a_run_created_and_did_not_use_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_a_run_made_and_did_not_use_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with open_run(settings(None), None):
         assert list(Path("runs").iterdir())
