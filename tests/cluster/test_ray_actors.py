@@ -21,6 +21,7 @@ from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
 import dppo
+from dppo.cluster.collecting import ray_transport
 from dppo.errors import ClusterError, EnvironmentFault
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -87,12 +88,13 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
     assert lasting(result) == {"actor_lost": 3}
 
 
-def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_thaw(tmp_path: Path) -> None:
+def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
 
     One actor is thawed when both are abandoned, and may answer an old question. The other cannot react to SIGTERM, but
     must end, because it may hold a licence or a port that its successor needs.
     """
+    monkeypatch.setattr(ray_transport, "TICK_S", 0.05)  # notice the deadline, and looks at the actors, at once
     base = settings(tmp_path / "undisturbed", num_samplers=2, total_timesteps=2 * 40 * 3)
     undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []

@@ -15,15 +15,12 @@ from dppo.cluster.collecting.messages import (
     Command,
     Describe,
     Died,
-    Joined,
     Kill,
-    Left,
     Limits,
     Log,
     Look,
     Process,
     Progressed,
-    Start,
     Started,
 )
 from dppo.cluster.wire import Answer
@@ -282,26 +279,3 @@ def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
     driver.wait(31)
     assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
     assert "waiting for 9 of 9 segments" in driver.logged()[0]
-
-
-def test_samplers_move_from_a_lost_actor_and_return_with_it() -> None:
-    driver = Driver([[0, 1], [2, 3]])
-    driver.request(0)
-    driver.answer()
-    driver.request(1)
-    driver.on(Left(0))
-    moved = driver.reported()[0]
-    assert moved.incident.kind == "samplers_moved"
-    assert moved.text == "actor 0 has left; until it is back, its samplers 0, 1 are on actor 1"
-    driver.answer()
-    driver.forget()
-    driver.request(2)
-    assert [(ask.process.actor_id, ask.question.hosted) for ask in driver.all(Ask)] == [(1, (0, 1, 2, 3))]
-    driver.answer()
-    driver.on(Joined(0))
-    start = driver.all(Start)[-1]
-    driver.on(Started(start.process))
-    assert driver.logged() == ["actor 0 is back"]
-    driver.forget()
-    driver.request(3)
-    assert sorted((ask.process.actor_id, len(ask.question.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]

@@ -5,11 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import finished
 
 from dppo.__main__ import main
-from dppo.commands.compare import make_table
-from dppo.commands.compare.measured import Run, group_by_actors
 from dppo.commands.compare.plan import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
@@ -103,26 +100,6 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
 def test_invalid_options_are_refused_at_once(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
     assert words in capsys.readouterr().err
-
-
-def measured(num_actors: int, training_s: float, iteration_s: float = 2.0) -> Run:
-    """Return a run of 1,024 steps in which environments and policy take 0.6 s of CPU, and the update 0.4 s."""
-    times = {"iteration": iteration_s, "collect": 0.6, "slowest_actor": 0.6, "transfer": 0.0, "update": 0.4}
-    row = {f"perf/{name}_s": seconds for name, seconds in (times | {"env": 0.5, "act": 0.1}).items()}
-    result = finished(wall_s=training_s + 1, training_s=training_s, global_step=1024)
-    config = Config(env_id="E-v0", num_actors=num_actors)
-    return Run(config, result, [row | {"iteration": 2, "perf/env_step_ms": 1.0}])
-
-
-@pytest.mark.parametrize(
-    ("training_s", "iteration_s", "shown"), [(0.8, 2.0, ["1.25 x", "50.0 %"]), (0.1, 0.9, ["noise", "noise"])]
-)
-def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
-    groups = group_by_actors([measured(1, 1.0), measured(8, training_s, iteration_s)])
-    columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
-    assert columns["speed-up"] == ["1.00 x", shown[0]]
-    assert list(columns.values())[-1] == ["50.0 %", shown[1]]
-    assert groups[1].as_json(None)["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
 
 
 def test_a_comparison_writes_picture_and_figures_of_equal_weights(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from builders import finished
 
+from dppo.commands.compare import make_table
 from dppo.commands.compare.measured import Run, differing_seeds, group_by_actors, group_of, measure_cycle
 from dppo.config import Config
 
@@ -82,6 +83,17 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
     assert noise.speed_up_is_noise
     assert noise.as_json(None)["speed_up_is_noise"] is True
     assert not one.speed_up_is_noise
+
+
+@pytest.mark.parametrize(
+    ("training_s", "iteration_s", "shown"), [(1.68, 0.7, ["1.25 x", "96.3 %"]), (0.2, 0.6, ["noise", "noise"])]
+)
+def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
+    groups = group_by_actors([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
+    columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
+    assert columns["speed-up"] == ["1.00 x", shown[0]]
+    assert list(columns.values())[-1] == ["96.3 %", shown[1]]
+    assert groups[1].as_json(None)["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
 
 
 def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:

@@ -205,27 +205,22 @@ def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_
     assert [int(line.split("/")[0]) for line in lines] == [1, 3, 7, 15, 31, 63, 64 + 59]
 
 
-def test_the_step_time_is_that_of_one_process() -> None:
+def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss() -> None:
+    lines = PlainLines(io.StringIO())
+    lines.on_start(about(1000))
     pace = Pace()
     assert math.isnan(pace.steps_per_s)
     assert math.isnan(pace.step_ms)
     for one in reports(3, 32, 0.5, processes=4):
         assert pace.add(one)
         assert not pace.add(one)
-    assert pace.steps_per_s == pytest.approx(8)
-    assert pace.step_ms == pytest.approx(500)
-
-
-def test_steps_that_are_lost_with_an_actor_start_the_measurement_anew() -> None:
-    lines = PlainLines(io.StringIO())
-    lines.on_start(about(1000))
-    pace = Pace()
-    for steps, elapsed_s in ((40, 1.0), (98, 2.0), (0, 3.0), (0, 4.0)):
-        one = CollectionProgress(1, steps, steps, 2, elapsed_s)
+    assert (pace.steps_per_s, pace.step_ms) == pytest.approx((8, 500))
+    for elapsed_s in (3.0, 4.0):  # the steps are lost with their actor
+        one = CollectionProgress(3, 0, 128, 2, elapsed_s)
         pace.add(one)
         lines.on_progress(one)
     assert math.isnan(pace.steps_per_s)
-    assert pace.add(CollectionProgress(1, 10, 10, 2, 5.0))
+    assert pace.add(CollectionProgress(3, 10, 138, 2, 5.0))
     assert pace.steps_per_s == pytest.approx(2)
     lines.on_end(None, None)
 

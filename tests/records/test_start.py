@@ -1,4 +1,4 @@
-"""The first lines of a run: its sizes, the hosts of its samplers, and the notes that are held back until they are printed."""
+"""The first lines of a run: sizes, hosts of samplers, and the notes that are held back until they are printed."""
 
 from __future__ import annotations
 
