@@ -32,7 +32,7 @@ from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
 SAMPLERS, STEPS, ITERATIONS = 3, 2, 3
-SCHEDULES, PARTS = 2000, 20
+SCHEDULES, PARTS = 2000, 10
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
 
 
