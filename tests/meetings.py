@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -61,11 +62,8 @@ class Meeting:
                 results[parallel.rank] = error
                 self._barrier.abort()
 
-        threads = [threading.Thread(target=run, args=(parallel,)) for parallel in self._ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self._ranks)) as threads:
+            list(threads.map(run, self._ranks))
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
             raise error  # the error that broke the barrier, rather than those of the ranks that waited

@@ -37,6 +37,13 @@ def ours(title: str) -> list[int]:
     return sorted(found)
 
 
+def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"no event within {timeout_s:g} s; actors: {actors_of_this_process()}"
+        time.sleep(0.02)
+
+
 def actors_of_this_process() -> set[int]:
     return set(ours("ray::PPOActor"))
 
@@ -51,10 +58,7 @@ class Disturbance:
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Disturbance:
-        deadline = time.monotonic() + 60
-        while ours(self._title):  # processes of an earlier run that have been killed, but still exist
-            assert time.monotonic() < deadline, f"an earlier process is still busy with {self._title}"
-            time.sleep(0.05)
+        wait_until(lambda: not ours(self._title))  # processes of an earlier run may still exist
         self._thread.start()
         return self
 

@@ -35,14 +35,9 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     """Lose the node in the first and the third iteration, between the reports and the update."""
     actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
     nodes = [cluster.add_node(**NODE | actors_node)]
-    whole = {
-        "env_id": "worlds.simple:wide",
-        "env_kwargs": {"size": 2**12},
-        "num_steps": 16,
-        "total_timesteps": 16 * 4 * 4,
-    }
-    base = whole | {"num_samplers": 4, "progress": "off", "num_learners": 2, "hidden_sizes": (8,)}
-    elsewhere = {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
+    base = {"env_id": "worlds.simple:wide", "env_kwargs": {"size": 2**12}, "num_steps": 16, "hidden_sizes": (8,)}
+    base |= {"num_samplers": 4, "total_timesteps": 16 * 4 * 4, "progress": "off", "num_learners": 2}
+    base |= {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
     update, to_come = RayTrainers.update, [0, 2]
 
     def update_after_a_loss(self: RayTrainers, segments: Any, policy: Any, scale: Any, iteration: int) -> Any:
@@ -52,9 +47,9 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
             cluster.remove_node(nodes.pop(0), allow_graceful=False)
         return update(self, segments, policy, scale, iteration)
 
-    undisturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "undisturbed"}))
+    undisturbed = dppo.train(make_config(base | {"run_dir": folder / "undisturbed"}))
     RayTrainers.update = update_after_a_loss  # type: ignore[assignment, method-assign]
-    disturbed = dppo.train(make_config(base | elsewhere | {"run_dir": folder / "disturbed"}))
+    disturbed = dppo.train(make_config(base | {"run_dir": folder / "disturbed"}))
     return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import make_config
+from processes import wait_until
 
 from dppo.cluster.collecting.actor import SamplerHost
 from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Process
+from dppo.cluster.collecting.messages import Process, Progressed
 from dppo.cluster.collecting.progress_file import (
     ProgressFile,
     make_progress_file,
@@ -31,17 +31,14 @@ from dppo.ppo.networks.choice import choose_network
 STEPS = 30
 
 
-def test_another_process_reads_the_recorded_progress() -> None:
+def test_recorded_progress_is_read_from_its_file() -> None:
     path, record = make_progress_file()
     record.begin(to_replay=3700)
     for _ in range(2100):
         record.replay()
-    child = os.fork()
-    if child == 0:
-        seen = read_progress_file(path)
-        os._exit(0 if seen is not None and (seen.moves, seen.replayed) == (2100, 2100) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert str(read_progress_file(path)) == "replaying 2,100 of 3,700 steps"
+    seen = read_progress_file(path)
+    assert seen is not None
+    assert (seen.moves, seen.replayed, str(seen)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
     remove_progress_file(path)
     remove_progress_file(path)
     assert read_progress_file(path) is None
@@ -95,8 +92,9 @@ PLAN = sampler_plan(
 )
 
 
-def test_an_answer_reports_the_cost_of_its_replay() -> None:
-    record = ActivityRecord()
+def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> None:
+    seen: list[int] = []
+    record = ActivityRecord(on_step=seen.append)
     ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ActivityRecord()), SamplerHost(PLAN, record)
     for index in range(2):
         answer = answered(first, SegmentRequest(0, index))
@@ -106,22 +104,11 @@ def test_an_answer_reports_the_cost_of_its_replay() -> None:
     assert rebuilt.replayed_steps == 2 * 2 * STEPS
     assert 0 < rebuilt.replay_s < rebuilt.env_s < rebuilt.total_s
     assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # created, reset, replayed, stepped
+    assert record.look().steps == 2 * STEPS
     again = answered(second, SegmentRequest(0, 3)).timings
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
-    first.close_all_but()
-    second.close_all_but()
-
-
-def test_env_steps_are_counted_for_each_question_without_replays() -> None:
-    seen: list[int] = []
-    record = ActivityRecord(on_step=seen.append)
-    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ActivityRecord()), SamplerHost(PLAN, record)
-    ledger.record(answered(first, SegmentRequest(0, 0)).made[0][0])
-    answered(second, SegmentRequest(0, 1, ledger.rebuild(0, 1)))
     assert record.look().steps == 2 * STEPS
-    answered(second, SegmentRequest(0, 2))
-    assert record.look().steps == 2 * STEPS
-    assert seen == [*range(1, 2 * STEPS + 1)] * 2
+    assert seen == [*range(1, 2 * STEPS + 1)] * 2, "steps are counted for each question, without replays"
     first.close_all_but()
     second.close_all_but()
 
@@ -155,11 +142,8 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     watching.started(Process(2, 5), ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
-    found, deadline = [], time.monotonic() + 60
-    while not watching.idle:
-        found += watching.seen()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    found: list[Progressed] = []
+    wait_until(lambda: found.extend(watching.seen()) or watching.idle)  # type: ignore[func-returns-value]
     assert [(one.process, one.progress.replayed) for one in found] == [(Process(0, 5), 1)]
     assert [watching.steps_of(Process(actor_id, 5)) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten

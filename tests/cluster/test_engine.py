@@ -25,7 +25,7 @@ from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.ppo.exchange.normalizer import Moments, Statistics
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
+from dppo.ppo.exchange.records import Incident, PolicySnapshot, Update
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
@@ -43,6 +43,9 @@ def config(**changes: Any) -> dppo.Config:
     return make_config(base | changes)
 
 
+KINDS = ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long")  # of faults
+
+
 class Mixing:
     """Trainers that take no time; each bit of their input changes all weights."""
 
@@ -50,9 +53,7 @@ class Mixing:
         self.spec = spec
         self._weights = self._from(b"new")
 
-    def update(
-        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> Update:
+    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
         scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
         columns = [getattr(segment, one.name) for segment in segments for one in fields(segment)]
         given = [column for column in columns if column is not None]
@@ -87,9 +88,7 @@ class Losing:
         self.weights, self.state, self.load = trainers.weights, trainers.state, trainers.load
         self.take_incidents, self.close = trainers.take_incidents, trainers.close
 
-    def update(
-        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> Update:
+    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
         if self._world is not None:
             self._world.pass_time(random.Random(iteration).uniform(0, 40))
         if iteration in self._lost:
@@ -173,14 +172,6 @@ def contents(state: Any) -> dict[str, Any]:
     return flat | {name: value for name, value in values.items() if name != "incidents"}
 
 
-def some_faults(rng: random.Random) -> Faults:
-    """Draw which faults strike, and how often."""
-    faults = Faults(at_most=rng.choice([0, 1, 2, 5]), repeats=rng.choice([0.0, 0.3]))
-    for kind in ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long"):
-        setattr(faults, kind, rng.choice([0.0, 0.1, 0.4]))
-    return faults
-
-
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: Laboratory) -> None:
     """Delays, deaths, hangs, late, repeated and wrong answers, actors that leave and join, lost segments, a resume."""
@@ -188,7 +179,9 @@ def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: La
     for seed in range(part, SCHEDULES, PARTS):
         rng = random.Random(seed)
         overlap, real, state, begun = seed % 2 == 1, seed % 41 == 0, None, 0
-        faults = some_faults(rng)
+        faults = Faults(at_most=rng.choice([0, 1, 2, 5]), repeats=rng.choice([0.0, 0.3]))
+        for kind in KINDS:
+            setattr(faults, kind, rng.choice([0.0, 0.1, 0.4]))
         stops = sorted({ITERATIONS, *rng.sample(range(1, ITERATIONS), rng.choice([0, 0, 1]))})
         lost = [index for index in range(ITERATIONS) if rng.random() < 0.05]
         for stop_after in stops:
@@ -206,8 +199,7 @@ def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: La
         assert contents(state) == contents(laboratory.expected[overlap, real]), f"schedule {seed}: {faults.happened}"
         assert state[1]["incidents"].get("segments_lost", 0) == len(lost)
         seen.update(faults.happened, state[1]["incidents"])
-    assert seen >= {"dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long"}
-    assert seen >= {"actor_lost", "actor_hung", "samplers_moved", "segments_lost"}
+    assert seen >= {*KINDS, "actor_lost", "actor_hung", "samplers_moved", "segments_lost"}
 
 
 def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:

@@ -54,44 +54,21 @@ def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
         assert config.batch_size // learners % config.minibatches_per_epoch == 0
 
 
-def test_the_advised_number_of_samplers_is_at_least_that_of_actors() -> None:
-    text = refusal(num_actors=6, num_samplers=6, num_learners=4)
-    assert (
-        text
-        == "num_learners=4 cannot share 6 samplers evenly. Use `num_samplers=8`, or a different number of learners."
-    )
-    assert refusal(num_actors=6, num_samplers=8, num_learners=4) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (
-            {"device": "cuda"},
-            "device=cuda: learners on Ray see only the GPUs that they request, and "
-            "learner_gpus=0 requests none. Use "
-            "`learner_gpus=1`, or `device=cpu`.",
-        ),
-        ({"learner_gpus": 1}, "learner_gpus=1.0 has no effect: device=cpu trains on the CPU. Use `device=cuda`."),
-        (
-            {"learner_cpus": 2, "num_learners": 0},
-            "learner_cpus=2.0 has no effect: num_learners=0 trains in this process. Use `num_learners=1` or more.",
-        ),
-        (
-            {"num_actors": 0},
-            "num_learners=2 has no effect: num_actors=0 runs everything in this process. Use `num_actors=1` or more.",
-        ),
-        (
-            {"micro_batch_size": 32},
-            "micro_batch_size=32 has no effect: a minibatch has 64 rows. Use a smaller one, or leave it out.",
-        ),
+        ({"device": "cuda"}, r"device=cuda: .* learner_gpus=0 requests none\. Use `learner_gpus=1`, or `device=cpu`\."),
+        ({"learner_gpus": 1}, r"learner_gpus=1.0 has no effect: .*Use `device=cuda`\."),
+        ({"learner_cpus": 2, "num_learners": 0}, r"learner_cpus=2.0 has no effect: num_learners=0 .*`num_learners=1`"),
+        ({"num_actors": 0}, r"num_learners=2 has no effect: num_actors=0 .*Use `num_actors=1` or more\."),
+        ({"micro_batch_size": 32}, r"micro_batch_size=32 has no effect: a minibatch has 64 rows\. Use a smaller one"),
+        ({"num_actors": 6, "num_samplers": 6, "num_learners": 4}, r"num_learners=4 .* 6 samplers .*`num_samplers=8`,"),
+        ({"num_actors": 6, "num_samplers": 8, "num_learners": 4}, None),
+        ({"device": "cuda", "learner_gpus": 1}, None),
+        ({"device": "auto", "learner_gpus": 1}, None),
+        ({"device": "cpu"}, None),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_contradictory_devices_and_sizes_are_rejected(changes: dict[str, Any], text: str) -> None:
-    assert refusal(**changes) == text
-
-
-def test_matching_devices_are_accepted() -> None:
-    for changes in ({"device": "cuda", "learner_gpus": 1}, {"device": "auto", "learner_gpus": 1}, {"device": "cpu"}):
-        assert refusal(**changes) is None
+def test_contradictory_devices_and_sizes_are_rejected(changes: dict[str, Any], text: str | None) -> None:
+    found = refusal(**changes)
+    assert found is None if text is None else re.match(text, found or "")

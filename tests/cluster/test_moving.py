@@ -5,38 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from builders import make_config
-from processes import actors_of_this_process
+from processes import actors_of_this_process, wait_until
+from recorder import Notes
 
+import dppo
+from dppo.cluster.collecting import ray_transport
 from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.collector import Collector
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.in_process import InProcessCollector
-from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.collecting.ray_transport import RayTransport
-from dppo.cluster.collecting.roster import shares
-from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.plans import sampler_plan, trainer_plan
-from dppo.ppo.exchange.normalizer import Statistics
-from dppo.run.learner import Iteration, PPOLearner
 from dppo.signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-ENOUGH = 10_000  # iterations; the test stops earlier
-LIMITS = Limits(segment_timeout_s=60, max_actor_restarts=3, move_after_s=1.0)
 
 
 class Hogs:
     """Takes all free CPUs and the next one that becomes free, before later requests."""
 
     def __init__(self) -> None:
-        import ray
-
         class Hog:  # local, so that Ray pickles it by value
             def here(self) -> None: ...
 
@@ -48,42 +41,11 @@ class Hogs:
         self._next = self._handles[-1].here.remote()
 
     def has_the_next_one(self) -> None:
-        import ray
-
         ray.get(self._next, timeout=60)
 
     def leave(self) -> None:
-        import ray
-
         while self._handles:
             ray.kill(self._handles.pop())
-
-
-def train(num_actors: int, is_last: Callable[[Iteration], bool]) -> tuple[str, Any]:
-    """Train as the runner does, but move samplers early; return the hash of the weights, and the incidents.
-
-    Args:
-        is_last: called after each iteration; True ends the training.
-    """
-    sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,)}
-    config = make_config({"env_id": "CartPole-v1", "num_actors": num_actors, **sizes})
-    ledger, stop, plan = ReplayLedger(4, replay=True), StopSignals(), sampler_plan(config)
-    collector: Collector
-    if num_actors:
-        engine = Collecting(shares(4, num_actors), ledger, LIMITS)
-        collector = ActorCollector(engine, RayTransport(plan, config.actors))
-    else:
-        collector = InProcessCollector(plan, ledger)
-    try:
-        trainers = LocalTrainer(trainer_plan(config), collector.describe(stop))
-        learner = PPOLearner(collector, trainers, ledger, Statistics(None, None))
-        for iteration in learner.run(ENOUGH, stop):
-            if is_last(iteration):
-                break
-        trainers.close()
-        return learner.weights_sha256(), dict(learner.incidents)
-    finally:
-        collector.close()
 
 
 @pytest.fixture
@@ -94,42 +56,53 @@ def hogs() -> Iterator[list[Hogs]]:
         one.leave()
 
 
-def test_samplers_move_from_an_actor_that_cannot_be_replaced_and_return_when_there_is_room(
-    hogs: list[Hogs], caplog: pytest.LogCaptureFixture
-) -> None:
-    import ray
+def settings(run_dir: Path, num_actors: int, iterations: int) -> dppo.Config:
+    sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,), "anneal_lr": False}
+    base = {"env_id": "CartPole-v1", "total_timesteps": 4 * 40 * iterations, "progress": "off", "run_dir": run_dir}
+    return make_config(base | sizes | {"num_actors": num_actors})
 
-    wait_until(lambda: not actors_of_this_process())
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
-    hosts: list[int] = []
+
+def wait_for_cpus(taken: int) -> None:
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - taken)
+
+
+def test_samplers_move_from_a_lost_actor_and_return_when_there_is_room(
+    hogs: list[Hogs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_transport, "Limits", partial(Limits, move_after_s=1.0))
+    hosts, receive = list[int](), ActorCollector.receive
+
+    def received(collector: ActorCollector, stop: StopSignals) -> Collected:
+        collected = receive(collector, stop)
+        hosts.append(len(collected.timings))
+        return collected
+
+    monkeypatch.setattr(ActorCollector, "receive", received)
 
     def was_logged(text: str) -> bool:
-        return any(text in line for line in caplog.messages)
+        return any(text in line for line in notes.texts)
 
-    def disturb(iteration: Iteration) -> bool:
-        """Kill an actor; make room for it once its samplers have moved; end when it collects again."""
-        hosts.append(len(iteration.collected.timings))
-        if iteration.number == 1:
-            wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - 2)
-            hogs.append(Hogs())
-            os.kill(min(actors_of_this_process()), signal.SIGKILL)
-            hogs[0].has_the_next_one()
-        if hogs and was_logged("until it is back, its samplers"):
-            assert hosts[-1] == 1
-            hogs.pop().leave()
-            wait_until(lambda: len(actors_of_this_process()) == 2)
-        time.sleep(0.05)
-        return was_logged("is back") and hosts[-1] == 2
+    class Disturb(dppo.Observer):
+        """Kills an actor; makes room for it once its samplers have moved; ends the run when it is back."""
 
-    weights, incidents = train(2, disturb)
-    assert incidents == {"actor_lost": 1, "samplers_moved": 1}
+        def on_iteration(self, row: dict[str, float]) -> bool:
+            if row["iteration"] == 1:
+                wait_for_cpus(2)
+                hogs.append(Hogs())
+                os.kill(min(actors_of_this_process()), signal.SIGKILL)
+                hogs[0].has_the_next_one()
+            if hogs and was_logged("until it is back, its samplers"):
+                assert hosts[-1] == 1
+                hogs.pop().leave()
+                wait_until(lambda: len(actors_of_this_process()) == 2)
+            time.sleep(0.05)
+            return was_logged("is back") and hosts[-1] == 2
+
+    wait_until(lambda: not actors_of_this_process())
+    wait_for_cpus(0)
+    with Notes() as notes:
+        moved = dppo.train(settings(tmp_path / "moved", 2, 10_000), observers=[Disturb()])
+    assert moved.incidents == {"actor_lost": 1, "samplers_moved": 1}
     assert hosts[0] == 2
-    expected, _ = train(0, lambda iteration: iteration.number == len(hosts))
-    assert weights == expected
-
-
-def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    expected = dppo.train(settings(tmp_path / "expected", 0, moved.iterations))
+    assert moved.weights_sha256 == expected.weights_sha256

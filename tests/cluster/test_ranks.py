@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from commandline import QUICK_CHECKS, Command
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
-from processes import Disturbance, in_the_middle_of_an_update, ours, send
+from processes import Disturbance, in_the_middle_of_an_update, ours, send, wait_until
 
 import dppo
 from dppo import streams
@@ -29,7 +28,6 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning import ranks, waiting
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
-from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, TrainingDiverged
@@ -48,9 +46,6 @@ def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iter
         yield trainers
     finally:
         trainers.close()
-
-
-# ------------------------------------------------------------------ one group, disturbed repeatedly
 
 
 class Undisturbed:
@@ -72,10 +67,25 @@ class Undisturbed:
         self.trainers.take_incidents()
         self.trainers.load(*self.before)
 
-    def assert_as_expected(self, found: dict[str, Any]) -> None:
+    def assert_repeated(self, rebuilt: str | None = None, times: int = 1) -> None:
+        """Repeat the update under the current disturbance; compare its result, its incidents and the logged lines.
+
+        Args:
+            rebuilt: pattern of the reason why the ranks are rebuilt; None if they are not.
+        """
+        found = self.update()
         assert found["figures"] == self.expected["figures"]
         for name in ("weights", "exp_avg", "exp_avg_sq", "step"):
             np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
+        incidents = self.trainers.take_incidents()
+        if rebuilt is None:
+            assert (incidents, self.notes) == ([], [])
+            return
+        assert [incident.kind for incident in incidents] == ["learners_rebuilt"] * times
+        assert re.search(rebuilt, incidents[0].message), incidents
+        assert re.search(rebuilt, self.notes[0])
+        assert "all 2 are restarted" in self.notes[0]
+        assert re.fullmatch(r"learners are back after \d+ s", self.notes[-1])
 
 
 @pytest.fixture(scope="module")
@@ -85,45 +95,22 @@ def group(ray_session: None) -> Iterator[Undisturbed]:
         yield Undisturbed(trainers, notes)
 
 
-def test_a_repeated_update_gives_the_same_bits(group: Undisturbed) -> None:
-    group.go_back()
-    group.assert_as_expected(group.update())
-    assert (group.trainers.take_incidents(), group.notes) == ([], [])
-
-
-def assert_rebuilt(group: Undisturbed, words: str, times: int = 1) -> None:
-    """Repeat the update under the current disturbance; compare its result, its incidents and the logged lines."""
-    found = group.update()
-    group.assert_as_expected(found)
-    incidents = group.trainers.take_incidents()
-    assert [incident.kind for incident in incidents] == ["learners_rebuilt"] * times
-    assert re.search(words, incidents[0].message), incidents
-    assert re.search(words, group.notes[0])
-    assert "all 2 are restarted" in group.notes[0]
-    assert re.fullmatch(r"learners are back after \d+ s", group.notes[-1])
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_in_an_update_does_not_change_its_result(group: Undisturbed, number: int) -> None:
     group.go_back()
     with in_the_middle_of_an_update(send(number)):
-        assert_rebuilt(group, "a learner died: ")
+        group.assert_repeated("a learner died: ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("silent_s", [5.0, waiting.SILENT_S])
-def test_a_rank_that_is_stopped_in_an_update_is_replaced(
-    group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_rank_is_replaced(group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     group.go_back()
     monkeypatch.setattr(waiting, "SILENT_S", silent_s)
     monkeypatch.setattr(waiting, "ASK_EVERY_S", min(waiting.ASK_EVERY_S, silent_s / 4))
     with in_the_middle_of_an_update(send(signal.SIGSTOP)) as disturbance:
-        assert_rebuilt(group, rf"a learner stopped answering: rank [01] has been silent for {silent_s:.0f} s")
-        gone_by = time.monotonic() + 60
-        while Path(f"/proc/{disturbance.pids[0]}").exists() and time.monotonic() < gone_by:
-            time.sleep(0.1)
-        assert not Path(f"/proc/{disturbance.pids[0]}").exists(), "the stopped process was not killed"
+        group.assert_repeated(rf"a learner stopped answering: rank [01] has been silent for {silent_s:.0f} s")
+        wait_until(lambda: not Path(f"/proc/{disturbance.pids[0]}").exists())  # the stopped process is killed
 
 
 def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], None]]:
@@ -163,14 +150,14 @@ def test_ranks_whose_connection_is_cut_in_an_update_reconnect(group: Undisturbed
     between = [descriptor for descriptor, (_, other) in of_each[0].items() if other in other_ends]
     assert between, "the ranks are not connected"
     with in_the_middle_of_an_update(lambda pid: beside_the_update(0, cut, between)):
-        assert_rebuilt(group, "a learner failed: .*([Cc]losed|reset|Broken)")
+        group.assert_repeated("a learner failed: .*([Cc]losed|reset|Broken)")
 
 
 @pytest.mark.slow
 def test_a_rank_that_died_between_updates_is_replaced_by_the_next(group: Undisturbed) -> None:
     group.go_back()
     os.kill(ours("ray::TrainerRank")[0], signal.SIGKILL)
-    assert_rebuilt(group, "a learner died: ")
+    group.assert_repeated("a learner died: ")
 
 
 @pytest.mark.slow
@@ -181,7 +168,7 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
         in_the_middle_of_an_update(send(signal.SIGKILL)),
         Disturbance("ray::TrainerRank.join", send(signal.SIGKILL)) as second,
     ):
-        assert_rebuilt(group, "a learner died: ", times=2)
+        group.assert_repeated("a learner died: ", times=2)
     assert not set(second.pids) & set(first)
 
 
@@ -231,22 +218,18 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
     alone, shared, summing = group.trainers.worth(2 * STEPS)
     assert 0 < summing < shared
     assert alone > 0
-    group.assert_as_expected(group.update())
+    group.assert_repeated()
 
 
-def test_the_measured_worth_in_words() -> None:
-    plan = trainer_plan(settings())
+@pytest.mark.parametrize(
+    ("shared_ms", "words"),
+    [(1.25, "Several learners do not pay off here; num_learners=0"), (0.55, "They are 1.8 times as fast.")],
+)
+def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
     spec = MLPSpec.of(SPACES, (64, 64), "tanh", "float32")
-    slower = worth_in_words(plan, spec, alone_ms=1.0, shared_ms=1.25, summing_ms=0.75)
-    assert slower == (
-        "2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes 1.2 ms, 0.8 ms of it for "
-        "the sum; one learner takes 1.0 ms. Several learners do not pay off here; num_learners=0 is faster."
-    )
-    faster = worth_in_words(plan, spec, alone_ms=1000.0, shared_ms=550.0, summing_ms=20.0)
-    assert faster.endswith("one learner takes 1000.0 ms. They are 1.8 times as fast.")
-
-
-# ------------------------------------------------------------------ lost nodes
+    said = worth_in_words(trainer_plan(settings()), spec, alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5)
+    assert said.startswith("2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes ")
+    assert f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}" in said
 
 
 @pytest.mark.slow
@@ -265,32 +248,22 @@ def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> Non
     assert report["run"]["incidents"]["segments_lost"] == 2
 
 
-# ------------------------------------------------------------------ starting
-
-
 def test_learners_without_room_raise_and_release_their_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
-    with pytest.raises(ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"):
-        RayTrainers(trainer_plan(settings(learner_cpus=6)), SPACES, print)
-    assert_nothing_is_taken()
+    """Whether their time is over or a check ends the wait."""
 
-
-def test_a_check_can_end_the_wait_for_room() -> None:
     class Abandoned(BaseException):
         pass
 
     def check() -> None:
         raise Abandoned
 
+    plan = trainer_plan(settings(learner_cpus=6))
     with pytest.raises(Abandoned):
-        RayTrainers(trainer_plan(settings(learner_cpus=6)), SPACES, print, check)
-    assert_nothing_is_taken()
-
-
-def assert_nothing_is_taken() -> None:
-    """Assert that no placement group is waiting; the group of the tests above holds its own."""
-    waiting = [one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"]
-    assert not waiting
+        RayTrainers(plan, SPACES, print, check)
+    monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
+    with pytest.raises(ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"):
+        RayTrainers(plan, SPACES, print)
+    assert not [one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"]
 
 
 def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
@@ -328,9 +301,6 @@ def test_the_interface_of_an_address() -> None:
     assert (found in ("lo", "lo0")) == address.startswith("127.")
 
 
-# ------------------------------------------------------------------ the same learning problem
-
-
 @pytest.mark.slow  # tests/ppo/test_parallel.py compares ranks in threads in the fast set
 @pytest.mark.parametrize("changes", [{"micro_batch_size": 5, "clip_vloss": True}, {"norm_adv": False}], ids=str)
 def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: dict[str, Any]) -> None:
@@ -357,17 +327,3 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-@pytest.mark.slow
-def test_one_rank_gives_the_same_bits_as_the_driver() -> None:
-    config = settings(num_learners=1)
-    local = LocalTrainer(trainer_plan(dataclasses.replace(config, num_learners=0)), SPACES)
-    with ray_trainers_of(config) as remote:
-        for iteration in range(2):
-            figures = [one.update(some_segments(), POLICY, 1.0, iteration) for one in (local, remote)]
-            assert figures[0] == figures[1]
-            np.testing.assert_array_equal(local.weights(), remote.weights())
-            for name, array in local.state().items():
-                np.testing.assert_array_equal(array, remote.state()[name], err_msg=name)
-    local.close()

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,12 @@ import gymnasium as gym
 import pytest
 from builders import make_config
 from commandline import SOURCE, TESTS, output_of, run
-from processes import actors_of_this_process, command_line
+from processes import actors_of_this_process, wait_until
 from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
 import dppo
+from dppo.cluster.collecting import ray_transport
 from dppo.errors import ClusterError, EnvironmentFault
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -53,33 +52,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
 
 
-# ------------------------------------------------------------------ lost and replaced
-
-
 @pytest.mark.slow
-def test_a_simulator_that_hangs_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["step", "constructor"])
+def test_a_simulator_that_hangs_is_killed_and_replaced(where: str, undisturbed: str, tmp_path: Path) -> None:
     recorder = Recorder()
-    config = crashing(tmp_path / "run", "hang", marker=tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S)
+    marker = tmp_path / "marker"
+    config = crashing(tmp_path / "run", "hang", where, marker, num_actors=2, segment_timeout_s=PATIENCE_S)
     with Notes() as notes:
         result = dppo.train(config, observers=[recorder])
-    assert (tmp_path / "marker").exists()
+    assert marker.exists()
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_hung": 1}
-    hung = [text for text in notes.texts if "counts as hung" in text]
-    place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
-    assert re.search(place, hung[0])
-    assert "raise `segment_timeout_s`" in hung[0]
     assert any("1 x actor_hung" in line for line in recorder.ending)
-
-
-@pytest.mark.slow
-def test_a_simulator_that_hangs_in_its_constructor_is_killed_and_replaced(undisturbed: str, tmp_path: Path) -> None:
-    config = crashing(
-        tmp_path / "run", "hang", "constructor", tmp_path / "marker", num_actors=2, segment_timeout_s=PATIENCE_S
-    )
-    result = dppo.train(config)
-    assert result.weights_sha256 == undisturbed
-    assert lasting(result) == {"actor_hung": 1}
+    if where == "step":
+        [hung] = [text for text in notes.texts if "counts as hung" in text]
+        place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
+        assert re.search(place, hung)
+        assert "raise segment_timeout_s" in hung
 
 
 @pytest.mark.slow  # tests/test_promise.py kills single actors in the fast set
@@ -99,16 +88,17 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
     assert lasting(result) == {"actor_lost": 3}
 
 
-def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_thaw(tmp_path: Path) -> None:
+def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
 
-    One actor is thawed when it is abandoned, and may answer an old question. The other cannot react to SIGTERM, but
+    One actor is thawed when both are abandoned, and may answer an old question. The other cannot react to SIGTERM, but
     must end, because it may hold a licence or a port that its successor needs.
     """
-    slow = {"longest_s": 0.01}
-    base = settings(tmp_path / "undisturbed", "worlds.slow:delayed_cartpole", env_kwargs=slow, num_samplers=2)
+    monkeypatch.setattr(ray_transport, "TICK_S", 0.05)  # notice the deadline, and looks at the actors, at once
+    base = settings(tmp_path / "undisturbed", num_samplers=2, total_timesteps=2 * 40 * 3)
     undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []
+    hung: list[bool] = []
 
     def freeze(number: int) -> None:
         if number == 1:
@@ -117,7 +107,8 @@ def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_tha
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw_one(note: str) -> None:
-        if "counts as hung" in note:
+        hung.append("counts as hung" in note)
+        if sum(hung) == 2:
             with suppress(ProcessLookupError):  # killed already
                 os.kill(frozen[0], signal.SIGCONT)
 
@@ -134,54 +125,35 @@ def test_frozen_actors_are_killed_after_their_deadline_and_ignored_when_they_tha
             os.kill(pid, signal.SIGCONT)
 
 
-# ------------------------------------------------------------------ long replays
-
-LONG = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34, "update_epochs": 1, "progress": "off"}
 DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
 
 
 def endless(folder: Path, num_actors: int) -> dppo.Config:
     """Return settings of a run whose steps take 4 ms if the file "slow" is in `folder`."""
-    at_work = {"num_actors": num_actors} | ({"segment_timeout_s": DEADLINE_S} if num_actors else {})
-    kwargs = {"env_kwargs": {"slow": str(folder / "slow")}, "run_dir": folder / "run"}
-    return make_config({"env_id": "worlds.slow:Endless", **LONG, **at_work, **kwargs})
-
-
-@pytest.fixture(scope="module")
-def never_ending(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the weights of the run with the endless episode, without faults."""
-    return dppo.train(endless(tmp_path_factory.mktemp("endless"), 0)).weights_sha256
+    changes: dict[str, Any] = {"num_actors": num_actors, "num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34}
+    changes |= {"segment_timeout_s": DEADLINE_S} if num_actors else {}
+    return settings(folder / "run", "worlds.slow:Endless", env_kwargs={"slow": str(folder / "slow")}, **changes)
 
 
 @pytest.mark.slow
-def test_a_replay_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> None:
     def kill(iteration: int) -> None:
-        if iteration == 30:
+        if iteration == 30 and not resumed:
             for pid in actors_of_this_process():
                 os.kill(pid, signal.SIGKILL)
 
+    expected = dppo.train(endless(tmp_path / "undisturbed", 0)).weights_sha256
+    if resumed:
+        assert dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)]).iterations == 30
     (tmp_path / "slow").touch()
-    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)])
-    assert result.weights_sha256 == never_ending
-    assert lasting(result) == {"actor_lost": 1}
-    rows = result.metrics
-    assert [row["iteration"] for row in rows if row["replay/steps"]] in ([31], [32])
+    resume = tmp_path / "run" if resumed else None
+    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)], resume=resume)
+    assert result.weights_sha256 == expected
+    assert lasting(result) == ({} if resumed else {"actor_lost": 1})
+    rows = [row for row in result.metrics if row["replay/steps"]]
+    assert [row["iteration"] for row in rows] in ([31], [32])
     assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
-
-
-@pytest.mark.slow
-def test_the_replay_of_a_resumed_run_may_take_several_deadlines(never_ending: str, tmp_path: Path) -> None:
-    stopped = dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)])
-    assert stopped.iterations == 30
-    (tmp_path / "slow").touch()
-    result = dppo.train(endless(tmp_path, 1), resume=tmp_path / "run")
-    assert result.weights_sha256 == never_ending
-    assert lasting(result) == {}
-    assert result.metrics[0]["replay/steps"] == 30 * 60
-    assert result.metrics[0]["replay/s"] > 3 * DEADLINE_S
-
-
-# ------------------------------------------------------------------ lost again and again
 
 
 @pytest.mark.parametrize(
@@ -189,13 +161,9 @@ def test_the_replay_of_a_resumed_run_may_take_several_deadlines(never_ending: st
 )
 def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
-    with Notes() as notes, pytest.raises(ClusterError) as stopped:
+    facts = r"(?s)actor 0 \(samplers 0, 1, 2, 3\) died.*replaced 2 times in a row.*max_actor_restarts=2.*num_actors=0"
+    with Notes() as notes, pytest.raises(ClusterError, match=facts):
         dppo.train(config)
-    said = str(stopped.value)
-    assert re.search(r"actor 0 \(samplers 0, 1, 2, 3\) died", said)
-    assert "replaced 2 times in a row" in said
-    assert "max_actor_restarts=2" in said
-    assert "num_actors=0" in said
     # A busy machine may log other lines as well, such as "waiting for ...".
     replacements = [note.partition("; replaced")[2] for note in notes.texts if "; replaced" in note]
     assert replacements == ["", " in 1 s"]
@@ -205,10 +173,8 @@ def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_simulator_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5)
-    with pytest.raises(ClusterError) as stopped:
+    with pytest.raises(ClusterError, match=r"(?s)actor 0.*segment_timeout_s=5"):
         dppo.train(config)
-    assert "segment_timeout_s=5" in str(stopped.value)
-    assert "actor 0" in str(stopped.value)
     wait_until(lambda: not actors_of_this_process())
 
 
@@ -226,15 +192,21 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
     assert result.incidents["actor_lost"] > 2
 
 
-# ------------------------------------------------------------------ interrupted by the simulator
-
-
-def test_a_keyboard_interrupt_in_a_simulator_saves_and_ends_the_run(undisturbed: str, tmp_path: Path) -> None:
-    result = dppo.train(crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker", num_actors=2))
-    assert result.stopped_by == "SIGINT"
-    assert result.iterations < 4
-    assert result.checkpoint.stem == f"iter_{result.iterations:06}"
-    config = crashing(tmp_path / "run", "interrupt", marker=tmp_path / "marker")
+@pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
+def test_interrupts_and_exceptions_of_a_simulator_leave_a_checkpoint(
+    how: str, undisturbed: str, tmp_path: Path
+) -> None:
+    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2)
+    if how == "interrupt":
+        result = dppo.train(config)
+        assert result.stopped_by == "SIGINT"
+        assert result.iterations < 4
+        assert result.checkpoint.stem == f"iter_{result.iterations:06}"
+    else:
+        place = r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"
+        with pytest.raises(EnvironmentFault, match=place):
+            dppo.train(config)
+    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
@@ -242,17 +214,6 @@ def test_a_keyboard_interrupt_in_a_simulator_saves_and_ends_the_run(undisturbed:
 def test_a_keyboard_interrupt_in_a_constructor_is_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
-
-
-@pytest.mark.slow
-def test_any_exception_of_a_simulator_is_its_fault_and_leaves_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"):
-        dppo.train(crashing(tmp_path / "run", "bare", marker=tmp_path / "marker", num_actors=2))
-    config = crashing(tmp_path / "run", "bare", marker=tmp_path / "marker")
-    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
-
-
-# ------------------------------------------------------------------ simulators in actors
 
 
 def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path) -> None:
@@ -267,13 +228,12 @@ def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path)
     assert len(found) > 12  # 4 constructors and resets, some of them after an update
     for report in found:
         assert report["kwargs"] == {"gravity": [9.8, {"on": "earth"}]}
-        assert report["heavy"] == []
-        assert report["cuda"] == ""
-        assert report["omp"] == "1"
+        assert (report["heavy"], report["cuda"], report["omp"]) == ([], "", "1")
         assert set(report["blas_threads"][:1]) == {1}
 
 
-def test_a_local_function_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
+def test_a_local_function_can_be_sent_to_actors_from_a_thread(undisturbed: str, tmp_path: Path) -> None:
+    """As in a server: signals cannot be handled there."""
     length = 0.5  # of the pole, the default of CartPole
 
     def make(**kwargs: Any) -> gym.Env[Any, Any]:
@@ -281,14 +241,12 @@ def test_a_local_function_can_be_sent_to_actors(undisturbed: str, tmp_path: Path
         env.unwrapped.length = length * kwargs["longer"]  # type: ignore[attr-defined]
         return env
 
+    found: list[str] = []
     config = settings(tmp_path / "run", make, env_kwargs={"longer": 1.0}, num_actors=2)
-    assert dppo.train(config).weights_sha256 == undisturbed
-
-
-@pytest.mark.slow
-def test_a_lambda_can_be_sent_to_actors(undisturbed: str, tmp_path: Path) -> None:
-    config = settings(tmp_path / "run", lambda: gym.make("CartPole-v1"), num_actors=1)
-    assert dppo.train(config).weights_sha256 == undisturbed
+    thread = threading.Thread(target=lambda: found.append(dppo.train(config).weights_sha256))
+    thread.start()
+    thread.join(120)
+    assert found == [undisturbed]
 
 
 SCRIPT = """
@@ -316,9 +274,6 @@ def test_a_function_of_a_script_can_be_sent_to_actors(undisturbed: str, tmp_path
     ours = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
     ours["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     assert output_of(["script.py"], tmp_path, **ours).split() == [undisturbed]
-
-
-# ------------------------------------------------------------------ state before and after a run
 
 
 def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path) -> None:
@@ -353,16 +308,6 @@ def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path
     assert ray.get(remember.add.remote(1), timeout=120) == 42
     ray.kill(remember)
     wait_until(lambda: not actors_of_this_process())
-
-
-def test_training_works_in_a_thread(undisturbed: str, tmp_path: Path) -> None:
-    """As in a server: signals cannot be handled there."""
-    found: list[str] = []
-    config = settings(tmp_path / "run", num_actors=1)
-    thread = threading.Thread(target=lambda: found.append(dppo.train(config).weights_sha256))
-    thread.start()
-    thread.join(120)
-    assert found == [undisturbed]
 
 
 STARTS_RAY = """
@@ -418,11 +363,3 @@ def test_a_node_without_dppo_ends_the_run_at_once(tmp_path: Path) -> None:
     assert "No module named 'dppo'" in err
     assert "Install the same dppo on every node" in err
     assert "Traceback" not in err
-
-
-def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        left = {pid: command_line(pid) for pid in actors_of_this_process()}
-        assert time.monotonic() < deadline, f"no event within {timeout_s:g} s; actors: {left}"
-        time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Recovery from lost actors: the replay ledger and the restart budget."""
+"""Recovery from lost actors: the replay ledger, the restart budget, and Ray's errors in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from builders import assert_same_bytes
 
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.faults import RestartBudget
+from dppo.cluster.faults import RestartBudget, cause_of_death
 from dppo.ppo.exchange.records import SamplerCarry, SegmentReport
 
 
@@ -31,13 +31,6 @@ def actions_of(ledger: ReplayLedger, sampler: int, index: int) -> list[list[int]
     return [actions.tolist() for actions in rebuild.actions]
 
 
-def test_a_sampler_without_a_segment_starts_from_scratch() -> None:
-    ledger = ReplayLedger(2, replay=True)
-    ledger.record(report(0, 0, [0], [[1]]))
-    assert ledger.rebuild(1, 0) is None
-    assert ledger.rebuild(0, 0) is None
-
-
 def test_actions_accumulate_during_an_episode_and_restart_with_the_next() -> None:
     ledger = ReplayLedger(1, replay=True)
     ledger.record(report(0, 0, [0, 0], [[1, 2], [3, 4]]))
@@ -48,15 +41,6 @@ def test_actions_accumulate_during_an_episode_and_restart_with_the_next() -> Non
     assert actions_of(ledger, 0, 3) == [[], [7, 8, 9]]
     ledger.record(report(0, 3, [3, 1], [[1, 1], [2, 2]]))
     assert actions_of(ledger, 0, 4) == [[1, 1], [7, 8, 9, 2, 2]]
-
-
-def test_a_rebuild_contains_the_last_carry() -> None:
-    ledger, last = ReplayLedger(1, replay=True), report(0, 1, [4, 2], [[1], [1]])
-    ledger.record(report(0, 0, [3, 2], [[1], [1]]))
-    ledger.record(last)
-    rebuild = ledger.rebuild(0, 2)
-    assert rebuild is not None
-    assert_same_bytes(rebuild.carry, last.carry)
 
 
 def test_only_the_last_two_segments_can_be_collected_again() -> None:
@@ -81,23 +65,19 @@ def test_a_segment_that_is_collected_again_replaces_the_first() -> None:
     assert actions_of(ledger, 0, 4) == [[9, 10]]
 
 
-def test_samplers_are_recorded_separately() -> None:
-    ledger = ReplayLedger(3, replay=True)
-    ledger.record(report(2, 0, [0], [[2]]))
-    ledger.record(report(0, 0, [0], [[0]]))
-    ledger.record(report(2, 1, [0], [[22]]))
-    assert actions_of(ledger, 0, 1) == [[0]]
-    assert actions_of(ledger, 2, 2) == [[2, 22]]
-    assert ledger.rebuild(1, 0) is None
-
-
-def test_without_replay_a_rebuild_has_no_actions_and_keeps_the_carry() -> None:
-    ledger, last = ReplayLedger(1, replay=False), report(0, 0, [4], [[1]])
-    ledger.record(last)
-    rebuild = ledger.rebuild(0, 1)
+@pytest.mark.parametrize("replay", [True, False])
+def test_samplers_are_recorded_separately_with_their_last_carry(replay: bool) -> None:
+    ledger, last = ReplayLedger(3, replay=replay), report(2, 1, [4, 2], [[1], [1]])
+    assert ledger.arrays(0) == {}
+    ledger.load({}, 0)
+    for one in (report(2, 0, [3, 2], [[1], [1]]), report(0, 0, [0], [[0]]), last):
+        ledger.record(one)
+    assert ledger.rebuild(0, 0) is ledger.rebuild(1, 0) is None, "they start from scratch"
+    rebuild = ledger.rebuild(2, 2)
     assert rebuild is not None
-    assert rebuild.actions == ()
     assert_same_bytes(rebuild.carry, last.carry)
+    assert [actions.tolist() for actions in rebuild.actions] == ([[1], [1, 1]] if replay else [])
+    assert actions_of(ledger, 0, 1) == ([[0]] if replay else [])
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -129,16 +109,6 @@ def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -
     assert sorted(loaded.arrays(4)) == sorted(ledger.arrays(4))
 
 
-def test_an_empty_ledger_saves_and_loads_no_arrays() -> None:
-    ledger = ReplayLedger(2, replay=True)
-    assert ledger.arrays(0) == {}
-    ledger.load({}, 0)
-    assert ledger.rebuild(0, 0) is None
-
-
-# ------------------------------------------------------------------------------------------- budget
-
-
 def test_delays_double_up_to_half_a_minute_until_the_budget_is_spent() -> None:
     budget = RestartBudget(9)
     assert [budget.spend(0) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -146,19 +116,26 @@ def test_delays_double_up_to_half_a_minute_until_the_budget_is_spent() -> None:
     assert budget.spend(0) is None
 
 
-def test_a_delivered_segment_restores_the_budget() -> None:
+def test_a_delivered_segment_restores_the_budget_of_its_actor() -> None:
     budget = RestartBudget(2)
-    assert [budget.spend(0), budget.spend(0), budget.spend(0)] == [0, 1, None]
-    budget.delivered(0)
-    assert [budget.spend(0), budget.spend(0), budget.spend(0)] == [0, 1, None]
-
-
-def test_each_actor_has_its_own_budget() -> None:
-    budget = RestartBudget(1)
-    assert [budget.spend(0), budget.spend(1), budget.spend(0)] == [0, 0, None]
+    assert [budget.spend(actor) for actor in (0, 1, 0, 0, 1)] == [0, 0, 1, None, 1]
     budget.delivered(1)
-    assert [budget.spend(1), budget.spend(0)] == [0, None]
-
-
-def test_a_budget_of_zero_allows_no_restart() -> None:
+    assert [budget.spend(actor) for actor in (1, 1, 1, 0)] == [0, 1, None, None]
     assert RestartBudget(0).spend(3) is None
+
+
+UNEXPECTED = """The actor died unexpectedly before finishing this task.
+\tclass_name: PPOActor
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) ... (2) ..."""
+
+
+def test_the_paragraph_about_an_unexpected_exit_becomes_a_short_reason() -> None:
+    assert cause_of_death(RuntimeError(UNEXPECTED)) == (
+        "died: its process crashed, exited or was killed (out of memory?)"
+    )
+
+
+def test_other_reasons_are_those_of_ray() -> None:
+    error = RuntimeError("The actor died.\nThe node is dead: 10.0.0.1\nsee the logs")
+    assert cause_of_death(error) == "died: The node is dead: 10.0.0.1"

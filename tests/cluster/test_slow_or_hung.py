@@ -15,15 +15,12 @@ from dppo.cluster.collecting.messages import (
     Command,
     Describe,
     Died,
-    Joined,
     Kill,
-    Left,
     Limits,
     Log,
     Look,
     Process,
     Progressed,
-    Start,
     Started,
 )
 from dppo.cluster.wire import Answer
@@ -53,12 +50,11 @@ class Driver:
         self.moving: dict[int, Any] = {}
         """Progress shown by each actor, as a function of time; actors that are missing here show none."""
         self._take(self.engine.describe(0.0))
-        if not described:
-            return
-        for actor_id in range(len(hosting)):
-            self.on(Started(Process(actor_id, 1)))
-        describe = self.all(Describe)[0]
-        self.on(Answered(describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
+        if described:
+            for actor_id in range(len(hosting)):
+                self.on(Started(Process(actor_id, 1)))
+            describe = self.all(Describe)[0]
+            self.on(Answered(describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
 
     def _take(self, commands: list[Command]) -> None:
         for command in commands:
@@ -94,8 +90,8 @@ class Driver:
     def all(self, kind: type[Any]) -> list[Any]:
         return [command for _, command in self.commands if isinstance(command, kind)]
 
-    def times(self, kind: type[Any]) -> list[float]:
-        return [when for when, command in self.commands if isinstance(command, kind)]
+    def killed_at(self) -> float:
+        return next(when for when, command in self.commands if isinstance(command, Kill))
 
     def logged(self) -> list[str]:
         return [command.text for command in self.all(Log) if command.incident is None]
@@ -107,21 +103,12 @@ class Driver:
         self.commands.clear()
 
 
-def replaying(per_s: float, of: int, until: float = float("inf"), since: float = 0.0) -> Any:
-    """Return the progress of an actor that replays `per_s` steps per second until it stops."""
+def moving(phase: Phase, per_s: float, of: int = 0, until: float = float("inf")) -> Any:
+    """Return the progress of an actor that makes or replays `per_s` steps per second until it stops."""
 
     def look(now: float) -> Activity:
-        done = int(per_s * (min(now, until) - since))
-        return Activity(1000 + done, 1000, Phase.REPLAY, 0, 0, done, of)
-
-    return look
-
-
-def stepping(per_s: float, until: float) -> Any:
-    """Return the progress of an actor that makes `per_s` steps per second until it stops."""
-
-    def look(now: float) -> Activity:
-        return Activity(1000 + int(per_s * min(now, until)), 1000, Phase.STEP, 0, 0, 0, 0)
+        done = int(per_s * min(now, until))
+        return Activity(1000 + done, 1000, phase, 0, 0, done, of)
 
     return look
 
@@ -140,25 +127,11 @@ def one_that_rebuilds() -> Driver:
     return driver
 
 
-# ------------------------------------------------------------------ slow or hung
-
-
-def test_a_progressing_replay_has_no_deadline() -> None:
-    driver = one_that_rebuilds()
-    driver.moving[0] = replaying(3, 3700)
-    driver.wait(1000)
-    assert not driver.all(Kill)
-    driver.forget()
-    driver.answer()
-    assert driver.engine.finished
-    assert not driver.reported()
-
-
 def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress() -> None:
     driver = one_that_rebuilds()
-    driver.moving[0] = replaying(3, 3700, until=100)
+    driver.moving[0] = moving(Phase.REPLAY, 3, 3700, until=100)
     driver.wait(200)
-    assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
+    assert driver.killed_at() == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     lost = driver.reported()[0]
     assert lost.incident.kind == "actor_hung"
     assert "actor 0 (sampler 0) made no progress for segment_timeout_s=10, was last seen replaying 300 of 3,700" in (
@@ -170,9 +143,9 @@ def test_a_replay_that_stops_counts_as_hung_after_one_deadline_without_progress(
 def test_a_replay_that_shows_no_progress_counts_as_hung_after_one_deadline(seen: bool) -> None:
     driver = one_that_rebuilds()
     if seen:
-        driver.moving[0] = replaying(0, 3700)
+        driver.moving[0] = moving(Phase.REPLAY, 0, 3700)
     driver.wait(20)
-    assert driver.times(Kill)[0] == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
+    assert driver.killed_at() == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
 @pytest.mark.parametrize("segment", [0, 1, 2])
@@ -181,10 +154,10 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     for index in range(segment):
         driver.request(index)
         driver.answer()
-    driver.moving[0] = stepping(0.2, until=100)
+    driver.moving[0] = moving(Phase.STEP, 0.2, until=100)
     driver.request(segment)
     driver.wait(200)
-    assert driver.times(Kill)[0] == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
+    assert driver.killed_at() == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
     assert words in driver.reported()[0].text
 
@@ -195,7 +168,7 @@ def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments(
     driver.answer()
     driver.request(1)
     driver.wait(40)
-    assert driver.times(Kill)[0] == pytest.approx(30, abs=LIMITS.look_s / 2 + 2 * STEP_S)
+    assert driver.killed_at() == pytest.approx(30, abs=LIMITS.look_s / 2 + 2 * STEP_S)
     assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in driver.reported()[0].text
 
 
@@ -210,7 +183,7 @@ def test_no_actor_is_looked_at_that_has_no_question() -> None:
 
 def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -> None:
     driver = Driver([[0]], described=False)
-    driver.moving[0] = replaying(1, 0)
+    driver.moving[0] = moving(Phase.REPLAY, 1, 0)
     driver.on(Started(Process(0, 1)))
     driver.wait(100)
     assert not driver.all(Kill)
@@ -219,22 +192,25 @@ def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -
     assert "made no environment within segment_timeout_s=10" in driver.reported()[0].text
 
 
-def test_after_its_replay_an_actor_has_ordinary_deadlines_again() -> None:
+def test_a_progressing_replay_has_no_deadline_and_after_it_an_actor_has_ordinary_ones_again() -> None:
     driver = one_that_rebuilds()
-    driver.moving[0] = replaying(3, 3700)
-    driver.wait(50)
-    driver.answer()
+    driver.moving[0] = moving(Phase.REPLAY, 3, 3700)
+    driver.wait(1000)
+    assert not driver.all(Kill)
     driver.forget()
+    driver.answer()
+    assert driver.engine.finished
+    assert not driver.reported()
     driver.moving.clear()
     driver.request(3)
     driver.wait(20)
-    assert driver.times(Kill)[0] == pytest.approx(60, abs=LIMITS.look_s / 2 + 2 * STEP_S)
+    assert driver.killed_at() == pytest.approx(1010, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
 def test_after_a_long_update_the_engine_looks_at_an_actor_before_it_counts_as_hung() -> None:
     """With overlap an update may last longer than a deadline while an actor rebuilds its samplers."""
     driver = one_that_rebuilds()
-    driver.moving[0] = replaying(3, 3700)
+    driver.moving[0] = moving(Phase.REPLAY, 3, 3700)
     driver.now += 500
     driver.wait(20)
     assert not driver.all(Kill)
@@ -251,12 +227,9 @@ def test_progress_of_an_abandoned_process_is_ignored() -> None:
     assert "counts as hung" in driver.reported()[1].text
 
 
-# ------------------------------------------------------------------ logged lines
-
-
 def test_a_long_replay_is_logged_every_half_minute() -> None:
     driver = one_that_rebuilds()
-    driver.moving[0] = replaying(35, 3700)
+    driver.moving[0] = moving(Phase.REPLAY, 35, 3700)
     driver.wait(100)
     assert driver.logged()[1].startswith("waiting for 1 of 1 segments for 6")
     assert "actor 0: replaying 2,100 of 3,700 steps" in driver.logged()[1]
@@ -298,38 +271,11 @@ def test_the_wait_for_the_first_environment_is_logged() -> None:
 
 
 def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
-    driver = Driver(
-        [[actor] for actor in range(9)], Limits(segment_timeout_s=1e6, max_actor_restarts=3, move_after_s=1e6)
-    )
+    limits = Limits(segment_timeout_s=1e6, max_actor_restarts=3, move_after_s=1e6)
+    driver = Driver([[actor] for actor in range(9)], limits)
     driver.request(0)
     for actor in range(9):
         driver.on(Died(Process(actor, 1), "died"))
     driver.wait(31)
     assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
     assert "waiting for 9 of 9 segments" in driver.logged()[0]
-
-
-# ------------------------------------------------------------------ lost and back
-
-
-def test_samplers_move_from_a_lost_actor_and_return_with_it() -> None:
-    driver = Driver([[0, 1], [2, 3]])
-    driver.request(0)
-    driver.answer()
-    driver.request(1)
-    driver.on(Left(0))
-    moved = driver.reported()[0]
-    assert moved.incident.kind == "samplers_moved"
-    assert moved.text == "actor 0 has left; until it is back, its samplers 0, 1 are on actor 1"
-    driver.answer()
-    driver.forget()
-    driver.request(2)
-    assert [(ask.process.actor_id, ask.question.hosted) for ask in driver.all(Ask)] == [(1, (0, 1, 2, 3))]
-    driver.answer()
-    driver.on(Joined(0))
-    start = driver.all(Start)[-1]
-    driver.on(Started(start.process))
-    assert driver.logged() == ["actor 0 is back"]
-    driver.forget()
-    driver.request(3)
-    assert sorted((ask.process.actor_id, len(ask.question.hosted)) for ask in driver.all(Ask)) == [(0, 2), (1, 2)]

@@ -5,25 +5,17 @@ from typing import Any
 import pytest
 from builders import finished
 
+from dppo.commands.compare import make_table
 from dppo.commands.compare.measured import Run, differing_seeds, group_by_actors, group_of, measure_cycle
 from dppo.config import Config
 
 
 def row(iteration: int, **figures: Any) -> dict[str, Any]:
     """0.7 s: 0.64 s of the slowest actor and 0.01 s around it, 0.03 s of update, 0.02 s of other; 0.6 s per actor."""
-    return {
-        "iteration": iteration,
-        "global_step": 512 * iteration,
-        "time/training_s": 0.7 * iteration,
-        "perf/iteration_s": 0.7,
-        "perf/collect_s": 0.65,
-        "perf/slowest_actor_s": 0.64,
-        "perf/transfer_s": 0.004,
-        "perf/update_s": 0.03,
-        "perf/env_step_ms": 10.0,
-        "perf/env_s": 0.5,
-        "perf/act_s": 0.1,
-    } | {key.replace("__", "/"): value for key, value in figures.items()}
+    times = {"iteration": 0.7, "collect": 0.65, "slowest_actor": 0.64, "transfer": 0.004, "update": 0.03}
+    made = {f"perf/{name}_s": seconds for name, seconds in (times | {"env": 0.5, "act": 0.1}).items()}
+    made |= {"iteration": iteration, "global_step": 512 * iteration, "time/training_s": 0.7 * iteration}
+    return made | {"perf/env_step_ms": 10.0} | {key.replace("__", "/"): value for key, value in figures.items()}
 
 
 def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, samplers: int = 8, **figures: Any) -> Run:
@@ -39,22 +31,16 @@ def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     assert cycle.bound_steps_per_s == pytest.approx(512 / 0.674)
     assert cycle.efficiency == pytest.approx(0.674 / 0.7)
     assert cycle.overhead == pytest.approx(0.03 / 0.7)
+    wild = measure_cycle([row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)], 512)
+    assert wild.exchange_s == pytest.approx(0.01), "the rest of the transfer overlaps with the slowest actor"
+    assert wild.efficiency == pytest.approx(1.0), "never above one"
+    assert measure_cycle([row(2, perf__collect_s=0.64)], 512).exchange_s == 0.0
 
 
 def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
     first = row(1, perf__iteration_s=9.0, perf__slowest_actor_s=8.0, perf__collect_s=8.0)
     assert measure_cycle([first, row(2)], 512) == measure_cycle([row(2)], 512)
     assert measure_cycle([first], 512).iteration_s == 9.0
-
-
-def test_transfer_counts_only_where_it_does_not_overlap_with_the_slowest_actor() -> None:
-    assert measure_cycle([row(2, perf__transfer_s=0.5)], 512).exchange_s == pytest.approx(0.01)
-    assert measure_cycle([row(2, perf__collect_s=0.64)], 512).exchange_s == 0.0
-
-
-def test_an_efficiency_is_never_above_one() -> None:
-    wild = row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)
-    assert measure_cycle([wild], 512).efficiency == pytest.approx(1.0)
 
 
 def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
@@ -97,6 +83,17 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
     assert noise.speed_up_is_noise
     assert noise.as_json(None)["speed_up_is_noise"] is True
     assert not one.speed_up_is_noise
+
+
+@pytest.mark.parametrize(
+    ("training_s", "iteration_s", "shown"), [(1.68, 0.7, ["1.25 x", "96.3 %"]), (0.2, 0.6, ["noise", "noise"])]
+)
+def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
+    groups = group_by_actors([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
+    columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
+    assert columns["speed-up"] == ["1.00 x", shown[0]]
+    assert list(columns.values())[-1] == ["96.3 %", shown[1]]
+    assert groups[1].as_json(None)["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
 
 
 def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:

@@ -57,9 +57,7 @@ def traces() -> set[str]:
 
 
 @pytest.mark.parametrize("command", [["eval"], ["train", "--resume"]])
-def test_code_that_only_a_folder_names_is_refused_and_shown(
-    command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_named_by_a_folder_is_refused(command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, str(evil)]) == 2
     said = capsys.readouterr().err
     assert "it imports mysim_" in said
@@ -76,9 +74,7 @@ def test_with_trust_the_code_is_printed_and_run(evil: Path, capsys: pytest.Captu
     assert "and calls make(command='rm')." in said.splitlines()[0]
 
 
-def test_an_environment_that_the_user_names_replaces_that_of_the_folder(
-    evil: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_of_the_user_replaces_that_of_the_folder(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2  # which is not there
     assert "env_id=nosim:other" in capsys.readouterr().err
     Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,43 +13,23 @@ import pytest
 from dppo.__main__ import main
 from dppo.records.words import TimeSplit, bottleneck_line
 
-SMALL = [
-    "CartPole-v1",
-    "--preset",
-    "none",
-    "--num-samplers",
-    "2",
-    "--num-steps",
-    "16",
-    "--total-timesteps",
-    "96",
-    "--progress",
-    "plain",
-]
+SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")
 
 
-class Runs:
-    """Runs `dppo train` in folders of its own."""
-
-    def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = tmp_path
-        self._capsys = capsys
-        self._count = 0
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """Train; return all that is printed."""
-        self._count += 1
-        assert main(["train", *arguments, "--run-dir", str(self.folder / str(self._count))]) == code
-        return self.printed()
-
-    def printed(self) -> str:
-        both = self._capsys.readouterr()
-        return both.out + both.err
+Train = Callable[..., str]
 
 
 @pytest.fixture
-def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
-    return Runs(tmp_path, capsys)
+def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
+    """Return a function that runs `dppo train` in a folder of its own, or in `run_dir`, and returns all it prints."""
+    folders = map(str, itertools.count())
+
+    def run(*arguments: str, run_dir: str = "", code: int = 0) -> str:
+        folder = tmp_path / (run_dir or next(folders))
+        assert main(["train", *arguments, "--run-dir", str(folder)]) == code
+        return "".join(capsys.readouterr())
+
+    return run
 
 
 def weights(printed: str) -> str:
@@ -62,14 +44,6 @@ def hinted(printed: str, pattern: str) -> list[str]:
     return shlex.split(found)
 
 
-def test_actors_by_the_first_lines_give_the_same_weights(train: Runs, ray_session: None) -> None:
-    alone = train(*SMALL)
-    assert "with the same result" in alone
-    spread = train(*SMALL, *hinted(alone, r"num-actors \d+"))
-    assert "2 Ray actors host 1 sampler each." in spread
-    assert weights(spread) == weights(alone)
-
-
 def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     """Return the line that is printed after iterations with these times, with one actor for two samplers."""
     split, iteration_s = TimeSplit(), max(collect_s, update_s) if overlap else collect_s + update_s
@@ -79,27 +53,29 @@ def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     return bottleneck_line(split, num_actors=1, num_samplers=2, overlap=overlap)
 
 
-def test_overlap_and_then_more_actors_by_the_last_lines(train: Runs, ray_session: None) -> None:
+def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(train: Train, ray_session: None) -> None:
+    """With the same result, where that is promised."""
     overlap = hinted(bottleneck(1.0, 0.5, overlap=False), "overlap")
     slow = bottleneck(1.0, 0.5, overlap=True)
+    alone = train(*SMALL, *overlap)
+    spread = train(*SMALL, *overlap, *hinted(slow, r"num-actors \d+"))
+    assert hinted(alone, r"num-actors \d+") == hinted(slow, r"num-actors \d+")
     assert "with the same result" in slow
-    one = train(*SMALL, "--num-actors", "1", *overlap)
-    two = train(*SMALL, *overlap, *hinted(slow, r"num-actors \d+"))
-    assert "1 Ray actor hosts 2 samplers." in one
-    assert "2 Ray actors host 1 sampler each." in two
-    assert weights(two) == weights(one)
+    assert "with the same result" in alone
+    assert "2 Ray actors host 1 sampler each." in spread
+    assert weights(spread) == weights(alone)
 
 
-def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(train: Runs) -> None:
-    train(*SMALL)
-    run = train.folder / "1"
-    assert main(["train", *SMALL, "--run-dir", str(run)]) == 2
-    [command] = re.findall(r"`dppo (.*?)`", train.printed())
+def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(*SMALL, run_dir="run")
+    [command] = re.findall(r"`dppo (.*?)`", train(*SMALL, run_dir="run", code=2))
     assert main(shlex.split(command)) == 0
-    assert "Nothing to do: the run has already completed its 96 steps." in train.printed()
+    assert "Nothing to do: the run has already completed its 96 steps." in capsys.readouterr().out
 
 
-def test_tuned_settings_are_left_out_as_printed(train: Runs) -> None:
+def test_tuned_settings_are_left_out_as_printed(train: Train) -> None:
     short = ["CartPole-v1", "--total-timesteps", "1024", "--progress", "plain"]
     tuned = train(*short)
     assert "using the settings tuned for CartPole-v1" in tuned

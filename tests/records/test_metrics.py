@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import wait_until
 from recorder import Notes
 
 from dppo.errors import DppoError
@@ -77,14 +77,19 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     return values
 
 
-# ---------------------------------------------------------------------- metrics.jsonl
-
-
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     rows = [row(1), row(2, **{"charts/episodic_return": 0.1 + 0.2, "losses/entropy": -1e-300})]
-    assert write(tmp_path, rows) == []
-    assert read_metrics(tmp_path) == rows
-    assert read_metrics(tmp_path / "metrics.jsonl") == rows
+    numpy: Any = {"iteration": np.int64(3), "global_step": np.int32(9), "x": np.float32(1.5)}
+    assert write(tmp_path, [*rows, numpy]) == []
+    assert read_metrics(tmp_path) == [*rows, {"iteration": 3, "global_step": 9, "x": 1.5}]
+    assert read_metrics(tmp_path / "metrics.jsonl") == read_metrics(tmp_path)
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, [row(1)])
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"iteration": 2, "global_st')
+    assert read_metrics(tmp_path) == [row(1)]
 
 
 def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
@@ -94,22 +99,7 @@ def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
     assert math.isnan(read_metrics(tmp_path)[0]["a"])
 
 
-def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
-    write(tmp_path, [{"iteration": np.int64(3), "global_step": np.int32(9), "x": np.float32(1.5)}])  # type: ignore[dict-item]
-    assert read_metrics(tmp_path) == [{"iteration": 3, "global_step": 9, "x": 1.5}]
-
-
-def test_each_row_is_in_the_file_at_once(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path, None)
-    for iteration in (1, 2):
-        writer.on_iteration(row(iteration))
-        assert len(read_metrics(tmp_path)) == iteration
-    assert read_metrics(tmp_path) == [row(1), row(2)]
-    writer.on_end(None, None)
-    writer.on_end(None, None)
-
-
-def test_a_row_costs_one_write_and_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = MetricsWriter(tmp_path, None)
     calls: list[str] = []
     real_write = os.write
@@ -120,33 +110,13 @@ def test_a_row_costs_one_write_and_does_not_wait_for_the_disk(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "write", write_once)
     monkeypatch.setattr(os, "fsync", lambda handle: calls.append("fsync"))
-    for iteration in range(3):
+    for iteration in range(1, 4):
         writer.on_iteration(row(iteration))
+        assert len(read_metrics(tmp_path)) == iteration
     assert calls == ["write"] * 3
     writer.on_end(None, None)
     assert calls[3:] == ["fsync"]
-
-
-def test_after_a_kill_all_complete_rows_are_read(tmp_path: Path) -> None:
-    code = f"""
-        from pathlib import Path
-        from dppo.records.metrics.writer import MetricsWriter
-        writer = MetricsWriter(Path({str(tmp_path)!r}), None)
-        iteration = 0
-        while True:
-            iteration += 1
-            writer.on_iteration({{"iteration": iteration, "global_step": iteration, "charts/x": 1 / iteration}})
-            print(iteration, flush=True)
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    seen = [int(process.stdout.readline()) for _ in range(50)][-1]
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert [one["iteration"] for one in read_metrics(tmp_path)][:seen] == list(range(1, seen + 1))
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b'{"iteration": 9999999, "global_st')
-    assert read_metrics(tmp_path)[-1]["iteration"] < 9999999
+    writer.on_end(None, None)
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": "1"}', ""])
@@ -156,20 +126,14 @@ def test_a_damaged_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path
         read_metrics(tmp_path)
 
 
-def test_missing_metrics_are_an_error(tmp_path: Path) -> None:
+def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DppoError, match=r"No such file or directory\. Pass the folder of a run"):
         read_metrics(tmp_path)
-
-
-def test_rows_of_different_runs_are_never_mixed(tmp_path: Path) -> None:
     write(tmp_path, [row(1)])
     with pytest.raises(DppoError, match="contains a run already"):
         MetricsWriter(tmp_path, None)
     with pytest.raises(DppoError, match="No such file or directory"):
         MetricsWriter(tmp_path / "nowhere", None)
-
-
-# ---------------------------------------------------------------------- resuming
 
 
 def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
@@ -193,17 +157,12 @@ def test_resuming_without_rows_starts_a_new_file(tmp_path: Path, resume: int) ->
     assert read_metrics(tmp_path) == [row(resume + 1)]
 
 
-def test_a_damaged_line_does_not_prevent_resuming(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + "\n")
+@pytest.mark.parametrize(("ending", "rows"), [("\n", [1, 2, 3]), ("", [1, 3])], ids=["complete", "incomplete"])
+def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(tmp_path: Path, ending: str, rows: list[int]) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + ending)
     (note,) = write(tmp_path, [row(3)], resume=2)
     assert "skipped 1 malformed line" in note
-    assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
-
-
-def test_an_incomplete_last_row_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n" + json.dumps(row(2)))
-    write(tmp_path, [row(3)], resume=2)
-    assert read_metrics(tmp_path) == [row(1), row(3)]
+    assert read_metrics(tmp_path) == [row(number) for number in rows]
 
 
 def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> None:
@@ -220,11 +179,9 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-# ---------------------------------------------------------------------- a full disk
-
-
-def test_a_full_disk_is_logged_once_and_no_row_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
+    for_ever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = MetricsWriter(tmp_path, None)
     writer.on_iteration(row(1))
@@ -242,30 +199,12 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost(
     writer.on_iteration(row(2))
     writer.on_iteration(row(3))
     assert [one["iteration"] for one in read_metrics(tmp_path)] == [1]
-    room = 10**6
+    room = 0 if for_ever else 10**6
     writer.on_iteration(row(4))
     writer.on_end(None, None)
-    assert [one["iteration"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
-    assert len(caplog.messages) == 1
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == ([1] if for_ever else [1, 2, 3, 4])
     assert "No space left on device. Free some disk space. Training continues." in caplog.messages[0]
-
-
-def test_rows_that_could_not_be_written_are_counted_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = MetricsWriter(tmp_path, None)
-
-    def full(handle: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    for iteration in (1, 2, 3):
-        writer.on_iteration(row(iteration))
-    writer.on_end(None, None)
-    assert "3 rows could not be written" in caplog.messages[1]
-
-
-# ---------------------------------------------------------------------- TensorBoard
+    assert ["3 rows could not be written" in text for text in caplog.messages[1:]] == [True] * for_ever
 
 
 def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
@@ -280,20 +219,18 @@ def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
     assert all(began <= event.wall_time <= time.time() for event in events(tmp_path))
 
 
-def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_events_are_visible_while_training_runs_and_the_end_does_not_wait_for_the_next_flush(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if ended:
+        monkeypatch.setattr(tensorboard, "FLUSH_S", 10_000.0)
     board = TensorBoard(tmp_path, 1)
     board.on_iteration(row(1))
-    deadline = time.monotonic() + 60
-    while not scalars(tmp_path, "charts/SPS"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: ended or scalars(tmp_path, "charts/SPS"))
     board.on_end(None, None)
-
-
-def test_the_end_of_a_run_does_not_wait_for_the_next_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "FLUSH_S", 10_000.0)
-    assert write(tmp_path, [row(1)]) == [], "it would be logged if the end had waited in vain"
     assert scalars(tmp_path, "charts/SPS") == {256: 1001.5}
+    assert not caplog.messages, "it would be logged if the end had waited in vain"
 
 
 def test_training_continues_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from dppo.__main__ import main
 from dppo.config import resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.disk import Disk
 from dppo.records.files.run_folder import open_run, settings_to_resume
 from dppo.records.files.run_lock import RunLock
 
@@ -41,66 +42,38 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run")).weights_sha256
 
 
-# ---------------------------------------------------------------------- one process
-
-
 def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
+    said: list[str] = []
 
-    class Again(dppo.Observer):
-        said = ""
+    def again(_: int) -> None:
+        for resume in (None, run, "auto"):
+            with pytest.raises(ConfigError, match="is in use by process") as refused:
+                dppo.train(settings(run), resume=resume)
+            said.append(str(refused.value))
 
-        def on_iteration(self, row: dict[str, float]) -> None:
-            for resume in (None, run, "auto"):
-                with pytest.raises(ConfigError, match="is in use by process") as refused:
-                    dppo.train(settings(run), resume=resume)
-            self.said = str(refused.value)
-
-    again = Again()
-    result = dppo.train(settings(run), observers=[again])
+    result = dppo.train(settings(run), observers=[Recorder(after_iteration=again)])
     assert result.iterations == ITERATIONS, "the run itself is not disturbed"
-    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in again.said
+    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in said[0]
     assert not (run / "run.lock").exists()
-    dppo.train(settings(run), resume=run)
-
-
-def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
-    with locked_elsewhere(tmp_path) as other:
-        with pytest.raises(ConfigError, match=f"process {other.pid} on "):
-            RunLock(tmp_path)
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-        assert (tmp_path / "run.lock").exists(), "a killed process cannot remove its lock"
-        RunLock(tmp_path).close()
-
-
-def locked_elsewhere(folder: Path, then: str = "time.sleep(1000)") -> subprocess.Popen[str]:
-    code = (
-        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_lock import RunLock\n"
-        f"lock = RunLock(Path({str(folder)!r}))\n{then}\n"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code], env=fresh_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not (folder / "run.lock").exists() or not (folder / "run.lock").read_text().endswith("\n"):
-        assert time.monotonic() < deadline
-        assert other.poll() is None
-        time.sleep(0.01)
-    return other
 
 
 def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A forked child, such as a process of the environment, holds the lock of its parent."""
-    then = "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
-    with locked_elsewhere(tmp_path, then) as other:
+    code = (
+        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_lock import RunLock\n"
+        "lock = RunLock(Path('.'))\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, cwd=tmp_path, env=fresh_environment(), stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         child = int(other.stdout.readline())
         try:
-            with pytest.raises(ConfigError, match="in use"):
+            with pytest.raises(ConfigError, match=f"process {other.pid} on "):
                 RunLock(tmp_path)
-            other.send_signal(signal.SIGKILL)
+            other.kill()
             other.wait()
+            assert (tmp_path / "run.lock").exists(), "a killed process cannot remove its lock"
             lock = RunLock(tmp_path)
             with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
                 RunLock(tmp_path)
@@ -140,16 +113,11 @@ def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: 
         RunLock(tmp_path)
     lock.close()
     RunLock(tmp_path).close()
-    for owner, refused in {(2**22 + 1, socket.gethostname()): False, (1, "another-host"): True}.items():
-        (tmp_path / "run.lock").write_text(json.dumps({"pid": owner[0], "host": owner[1]}))
-        if refused:
-            with pytest.raises(ConfigError, match="on another-host"):
-                RunLock(tmp_path)
-        else:
-            RunLock(tmp_path).close()
-
-
-# ---------------------------------------------------------------------- files of the user
+    (tmp_path / "run.lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
+    RunLock(tmp_path).close()
+    (tmp_path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-host"}))
+    with pytest.raises(ConfigError, match="on another-host"):
+        RunLock(tmp_path)
 
 
 def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
@@ -179,22 +147,16 @@ def test_a_run_that_fails_before_training_leaves_the_folder_unchanged(tmp_path: 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "todo.txt"]
 
 
-# ---------------------------------------------------------------------- killed at any time
-
-
-def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path, whole: str) -> None:
+def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
     """So that a run that is killed then can be resumed."""
     seen: list[str] = []
 
-    def first_reset() -> gym.Env[Any, Any]:
-        class Looking(gym.Wrapper[Any, Any, Any, Any]):
-            def reset(self, **keywords: Any) -> Any:
-                seen[:] = seen or sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-                return self.env.reset(**keywords)
+    class Looking(gym.Wrapper[Any, Any, Any, Any]):
+        def reset(self, **keywords: Any) -> Any:
+            seen[:] = seen or [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+            return self.env.reset(**keywords)
 
-        return Looking(gym.make("CartPole-v1"))
-
-    dppo.train(settings(tmp_path / "run", env_id=first_reset))
+    dppo.train(settings(tmp_path / "run", env_id=lambda: Looking(gym.make("CartPole-v1"))))
     assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(seen)
 
 
@@ -250,9 +212,6 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
 
 
-# ---------------------------------------------------------------------- current directory
-
-
 class Wandering(gym.Wrapper[Any, Any, Any, Any]):
     """Changes the current directory, as many simulators do."""
 
@@ -282,12 +241,7 @@ def test_an_environment_may_change_the_current_directory(
     assert list(away.iterdir()) == []
 
 
-# ---------------------------------------------------------------------- Python objects as settings
-
-
-class Scenario:
-    def __init__(self, pole: float) -> None:
-        self.pole = pole
+class Scenario: ...
 
 
 class Staged(gym.Wrapper[Any, Any, Any, Any]):
@@ -301,7 +255,7 @@ def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.Capture
     run = tmp_path / "run"
 
     def config() -> dppo.Config:
-        return settings(run, env_id=Staged, env_kwargs={"scenario": Scenario(1.0), "weights": np.arange(3)})
+        return settings(run, env_id=Staged, env_kwargs={"scenario": Scenario(), "weights": np.arange(3)})
 
     dppo.train(config(), observers=[Recorder(interrupt_at=1)])
     assert dppo.train(config(), resume=run).iterations == ITERATIONS
@@ -327,23 +281,9 @@ def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None
     assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
 
 
-# ---------------------------------------------------------------------- a full disk
-
-
-class Full:
-    """A disk that is full while `full` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from dppo.records.files.disk import Disk
-
-        real, self.full = Disk.write, False
-
-        def write(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            real(disk, path, *parts)
-
-        monkeypatch.setattr(Disk, "write", write)
+def full(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:
+    """Refuse to write; replaces the method of the disk."""
+    raise OSError(28, "No space left on device")
 
 
 def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
@@ -351,7 +291,7 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
 ) -> None:
     run = tmp_path / "run"
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
-    Full(monkeypatch).full = True
+    monkeypatch.setattr(Disk, "write", full)
     assert main(["train", "--resume", str(run)]) == 1
     said = capsys.readouterr().err
     assert "config.yaml: could not be written: No space left on device. Free some disk space." in said
@@ -361,10 +301,9 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
 def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = Full(monkeypatch)
-
     def fill(iteration: int) -> None:
-        full.full = iteration == ITERATIONS
+        if iteration == ITERATIONS:
+            monkeypatch.setattr(Disk, "write", full)
 
     recorder = Recorder(after_iteration=fill)
     with pytest.raises(CheckpointError, match=r"iter_000003\.safetensors: the checkpoint could not be written") as no:
@@ -378,9 +317,6 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
     assert "Resume with: dppo train --resume " in said
 
 
-# ---------------------------------------------------------------------- the best
-
-
 def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = dppo.train(settings(run, checkpoint_interval_s=0))
@@ -391,9 +327,6 @@ def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> Non
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
     assert episodes[best["iteration"]] >= 20
-
-
-# ---------------------------------------------------------------------- divergence
 
 
 class Spiking(gym.Wrapper[Any, Any, Any, Any]):
@@ -430,18 +363,15 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
     assert dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
 
 
-def test_folders_that_a_run_created_and_did_not_use_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_a_run_made_and_did_not_use_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = make_config({"env_id": "CartPole-v1"})
-    with open_run(config, None):
+    with open_run(settings(None), None):
         assert list(Path("runs").iterdir())
     assert not Path("runs").exists()
-    with open_run(config, None), open_run(make_config({"env_id": "CartPole-v1", "name": "other"}), None) as other:
+    with open_run(settings(None), None), open_run(settings(None, name="other"), None) as other:
         (other.path / "metrics.jsonl").touch()
     assert list(Path("runs").iterdir()) == [other.path.relative_to(tmp_path)], "what another run uses stays"
     Path("mine").mkdir()
-    with open_run(make_config({"env_id": "CartPole-v1", "run_dir": Path("mine")}), None):
+    with open_run(settings(Path("mine")), None):
         pass
     assert Path("mine").exists(), "it was there before"

@@ -1,4 +1,4 @@
-"""The first lines of a run, and the notes that are held back until they are printed."""
+"""The first lines of a run: sizes, hosts of samplers, and the notes that are held back until they are printed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dppo.config import Config
 from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records import observer
 from dppo.records.observer import Observers, RunInfo
+from dppo.records.words import hosting_line, sizes_line
 from dppo.records.terminal.plain import PlainLines
 from dppo.run import runner
 
@@ -34,44 +35,30 @@ class Preparing:
         return self.stream.getvalue().replace("  note: ", "").splitlines()
 
 
-def test_notes_follow_the_first_lines_in_order() -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_notes_follow_the_first_lines_in_order_and_a_slow_start_is_shown_before_it_is_complete(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("dppo.records.observer.time.monotonic", lambda: now)
     run = Preparing()
     logger.warning("early")
     logger.info("network")
-    assert run.printed == []
+    now = observer.PATIENCE_S - (0.0 if is_slow else 0.1)
+    run.observers.start_if_due()
+    assert run.printed == (["the run", "early", "network"] if is_slow else [])
     run.observers.start()
     logger.warning("late")
     run.observers.start()
+    run.observers.start_if_due()
     assert run.printed == ["the run", "early", "network", "late"]
     run.observers.end(None, None)
 
 
-def test_a_slow_start_is_shown_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("dppo.records.observer.time.monotonic", lambda: now)
-    run = Preparing()
-    logger.warning("waiting for actors")
-    now = observer.PATIENCE_S - 0.1
-    run.observers.start_if_due()
-    assert run.printed == []
-    now = observer.PATIENCE_S
-    run.observers.start_if_due()
-    assert run.printed == ["the run", "waiting for actors"]
-    run.observers.start_if_due()
-    run.observers.start()
-    assert run.printed.count("the run") == 1
-    run.observers.end(None, None)
-
-
-@pytest.mark.parametrize(("error", "shown"), [(ClusterError("no actor"), True), (ConfigError("not this"), False)])
+@pytest.mark.parametrize("error", [ClusterError("no actor"), ConfigError("not this")])
 @pytest.mark.parametrize("progress", ["plain", "live"])
 def test_notes_are_shown_where_the_cluster_fails_and_not_where_settings_are_refused(
-    error: DppoError,
-    shown: bool,
-    progress: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: DppoError, progress: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def build(*_: object) -> None:
         logger.warning("actor 0 died; replaced")
@@ -81,7 +68,7 @@ def test_notes_are_shown_where_the_cluster_fails_and_not_where_settings_are_refu
     before = (logger.level, list(logger.handlers))
     with pytest.raises(type(error)):
         dppo.train(Config(env_id="CartPole-v1", run_dir=tmp_path / "run", progress=progress))
-    assert ("actor 0 died; replaced" in capsys.readouterr().out) is shown
+    assert ("actor 0 died; replaced" in capsys.readouterr().out) is isinstance(error, ClusterError)
     assert (logger.level, logger.handlers) == before
 
 
@@ -89,3 +76,33 @@ def test_a_start_that_fails_without_notes_prints_nothing() -> None:
     run = Preparing()
     run.observers.end(None, ClusterError("no actor"))
     assert run.printed == []
+
+
+def test_sizes_are_those_of_the_run() -> None:
+    config = Config(
+        env_id="E-v0", num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
+    )
+    assert sizes_line(config) == (
+        "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 4 epochs of 5 minibatches of "
+        "up to 60 rows: 80 SGD steps in all."
+    )
+    assert "4 epochs of 1 minibatch of up to 1,024 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=1024))
+
+
+@pytest.mark.parametrize(
+    ("actors", "samplers", "words"),
+    [
+        (8, 8, "8 Ray actors host 1 sampler each."),
+        (4, 8, "4 Ray actors host 2 samplers each."),
+        (1, 8, "1 Ray actor hosts 8 samplers."),
+        (3, 8, "3 Ray actors host 8 samplers unevenly: 2 host 3, the others 2 and have to wait."),
+        (
+            *(0, 8),
+            "Collecting in this process; num_actors=8 (--num-actors 8) would spread it over Ray actors, with the same "
+            "result.",
+        ),
+        (0, 1, "Collecting in this process."),
+    ],
+)
+def test_the_line_names_the_hosts_of_the_samplers(actors: int, samplers: int, words: str) -> None:
+    assert hosting_line(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words
