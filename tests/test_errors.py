@@ -21,7 +21,8 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError
 
-Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 SIZES = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "progress": "off"}
 TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
 

@@ -14,6 +14,7 @@ from worlds.faulty import Brittle, line_that_raises
 import dppo
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
 
+Patch = pytest.MonkeyPatch
 SIZES: dict[str, Any] = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "progress": "off"}
 Env = gym.Env[Any, Any]
 FACTORY = """
@@ -33,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 
 
 @pytest.fixture
-def mysim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mysim(tmp_path: Path, monkeypatch: Patch) -> str:
     """Return the name of a user's module, which can be imported."""
     name = f"mysim_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(FACTORY, encoding="utf8")
@@ -146,7 +147,7 @@ def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_func
     ],
 )
 def test_invalid_arguments_are_config_errors(
-    arguments: dict[str, Any], words: str, trained: dppo.Result, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], words: str, trained: dppo.Result, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     with pytest.raises(ConfigError, match=words) as refused:
@@ -190,9 +191,7 @@ def takes_render_mode(render_mode: str | None = None) -> Env:
     return env
 
 
-def test_a_window_needs_a_display_and_nothing_is_made_without_one(
-    trained: dppo.Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_needs_a_display_and_nothing_is_made_without_one(trained: dppo.Result, monkeypatch: Patch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
@@ -200,9 +199,7 @@ def test_a_window_needs_a_display_and_nothing_is_made_without_one(
         dppo.evaluate(trained, lambda: pytest.fail("made all the same"), render=True)
 
 
-def test_an_environment_must_take_render_mode_to_be_shown(
-    trained: dppo.Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_must_take_render_mode_to_be_shown(trained: dppo.Result, monkeypatch: Patch) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     for factory, words in (
         (lambda: cartpole(), r"does not take it \(TypeError: "),  # noqa: PLW0108

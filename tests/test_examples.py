@@ -19,13 +19,15 @@ from processes import descendants
 
 import dppo
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 HEAT = np.array([0.5], np.float32)
 Example = Callable[[str], Any]
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
+def example(monkeypatch: Patch) -> Iterator[Example]:
     """Import an example by its name."""
     monkeypatch.syspath_prepend(EXAMPLES)
     before = set(sys.modules)
@@ -56,7 +58,7 @@ def no_process_is_left() -> Iterator[set[int]]:
     ids=lambda value: value if value.endswith(".py") else "",
 )
 def test_an_example_runs(
-    name: str, prints: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, no_process_is_left: Any
+    name: str, prints: str, tmp_path: Path, capsys: Any, monkeypatch: Patch, no_process_is_left: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, "2048"])
@@ -64,9 +66,7 @@ def test_an_example_runs(
     assert re.search(prints, capsys.readouterr().out)
 
 
-def test_the_cluster_example_continues_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
-) -> None:
+def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatch: Patch, ray_session: None) -> None:
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: None)  # this process is connected already
@@ -109,9 +109,7 @@ def test_an_episode_follows_from_its_seed(module: str, maker: str, example: Exam
 
 
 @pytest.mark.slow
-def test_actors_make_the_episodes_of_a_socket_simulator_again(
-    tmp_path: Path, example: Example, ray_session: None
-) -> None:
+def test_actors_repeat_the_episodes_of_a_socket_simulator(tmp_path: Path, example: Example, ray_session: None) -> None:
     example("socket_simulator")
     settings: dict[str, Any] = {"env_id": "socket_simulator:SocketSimulator", "num_samplers": 2, "num_steps": 64}
     settings |= {"total_timesteps": 256, "progress": "off"}

@@ -159,9 +159,7 @@ def test_a_later_call_starts_no_interpreter_and_returns_the_commands_exit_code(c
         ("3.12.4", "sys.exit(1)", "", "no Python found. Install Python 3.10 or newer"),
     ],
 )
-def test_an_unusable_python_is_reported(
-    version: str, patch: str, chosen: str, message: str, checkout: Checkout
-) -> None:
+def test_unusable_pythons_are_reported(version: str, patch: str, chosen: str, message: str, checkout: Checkout) -> None:
     checkout.python("python3.12", version, patch)
     checkout.refuses(message, PYTHON=chosen)
     assert not checkout.venv.exists()

@@ -180,9 +180,7 @@ def test_a_run_says_which_network_it_trains_and_why(kind: str, network: str, rea
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_settings_that_do_not_fit_the_observations_are_refused(
-    env_id: str, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_settings_must_fit_the_observations(env_id: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         dppo.train(make_config({"env_id": env_id, "progress": "off", "run_dir": tmp_path / "run"} | changes))
     assert "\n" not in str(caught.value)

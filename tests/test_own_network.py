@@ -32,6 +32,7 @@ from dppo.records.files import checkpoint as checkpoints
 ITERATIONS = 4
 KWARGS = {"units": 12}
 Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -48,9 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 
 
 @pytest.mark.parametrize("num_learners", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_actors_and_a_learner_on_ray_give_the_same_weights(
-    num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None
-) -> None:
+def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed as a class that only this module has."""
 
     class Plain(models.Plain):
@@ -101,9 +100,7 @@ def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
 
 
 @pytest.mark.slow
-def test_two_learners_give_the_same_weights_with_any_number_of_actors(
-    trained: dppo.Result, tmp_path: Path, ray_session: None
-) -> None:
+def test_two_learners_give_one_result_with_any_actors(trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed by name, and as a class that only this module has."""
 
     class Plain(models.Plain):
@@ -149,7 +146,7 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
         dppo.load_policy(trained.run_dir, model=Changed)
 
 
-def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
     with pytest.raises(CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"):
         dppo.load_policy(trained.run_dir)
@@ -252,8 +249,8 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
 
 
 @pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
-def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
-    given: str, tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+def test_a_network_no_actor_can_import_is_named(
+    given: str, tmp_path: Path, ray_session: None, monkeypatch: Patch
 ) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
@@ -299,7 +296,7 @@ class Meddles(gym.Wrapper[Any, Any, Any, Any]):
     "model", [None, pytest.param("worlds.models:Plain", marks=pytest.mark.slow), "worlds.models:Residual"]
 )
 def test_an_environment_that_sets_torchs_dtype_threads_and_precision_does_not_change_the_weights(
-    model: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     found, update = set(), PPOTrainer.update
 

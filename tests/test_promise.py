@@ -20,6 +20,7 @@ from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.errors import SegmentsLost
 from dppo.ppo.exchange.records import IncidentKind, Update
 
+Patch = pytest.MonkeyPatch
 ITERATIONS = 3
 CASES: dict[str, dict[str, Any]] = {
     "cartpole": {"env_id": "CartPole-v1", "num_steps": 64},
@@ -79,26 +80,22 @@ def test_the_seed_and_overlap_decide_the_weights(case: str, overlap: bool, whole
     assert whole(case, True) != whole(case, False)
 
 
+MANY_ACTORS = ((1, False), (8, False), (1, True), (3, True))
+
+
 @each(
     "case, num_actors, overlap",
     [("continuous", 3, False)],
-    [
-        ("cartpole", 3, False),
-        *((case, *way) for case in CASES for way in ((1, False), (8, False), (1, True), (3, True))),
-    ],
+    [("cartpole", 3, False), *((case, *more) for case in CASES for more in MANY_ACTORS)],
 )
-def test_number_and_order_of_actors_do_not_change_the_weights(
-    case: str, num_actors: int, overlap: bool, whole: Whole, train: Train
-) -> None:
+def test_actors_never_change_the_weights(case: str, num_actors: int, overlap: bool, whole: Whole, train: Train) -> None:
     delayed = {"env_id": DELAYED[case], "env_kwargs": {"longest_s": 0.001}}
     result = train(case, num_actors=num_actors, overlap=overlap, **delayed)
     assert (result.weights_sha256, lasting(result)) == (whole(case, overlap), {})
 
 
 @each("case, overlap", [("cartpole", True)], [("continuous", True), ("cartpole", False), ("continuous", False)])
-def test_an_actor_killed_in_a_segment_does_not_change_the_weights(
-    case: str, overlap: bool, whole: Whole, train: Train
-) -> None:
+def test_an_actor_killed_in_a_segment_changes_nothing(case: str, overlap: bool, whole: Whole, train: Train) -> None:
     recorder = Recorder()
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)), Notes() as notes:
         result = train(case, recorder, num_actors=2, overlap=overlap, env_id=DELAYED[case])
@@ -108,9 +105,7 @@ def test_an_actor_killed_in_a_segment_does_not_change_the_weights(
     assert any("actor_lost" in line for line in recorder.ending)
 
 
-def test_actors_killed_in_a_constructor_a_reset_and_a_step_do_not_change_the_weights(
-    train: Train, tmp_path: Path
-) -> None:
+def test_actors_killed_in_constructor_reset_and_step_change_nothing(train: Train, tmp_path: Path) -> None:
     """The simulator kills its process. Open episodes, which may have begun iterations ago, and states are replayed."""
     memory = {"memory": "gru", "memory_size": 8}
     deadly = {"env_id": "worlds.faulty:deadly_cartpole", "env_kwargs": {"folder": str(tmp_path)}}
@@ -176,7 +171,7 @@ def test_nothing_global_is_seeded_or_drawn_from(train: Train) -> None:
     [("cartpole", 1), ("cartpole", 3), ("continuous", 3)],
 )
 def test_segments_lost_before_the_update_are_collected_again(
-    case: str, num_actors: int, overlap: bool, whole: Whole, train: Train, monkeypatch: pytest.MonkeyPatch
+    case: str, num_actors: int, overlap: bool, whole: Whole, train: Train, monkeypatch: Patch
 ) -> None:
     """Each segment once; in the first iteration without an entry in the ledger. losing_nodes.py loses real nodes."""
     update, to_come = LocalTrainer.update, [0, 1, 2]
@@ -197,9 +192,7 @@ def test_segments_lost_before_the_update_are_collected_again(
     assert "lost on their way; they are collected again" in notes.texts
 
 
-def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(train: Train, monkeypatch: Patch) -> None:
     lags = []
     receive, update = InProcessCollector.receive, LocalTrainer.update
 

@@ -33,9 +33,7 @@ def test_two_actors_give_the_same_weights(kind: str, run_of: RunOf, tmp_path: Pa
 
 @slow  # tests/test_promise.py has actors killed with memory in the fast set
 @every_kind
-def test_a_killed_actor_does_not_change_the_weights(
-    kind: str, run_of: RunOf, tmp_path: Path, ray_session: None
-) -> None:
+def test_a_killed_actor_changes_nothing(kind: str, run_of: RunOf, tmp_path: Path, ray_session: None) -> None:
     """The simulator kills its process in the second segment. The replacement replays the episodes that were open."""
     marker = tmp_path / "marker"
     crashing = {
@@ -53,9 +51,7 @@ def test_a_killed_actor_does_not_change_the_weights(
 
 @slow
 @every_kind
-def test_two_learners_give_the_same_weights_for_any_number_of_actors(
-    kind: str, tmp_path: Path, ray_session: None
-) -> None:
+def test_two_learners_give_the_same_weights_for_any_actors(kind: str, tmp_path: Path, ray_session: None) -> None:
     two = {"num_learners": 2, "cpus_per_actor": 0.5}
     one, other = (dppo.train(settings(kind, tmp_path / str(n), num_actors=n, **two)) for n in (1, 2))
     assert one.weights_sha256 == other.weights_sha256

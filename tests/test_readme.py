@@ -23,6 +23,8 @@ from dppo.commands import arguments
 from dppo.commands.compare import plan as compare_plan
 from dppo.ppo.exchange.records import IncidentKind
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -108,9 +110,7 @@ def test_every_command_of_the_readme_is_run_here() -> None:
     assert sorted(commands(README)) == sorted(SMALL)
 
 
-def test_the_commands_of_the_readme_work_one_after_the_other(
-    folder: Path, ray_session: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_readme_work(folder: Path, ray_session: None, capsys: Capture, monkeypatch: Patch) -> None:
     """In this process, which has a Ray and has imported torch. tests/test_signals.py runs real commands."""
 
     def run_here(_: str, words: list[str]) -> tuple[int, str]:
@@ -140,9 +140,7 @@ def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, 
 
 
 @pytest.mark.parametrize("steps", [1_024, pytest.param(25_000, marks=pytest.mark.slow)])
-def test_the_python_of_the_readme_prints_the_output_below_it(
-    steps: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
     """Numbers with a decimal point are learned, so they depend on the last bits of a CPU's results.
 
     Of the rest, only the direction is learned: to push under a pole that falls. After 10,000 steps, each of twelve

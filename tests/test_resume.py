@@ -165,9 +165,7 @@ def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 
 
-def test_a_branch_starts_with_the_same_weights_and_another_learning_rate(
-    whole: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
     source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
@@ -204,9 +202,7 @@ def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: 
     assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
 
 
-def test_a_branch_keeps_the_shape_of_the_network_and_the_normalization(
-    whole: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_branch_keeps_network_and_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     assert train("--resume", whole, "--branch", tmp_path / "new", "--hidden-sizes", "32") == 2
     assert "hidden_sizes=[32]: " in capsys.readouterr().err
     config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "norm_obs": False}))

@@ -124,9 +124,7 @@ def test_a_run_stopped_in_its_first_iteration_or_by_its_terminal_can_be_resumed(
 
 
 @each_way()
-def test_a_second_signal_during_the_shutdown_ends_the_run_at_once(
-    num_actors: int, number: int, code: int, tmp_path: Path
-) -> None:
+def test_a_second_signal_during_the_shutdown_ends_it(num_actors: int, number: int, code: int, tmp_path: Path) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.send(number)
         command.wait_until(lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S)
@@ -152,9 +150,7 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_
 
 
 @each_way()
-def test_a_stop_while_simulators_are_created_ends_the_command(
-    num_actors: int, number: int, code: int, tmp_path: Path
-) -> None:
+def test_a_stop_while_simulators_are_created_works(num_actors: int, number: int, code: int, tmp_path: Path) -> None:
     begins = "    pathlib.Path(f'waiting-{os.getpid()}').touch()\n"
     (tmp_path / "endless.py").write_text(f"import os, pathlib, time\ndef make():\n{begins}    time.sleep(1000)\n")
     words = ["train", "endless:make", "--num-actors", str(num_actors), "--progress", "plain"]
@@ -168,9 +164,7 @@ def test_a_stop_while_simulators_are_created_ends_the_command(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [0, 2])
-def test_after_sigkill_only_a_run_that_can_be_resumed_is_left(
-    num_actors: int, tmp_path: Path, undisturbed: np.ndarray
-) -> None:
+def test_after_sigkill_only_the_run_is_left(num_actors: int, tmp_path: Path, undisturbed: np.ndarray) -> None:
     with busy_command(tmp_path, num_actors, SLOW_AFTER, "--checkpoint-interval-s", "0") as command:
         assert sum("ray::PPOActor" in line for line in command.processes().values()) == num_actors
         # Actors collect the third segments before the checkpoint of the second iteration has been written.
