@@ -58,9 +58,9 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
 )
 def test_every_kind_of_space_and_network_trains_and_plays(changes: dict[str, Any], tmp_path: Path) -> None:
     policy = dppo.load_policy(dppo.train(tiny(tmp_path / "run", **changes)).run_dir)
-    obs, _ = make_env(changes["env_id"], changes.get("env_kwargs", {})).reset(seed=0)
-    action = policy.act(obs)
-    assert (action[0] if policy.state_size else action) in (0, 1, 2)
+    env = make_env(changes["env_id"], changes.get("env_kwargs", {}))
+    acted = policy.act(env.reset(seed=0)[0])
+    assert env.action_space.contains(acted[0] if policy.state_size else acted)
     assert np.isfinite(policy.weights).all()
 
 
@@ -83,8 +83,9 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
     command = ["eval", str(run_of(kind).run_dir), "--episodes", "2", "--env-id"]
     assert main([*command, KINDS[kind]["env_id"]]) == 0
     assert "2 episodes" in capsys.readouterr().out
-    assert main([*command, "worlds.observed:Film"]) == 2
-    assert "Use the environment of the run" in capsys.readouterr().err
+    if kind == "image":
+        assert main([*command, "worlds.observed:Film"]) == 2
+        assert "Use the environment of the run" in capsys.readouterr().err
 
 
 def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,14 @@ def test_an_object_that_is_not_an_observer_is_refused(tmp_path: Path) -> None:
 
 
 class Watcher(dppo.Observer):
-    """Keeps the reports of progress; raises an error at the first one if it is given one."""
+    """Keeps the reports of progress."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self) -> None:
         self.seen: list[CollectionProgress] = []
-        self._error = error
 
     def on_progress(self, progress: CollectionProgress) -> None:
         assert threading.current_thread() is threading.main_thread()
         self.seen.append(progress)
-        if self._error is not None:
-            raise self._error
 
 
 SLEEPY = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
@@ -131,9 +129,21 @@ def test_progress_is_reported_while_a_slow_simulator_collects(
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
+def raising(where: str, error: BaseException, at: int = 1) -> dppo.Observer:
+    """Return an observer whose method `on_WHERE` raises, the `at`-th time that it is called."""
+    calls = count(1)
+
+    def method(self: dppo.Observer, *arguments: Any) -> None:
+        if next(calls) == at:
+            raise error
+
+    observer: dppo.Observer = type("Raising", (dppo.Observer,), {f"on_{where}": method})()
+    return observer
+
+
 def test_an_interrupt_while_progress_is_reported_leaves_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        dppo.train(settings(tmp_path / "run", **SLEEPY), observers=[Watcher(KeyboardInterrupt())])
+        dppo.train(settings(tmp_path / "run", **SLEEPY), observers=[raising("progress", KeyboardInterrupt())])
     assert checkpoints.find(tmp_path / "run").path.stem == "iter_000000"
 
 
@@ -180,50 +190,23 @@ class Pruned(Exception):
     """An exception like that of a hyperparameter search."""
 
 
-class Raises(dppo.Observer):
-    """Raises in one of its methods."""
-
-    def __init__(self, where: str, error: BaseException) -> None:
-        self.where, self.error, self.iterations = where, error, 0
-
-    def _at(self, where: str) -> None:
-        if where == self.where:
-            raise self.error
-
-    def on_start(self, run: dppo.RunInfo) -> None:
-        self._at("start")
-
-    def on_iteration(self, row: dict[str, float]) -> None:
-        self.iterations += 1
-        if self.iterations == 2:
-            self._at("iteration")
-
-    def on_episode(self, episode: object) -> None:
-        self._at("episode")
-
-    def on_checkpoint(self, path: Path) -> None:
-        self._at("checkpoint")
-
-    def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
-        self._at("end")
-
-
 @pytest.mark.parametrize(
-    ("where", "error"),
-    [("episode", Pruned("hopeless")), ("iteration", KeyboardInterrupt()), ("iteration", SystemExit(3))],
+    "observer",
+    [
+        raising("episode", Pruned("hopeless")),
+        raising("iteration", KeyboardInterrupt(), at=2),
+        raising("iteration", SystemExit(3), at=2),
+    ],
 )
-def test_an_exception_from_an_observer_is_raised_by_train_after_a_checkpoint(
-    where: str, error: BaseException, tmp_path: Path, undisturbed: str
-) -> None:
+def test_an_error_of_an_observer_is_raised_after_a_checkpoint(observer: Any, tmp_path: Path, undisturbed: str) -> None:
     recorder, handlers = Recorder(), list(logging.getLogger("dppo").handlers)
     config = settings(tmp_path / "run", progress="plain")
-    with pytest.raises(type(error)) as raised:
-        dppo.train(config, observers=[Raises(where, error), recorder])
-    assert raised.value is error
-    assert recorder.error is error
+    with pytest.raises((Pruned, KeyboardInterrupt, SystemExit)) as raised:
+        dppo.train(config, observers=[observer, recorder])
+    assert recorder.error is raised.value
     assert recorder.calls[-1] == "end"
     assert recorder.result is not None
-    assert recorder.result.stopped_by == type(error).__name__
+    assert recorder.result.stopped_by == raised.type.__name__
     assert recorder.result.checkpoint.stem == f"iter_{recorder.result.iterations:06d}"
     assert any(line.startswith("Resume with: dppo train --resume ") for line in recorder.ending)
     assert logging.getLogger("dppo").handlers == handlers
@@ -236,86 +219,73 @@ def test_an_exception_from_an_observer_is_raised_by_train_after_a_checkpoint(
 def test_an_observer_that_raises_before_training_ends_the_observers_before_it(where: str, tmp_path: Path) -> None:
     first, last = Recorder(), Recorder()
     with pytest.raises(Pruned):
-        dppo.train(settings(tmp_path / "run"), observers=[first, Raises(where, Pruned()), last])
+        dppo.train(settings(tmp_path / "run"), observers=[first, raising(where, Pruned()), last])
     assert first.calls[-1] == "end"
     assert isinstance(first.error, Pruned)
     assert last.calls == ([] if where == "start" else ["start", "end"])
-    if where == "start":
-        assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run").exists() == (where != "start")
 
 
 def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -> None:
-    last = Recorder()
+    last, at_end = Recorder(), Pruned("at the end")
     with pytest.raises(Pruned):
-        dppo.train(settings(tmp_path / "run"), observers=[Raises("end", Pruned()), last])
+        dppo.train(settings(tmp_path / "run"), observers=[raising("end", at_end), last])
     assert last.calls[-1] == "end"
     assert last.result is not None
     assert last.result.stopped_by is None
     assert resumed(tmp_path / "run").iterations == ITERATIONS
-    both = [Raises("iteration", KeyError("first")), Raises("end", Pruned("second"))]
+    both = [raising("iteration", KeyError("first")), raising("end", at_end)]
     with Notes() as notes, pytest.raises(KeyError):  # the first error is raised, and the other logged
         dppo.train(settings(tmp_path / "other"), observers=both)
-    assert any("Pruned('second')" in text for text in notes.texts)
+    assert any("Pruned('at the end')" in text for text in notes.texts)
 
 
 class Breaking(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises at a given step of the class."""
+    """Raises `error` in the third iteration, at one step of the class."""
 
-    at_step, error, steps = -1, BaseException(), 0
+    error, steps = BaseException(), 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
 
     def step(self, action: Any) -> Any:
-        type(self).steps += 1
-        if type(self).steps == type(self).at_step:
-            raise type(self).error
+        Breaking.steps += 1
+        if Breaking.steps == 64 * 2 + 10:
+            raise Breaking.error
         return self.env.step(action)
 
 
-def breaking() -> gym.Env[Any, Any]:
-    return Breaking(gym.make("CartPole-v1"))
+def break_with(error: BaseException, run_dir: Path, **changes: Any) -> dppo.Result:
+    Breaking.error, Breaking.steps = error, 0
+    return dppo.train(settings(run_dir, env_id=Breaking, **changes))
 
 
-@pytest.fixture
-def break_at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def set_up(step: int, error: BaseException) -> None:
-        monkeypatch.setattr(Breaking, "at_step", step)
-        monkeypatch.setattr(Breaking, "error", error)
-        monkeypatch.setattr(Breaking, "steps", 0)
-
-    return set_up
-
-
-def test_a_failed_run_prints_its_cause_and_a_command_that_resumes_it(
-    tmp_path: Path, break_at: Any, capsys: Capture, undisturbed: str
-) -> None:
-    break_at(64 * 2 + 10, ValueError("licence"))
+def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Capture, undisturbed: str) -> None:
     with pytest.raises(EnvironmentFault):
-        dppo.train(settings(tmp_path / "run", env_id=breaking, progress="plain"))
+        break_with(ValueError("licence"), tmp_path / "run", progress="plain")
     said = capsys.readouterr().out
     assert "Failed with EnvironmentFault after 128 steps" in said
-    place = r"sampler 1 \(test_observers:breaking\), env 0: step of episode \d+ \(.*\)"
+    place = r"sampler 1 \(test_observers:Breaking\), env 0: step of episode \d+ \(.*\)"
     assert re.search(rf"^Cause: {place} raised ValueError: licence$", said, re.MULTILINE)
     assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in said
     assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust\n" in said
-    break_at(-1, BaseException())
     [*_, command] = re.findall(r"^Resume with: dppo (.*)$", said, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out
 
 
-def test_a_keyboard_interrupt_in_an_environment_stops_the_run(tmp_path: Path, break_at: Any, undisturbed: str) -> None:
-    break_at(64 * 2 + 10, KeyboardInterrupt())
-    result = dppo.train(settings(tmp_path / "run", env_id=breaking))
+def test_a_keyboard_interrupt_in_an_environment_stops_the_run(tmp_path: Path, undisturbed: str) -> None:
+    result = break_with(KeyboardInterrupt(), tmp_path / "run")
     assert (result.stopped_by, result.checkpoint.stem) == ("SIGINT", "iter_000002")
-    assert resumed(tmp_path / "run", env_id=breaking).weights_sha256 == undisturbed
+    assert resumed(tmp_path / "run", env_id=Breaking).weights_sha256 == undisturbed
 
 
-@pytest.mark.parametrize("error", [SystemExit(4), BaseException("bare")])
-def test_an_environment_that_raises_a_base_exception_leaves_a_checkpoint(
-    error: BaseException, tmp_path: Path, break_at: Any, undisturbed: str
+@pytest.mark.parametrize(("error", "named"), [(SystemExit(4), "4"), (BaseException("bare"), "bare")])
+def test_a_base_exception_of_an_environment_leaves_a_checkpoint(
+    error: BaseException, named: str, tmp_path: Path, undisturbed: str
 ) -> None:
-    break_at(64 * 2 + 10, error)
-    with pytest.raises(EnvironmentFault, match=r"env 0: step of episode \d+ \(seed \d+, step \d+\) raised") as stopped:
-        dppo.train(settings(tmp_path / "run", env_id=breaking))
-    assert repr(error).rstrip(")").rpartition("(")[2].strip("'") in str(stopped.value)
+    place = r"env 0: step of episode \d+ \(seed \d+, step \d+\) raised"
+    with pytest.raises(EnvironmentFault, match=f"{place}.*{named}"):
+        break_with(error, tmp_path / "run")
     assert checkpoints.find(tmp_path / "run").path.stem == "iter_000002"
-    assert resumed(tmp_path / "run", env_id=breaking).weights_sha256 == undisturbed
+    assert resumed(tmp_path / "run", env_id=Breaking).weights_sha256 == undisturbed
