@@ -32,8 +32,8 @@ HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 def each_way(*fast: tuple[int, signal.Signals]) -> pytest.MarkDecorator:
     """Ctrl-C and SIGTERM, without actors and with two; all but `fast` are in the slow set."""
     ways = [(actors, number) for actors in (0, 2) for number in (signal.SIGINT, signal.SIGTERM)]
-    marked = [pytest.param(*way, 128 + way[1], marks=[] if way in fast else [pytest.mark.slow]) for way in ways]
-    return pytest.mark.parametrize(("num_actors", "number", "code"), marked)
+    marked = [pytest.param(*way, marks=[] if way in fast else [pytest.mark.slow]) for way in ways]
+    return pytest.mark.parametrize(("num_actors", "number"), marked)
 
 
 def command_line(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str) -> list[str]:
@@ -95,11 +95,11 @@ def resumes_to(folder: Path, undisturbed: np.ndarray) -> bool:
 
 @each_way((2, signal.SIGINT))  # tests/test_resume.py stops runs without actors
 def test_a_stop_saves_at_once_and_the_run_can_be_resumed(
-    num_actors: int, number: int, code: int, tmp_path: Path, undisturbed: np.ndarray
+    num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray
 ) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
-        assert command.wait(SOON_S) == code
+        assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S)
         assert f"Stopped by {signal.Signals(number).name}" in command.out
         assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
@@ -124,12 +124,12 @@ def test_a_run_stopped_in_its_first_iteration_or_by_its_terminal_can_be_resumed(
 
 
 @each_way()
-def test_a_second_signal_during_the_shutdown_ends_it(num_actors: int, number: int, code: int, tmp_path: Path) -> None:
+def test_a_second_signal_during_the_shutdown_ends_it_at_once(num_actors: int, number: int, tmp_path: Path) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.send(number)
         command.wait_until(lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S)
         command.send(number)
-        assert command.wait(SOON_S) == code
+        assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S, but=HELPERS_OF_RAY)
         assert "Traceback" not in command.err
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
@@ -150,14 +150,14 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_
 
 
 @each_way()
-def test_a_stop_while_simulators_are_created_works(num_actors: int, number: int, code: int, tmp_path: Path) -> None:
+def test_a_stop_while_simulators_are_created_ends_the_command(num_actors: int, number: int, tmp_path: Path) -> None:
     begins = "    pathlib.Path(f'waiting-{os.getpid()}').touch()\n"
     (tmp_path / "endless.py").write_text(f"import os, pathlib, time\ndef make():\n{begins}    time.sleep(1000)\n")
     words = ["train", "endless:make", "--num-actors", str(num_actors), "--progress", "plain"]
     with Command(words, tmp_path) as command:
         command.wait_until(lambda: any(tmp_path.rglob("waiting-*")), 120)
         command.send(number)
-        assert command.wait(SOON_S) == code
+        assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S)
         assert "Traceback" not in command.err
 
