@@ -94,7 +94,8 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
     space = observed.Numbers.observation_space
     space.seed(0)
     several = [space.sample() for _ in range(5)]
-    together = concatenate(space, several, create_empty_array(space, 5))
+    empty: Any = create_empty_array(space, 5)
+    together = concatenate(space, several, empty)
     assert policy.act(together).tolist() == [policy.act(one) for one in several]
 
 

@@ -67,7 +67,7 @@ def test_a_resumed_run_with_values_in_their_own_unit_continues_the_segment_in_fl
 
 
 def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
-    off = {"desired_kl": None, "freeze_norm_after": None}
+    off: dict[str, Any] = {"desired_kl": None, "freeze_norm_after": None}
     off |= dict.fromkeys(("anneal_clip", "anneal_ent", "recompute_advantages", "norm_value"), False)
     changes: list[dict[str, Any]] = [{name: value} for name, value in off.items()]
     raw = {"norm_reward": False, "clip_reward": None}  # the scale of rewards that are all one is normalized away
@@ -115,7 +115,7 @@ def test_a_branch_may_keep_the_statistics_of_its_origin_and_begins_with_its_own_
 
 def test_dropped_episodes_are_the_same_with_actors(ray_session: None, tmp_path: Path) -> None:
     world = {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17}
-    dropping = {"env_id": "worlds.faulty:Faulty", "env_kwargs": world, "on_bad_step": "drop"}
+    dropping: dict[str, Any] = {"env_id": "worlds.faulty:Faulty", "env_kwargs": world, "on_bad_step": "drop"}
     dropping |= {"num_samplers": 4, "num_steps": 40, "total_timesteps": 6 * ROWS, "recompute_advantages": True}
     here, there = (
         dppo.train(make_config(dropping | {"run_dir": tmp_path / str(n), "num_actors": n, "progress": "off"}))
