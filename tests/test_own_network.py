@@ -93,8 +93,8 @@ def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: 
 
 
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
-    plain: dict[str, Any] = {"model": None, "model_kwargs": {}}
-    for changes in (plain, {"model": models.Residual}, {"model_kwargs": {}}):
+    others: list[dict[str, Any]] = [{"model": models.Residual}, {"model_kwargs": {}}]
+    for changes in (*others, {"model": None, "model_kwargs": {}}):
         with pytest.raises(ConfigError, match=r"^model(_kwargs)?=.* was made with "):
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
