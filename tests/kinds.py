@@ -1,10 +1,10 @@
-"""A small run of each kind of policy, and the proofs of the promise that the fast tests include for it."""
+"""A small run of each kind of policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from builders import make_config
 from worlds.observed import TEXTS
@@ -23,41 +23,19 @@ SMALL: dict[str, Any] = {
 RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
 
 
-class Kind(NamedTuple):
-    """Settings of a kind, and which of its proofs on Ray ("actors", "killed") are fast tests; the others are slow."""
-
-    settings: dict[str, Any]
-    fast: tuple[str, ...] = ()
-
-
+ON_RAY = {"dict action", "mask and lstm"}  # the kinds that the fast tests train with actors
+EVERYTHING = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "norm_obs": True}
 MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
-KINDS: dict[str, Kind] = {
-    "image": Kind({"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32}),
-    "dict observation": Kind(
-        {
-            "env_id": "worlds.observed:Everything",
-            "drop_obs": TEXTS,
-            "norm_obs": True,
-            "norm_obs_keys": ("robot.arm.0",),
-            "image_features": 32,
-        }
-    ),
-    "dict action": Kind({"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
-    "mask": Kind(MASKED),
-    "mask and lstm": Kind(
-        MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True}, fast=("actors",)
-    ),
-    "lstm": Kind({"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True}),
-    "gru": Kind({"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True}),
-    "own memory": Kind(
-        {
-            "env_id": "worlds.memory:Recalls",
-            "model": "worlds.memory_models:Running",
-            "sequence_length": 10,
-            "norm_obs": True,
-        },
-        fast=("killed",),
-    ),
+OWN_MEMORY = {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running", "sequence_length": 10}
+KINDS: dict[str, dict[str, Any]] = {
+    "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
+    "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "image_features": 32},
+    "dict action": {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}},
+    "mask": MASKED,
+    "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},
+    "lstm": {"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
+    "gru": {"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
+    "own memory": OWN_MEMORY | {"norm_obs": True},
 }
 
 
@@ -67,4 +45,4 @@ def small(run_dir: Path, **changes: Any) -> dppo.Config:
 
 
 def settings(kind: str, run_dir: Path, **changes: Any) -> dppo.Config:
-    return small(run_dir, **KINDS[kind].settings | changes)
+    return small(run_dir, **KINDS[kind] | changes)

@@ -20,12 +20,11 @@ from worlds.simple import changeable
 import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError
-from dppo.records.files import checkpoint as checkpoints
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 SIZES = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "progress": "off"}
 TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
-
-# ------------------------------------------------------------------ refused before any process starts
 
 # The words after `dppo`, and what the message must contain: the setting, the fact, the remedy.
 REFUSED = {
@@ -40,37 +39,28 @@ REFUSED = {
     "train CartPole-v1 --anneal-lr no": "'no' ... take no value",
     "train CartPol-v1": "env_id=CartPol-v1 ... not a known environment id ... Did you mean CartPole-v1?",
     "train Zorgon-v0": "env_id=Zorgon-v0 ... package:Zorgon-v0",
-    "train no_such_module:Env-v0": (
-        "env_id=no_such_module:Env-v0 ... ModuleNotFoundError: No module named 'no_such_module'"
-    ),
+    "train no_such:Env-v0": "env_id=no_such:Env-v0 ... ModuleNotFoundError: No module named 'no_such'",
     "train broken:Env-v0": "env_id=broken:Env-v0 ... ZeroDivisionError: division by zero",
     "train unparsable:Env-v0": "env_id=unparsable:Env-v0 ... SyntaxError",
     "train exiting:Env-v0": "env_id=exiting:Env-v0 ... SystemExit",
     "train worlds.simple:Od": "env_id=worlds.simple:Od ... has no Od",
     "train CartPole-v1 --preset none --num-steps 4 --minibatch-size 300": (
-        "minibatch_size=300 is larger than the batch of 32 steps (8 samplers x 1 env x 4 steps) ... "
-        "Use at most 32, or raise --num-steps"
+        "minibatch_size=300 is larger ... 32 steps (8 samplers x 1 env x 4 steps) ... at most 32, or raise --num-steps"
     ),
     "train CartPole-v1 --preset none --num-actors 4 --num-samplers 3": (
         "num_actors=4 is more than num_samplers=3 ... Use --num-actors 3 or fewer, or --num-samplers 4"
     ),
     "train CartPole-v1 --seed -1": "seed=-1 ... greater than or equal to 0 ... Use ",
-    "train CartPole-v1 --gamma 1.5": "gamma='1.5' ... less than or equal to 1 ... Use ",
-    "train CartPole-v1 --num-steps many": "num_steps='many' ... integer ... Use ",
     "train CartPole-v1 --hidden-sizes 64 0": "hidden_sizes ... greater than 0",
     "train CartPole-v1 --activation gelu": "gelu ... tanh ... relu",
     "train CartPole-v1 --env-kwargs '{g: 1'": "env_kwargs={g: 1 ... JSON",
     "train CartPole-v1 --num-actors 2 --actor-resources '{\"CPU\": 2}'": "actor_resources ... CPU ... --cpus-per-actor",
-    "train CartPole-v1 --cpus-per-actor 2": (
-        "cpus_per_actor=2.0 has no effect ... num_actors=0 ... Use --num-actors 1 or more"
-    ),
+    "train CartPole-v1 --cpus-per-actor 2": "cpus_per_actor=2.0 has no effect ... num_actors=0 ... --num-actors 1 or",
     "train CartPole-v1 --preset CartPol-v1": "preset ... CartPol-v1 ... CartPole-v1",
     "train --config none.yaml": "config=none.yaml ... No such file",
     "train --config .": "config=. ... directory",
     "train --config noise.yaml": "config=noise.yaml ... cannot be read",
     "train --config broken.py": "config=broken.py ... not settings",
-    "train --config list.yaml": "config=list.yaml ... not settings",
-    "train --config torn.yaml": "config=torn.yaml ... cannot be read",
     "train CartPole-v1 --config other.yaml": "learning_rat is not a known setting ... Did you mean learning_rate?",
     "train CartPole-v1 --run-dir broken.py/run": "run_dir=broken.py/run ... cannot be written ... Use another folder",
     f"train CartPole-v1 --run-dir {'a' * 300}": "run_dir=aaa ... cannot be written ... Use another folder",
@@ -79,9 +69,7 @@ REFUSED = {
     "train --resume nowhere": "nowhere: does not exist ... Pass the folder",
     "train --resume bare": "bare ... contains no checkpoint",
     "train --resume from_python": "<lambda> ... is an object of a Python program ... dppo.train(config, resume=",
-    "train --resume run --gamma 0.5": (
-        "gamma=0.5 ... 0.99 ... Leave it out, or start a new run from that checkpoint: --branch NEW_DIR"
-    ),
+    "train --resume run --gamma 0.5": "gamma=0.5 ... 0.99 ... Leave it out, or start a new run ... --branch NEW_DIR",
     "train --resume run --total-timesteps 32": "total_timesteps=32 ... was made with 64",
     "train --resume run --num-samplers 2": "num_samplers=2",
     "train --resume run --config other.yaml": "--config other.yaml has no effect with --resume",
@@ -123,12 +111,10 @@ def damage(path: Path) -> None:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, damaged copies of it, and files that are not runs."""
     desk = tmp_path_factory.mktemp("desk")
-    (desk / "broken.py").write_text("1 / 0\n")
-    (desk / "unparsable.py").write_text("def (\n")
-    (desk / "exiting.py").write_text("raise SystemExit('wrong arguments')\n")
-    (desk / "list.yaml").write_text("- gamma\n- 0.9\n")
-    (desk / "torn.yaml").write_text("gamma: [0.9\nseed: 1\n")
-    (desk / "other.yaml").write_text("learning_rat: 0.1\n")
+    files = {"broken.py": "1 / 0\n", "unparsable.py": "def (\n", "exiting.py": "raise SystemExit('wrong arguments')\n"}
+    files |= {"other.yaml": "learning_rat: 0.1\n"}
+    for name, text in files.items():
+        (desk / name).write_text(text)
     (desk / "noise.yaml").write_bytes(bytes(range(256)))
     settings = {**SIZES, "checkpoint_interval_s": 0}
     dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": desk / "run", **settings}))
@@ -146,16 +132,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def refusals(desk: Path) -> dict[str, dict[str, Any]]:
+    lines = json.dumps({line: shlex.split(line) for line in REFUSED})
     child = subprocess.run(
-        [sys.executable, "-c", REFUSED_IN_A_ROW],
-        input=json.dumps({line: shlex.split(line) for line in REFUSED}),
-        cwd=desk,
-        env=fresh_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+        [sys.executable, "-c", REFUSED_IN_A_ROW], input=lines, cwd=desk, env=fresh_environment(),
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
     answers: dict[str, dict[str, Any]] = json.loads(child.stdout)
     return answers
 
@@ -187,40 +168,37 @@ def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
     assert err.count("\n") == 1
 
 
-# ------------------------------------------------------------------ refused once the environment is there
-
-
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("part", "kind", "words"),
     [
-        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "dict"}'], ["leaf 'mission'", "Use --drop-obs mission"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}'], ["observation_space: is Text(", "Transform"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "list"}'], ["is Sequence(Discrete(3)", "TransformObservation"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "graph"}'], ["is Graph(Discrete(3)", "TransformObservation"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"obs": "empty"}'], ["observation_space: is Box", "no elements"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"act": "text"}'], ["action_space=Text(", "TransformAction"]),
-        (["worlds.simple:Odd", "--env-kwargs", '{"act": "whole"}'], ["action_space=", "Box of int64 with shape (2,)"]),
+        ("obs", "dict", ["leaf 'mission'", "Use --drop-obs mission"]),
+        ("obs", "text", ["observation_space: is Text(", "Transform"]),
+        ("obs", "list", ["is Sequence(Discrete(3)", "TransformObservation"]),
+        ("obs", "graph", ["is Graph(Discrete(3)", "TransformObservation"]),
+        ("obs", "empty", ["observation_space: is Box", "no elements"]),
+        ("act", "text", ["action_space=Text(", "TransformAction"]),
+        ("act", "whole", ["action_space=", "Box of int64 with shape (2,)"]),
     ],
 )
 def test_an_unsupported_space_is_named_before_anything_is_printed(
-    argv: list[str],
-    words: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    part: str, kind: str, words: list[str], tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *argv, *TINY]) == 2
+    command = ["train", "worlds.simple:Odd", *TINY, "--env-kwargs"]
+    assert main([*command, json.dumps({part: kind})]) == 2
     printed, said = capsys.readouterr()
     assert printed == ""
-    for word in words:
-        assert word in said
+    assert all(word in said for word in words)
     assert len(said.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing behind"
+    if kind == "dict":  # and its folder can be used
+        again = [*command, '{"obs": "box"}', "--run-dir", "run"]
+        assert main([*command, '{"obs": "dict"}', "--run-dir", "run"]) == 2
+        assert main(again) == 0, capsys.readouterr().err
 
 
 def test_an_unsupported_space_is_reported_once_by_several_actors(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_session: None
+    tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.records.observer.PATIENCE_S", 1e9)  # a slow start is not announced
@@ -232,64 +210,38 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     assert len(said.splitlines()) <= 2
 
 
-def test_the_same_folder_can_be_used_after_a_refused_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that has not started leaves nothing in its folder."""
-    monkeypatch.chdir(tmp_path)
-    command = ["train", "worlds.simple:Odd", "--run-dir", "run", *TINY, "--env-kwargs"]
-    assert main([*command, '{"obs": "dict"}']) == 2
-    assert main([*command, '{"obs": "box"}']) == 0, capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("variable", "before", "after", "words"),
-    [("ODD_OBS", "box", "wider", ["its obs", "[3]", "[5]"]), ("ODD_ACT", "two", "three", ["actions", "2", "3"])],
+    [("ODD_OBS", "box", "wider", r"its obs.*\[3\].*\[5\]"), ("ODD_ACT", "two", "three", r"actions.*2.*3")],
 )
 def test_a_run_is_not_resumed_with_other_spaces(
-    variable: str, before: str, after: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, before: str, after: str, words: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     config = make_config({"env_id": changeable, **SIZES, "run_dir": tmp_path / "run"})
     monkeypatch.setenv(variable, before)
     dppo.train(config)
     monkeypatch.setenv(variable, after)
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError, match=words) as refused:
         dppo.train(config, resume=tmp_path / "run")
-    for word in (*words, "worlds.simple:changeable"):
-        assert word in str(refused.value)
+    assert "worlds.simple:changeable" in str(refused.value)
 
 
-# ------------------------------------------------------------------ printed, not refused
-
-
-def test_uneven_hosting_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], ray_session: None) -> None:
-    argv = ["CartPole-v1", *TINY, "--num-actors", "3", "--num-samplers", "4", "--run-dir", str(tmp_path / "run")]
-    assert main(["train", *argv]) == 0
-    assert "3 Ray actors host 4 samplers unevenly: 1 host 2, the others 1" in capfd.readouterr().out
-
-
-def test_a_damaged_checkpoint_is_skipped_with_a_note(
-    desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_note(desk: Path, tmp_path: Path, capsys: Capture) -> None:
     run_dir = tmp_path / "damaged"
     shutil.copytree(desk / "damaged", run_dir)
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
     said = capsys.readouterr().out
-    assert "skipped a damaged checkpoint" in said
-    assert "iter_000004.safetensors" in said
-    assert "Resuming from iter_000003" in said
-    mended, original = (
-        checkpoints.load(at / "checkpoints" / "iter_000004.safetensors") for at in (run_dir, desk / "run")
-    )
-    for name, weights in original.arrays["model"].items():
-        assert mended.arrays["model"][name].tobytes() == weights.tobytes()
+    for words in ("skipped a damaged checkpoint", "iter_000004.safetensors", "Resuming from iter_000003"):
+        assert words in said
+    mended, original = (dppo.load_policy(at).weights.tobytes() for at in (run_dir, desk / "run"))
+    assert mended == original
 
 
-def test_playing_with_an_older_policy_is_noted(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_playing_with_an_older_policy_is_noted(desk: Path, capsys: Capture) -> None:
     assert main(["eval", str(desk / "damaged"), "--episodes", "1"]) == 0
-    told = capsys.readouterr()
-    assert "iter_000004.safetensors" in told.out + told.err
-    assert "policy after 48 steps" in told.out
+    printed = capsys.readouterr()
+    assert "iter_000004.safetensors" in printed.out + printed.err
+    assert "policy after 48 steps" in printed.out
 
 
 def test_training_works_without_standard_output(tmp_path: Path) -> None:
@@ -301,26 +253,15 @@ def test_training_works_without_standard_output(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-# ------------------------------------------------------------------ raised by the environment
-
-
-@pytest.mark.parametrize("num_actors", ["0", "3"])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+@pytest.mark.parametrize("num_actors", ["0", "3"])
 def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
-    where: str,
-    num_actors: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    where: str, num_actors: str, tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
 ) -> None:
-    if num_actors != "0":
-        request.getfixturevalue("ray_session")
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
-    argv = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where}), *TINY, *hosting]
-    argv[argv.index("--total-timesteps") + 1] = "1000"
-    assert main(["train", *argv]) == 1
+    world = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where})]
+    assert main(["train", *world, *TINY, *hosting, "--total-timesteps", "1000"]) == 1
     said = capfd.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
     assert f'faulty.py", line {line_that_raises(where)}, in ' in said

@@ -28,24 +28,16 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "encoders": {"obs": "named"},
     "own module": {"obs": "numbers"},
 }
-FAST = {("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn")}
-FAST |= {("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp")}
-COMBINATIONS = [
-    case
-    for case in product(ACTIONS, MEMORIES, (False, True), NETWORKS)
-    if not (case[1] == "gru" and case[3] == "own module")  # memory is the module's own there, of one kind
-]
+FAST = {  # the others are in the slow set
+    ("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn"),
+    ("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp"),
+}  # fmt: skip
+# Memory is the module's own in "own module", of one kind.
+CASES = [case for case in product(ACTIONS, MEMORIES, NETWORKS) if case[1:] != ("gru", "own module")]
+either = pytest.mark.parametrize("normalized", [False, True])
 
 
-def combinations(fast: set[tuple[str, str, str]]) -> pytest.MarkDecorator:
-    """All combinations; those of `fast` are part of the fast set."""
-    cases = [
-        pytest.param(*case, marks=() if (*case[:2], case[3]) in fast else pytest.mark.slow) for case in COMBINATIONS
-    ]
-    return pytest.mark.parametrize(("act", "memory", "normalized", "network"), cases)
-
-
-def settings(act: str, memory: str, normalized: bool, network: str) -> dict[str, Any]:
+def settings(act: str, memory: str, network: str, normalized: bool) -> dict[str, Any]:
     chosen = dict(NETWORKS[network])
     kind, _, masked = act.partition(", ")
     world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
@@ -58,10 +50,14 @@ def settings(act: str, memory: str, normalized: bool, network: str) -> dict[str,
     return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
 
 
-@combinations(FAST)
-def test_first_ratio_is_one(act: str, memory: str, normalized: bool, network: str) -> None:
+@either
+@pytest.mark.parametrize(
+    ("act", "memory", "network"),
+    [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in CASES],
+)
+def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: bool) -> None:
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
-    config = make_config(settings(act, memory, normalized, network))
+    config = make_config(settings(act, memory, network, normalized))
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
     statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
@@ -82,11 +78,8 @@ def test_first_ratio_is_one(act: str, memory: str, normalized: bool, network: st
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize(("act", "normalized"), [("discrete", True), ("box", False)])
-def test_learning_computes_the_probabilities_and_values_of_acting(
-    act: str, normalized: bool, dtype: str, tolerance: float
-) -> None:
-    config = make_config(settings(act, "none", normalized, "mlp") | {"dtype": dtype})
-    samplers, trainer = parts_of(config)
+def test_learning_computes_the_numbers_of_acting(act: str, normalized: bool, dtype: str, tolerance: float) -> None:
+    samplers, trainer = parts_of(make_config(settings(act, "none", "mlp", normalized) | {"dtype": dtype}))
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
     statistics = no_statistics(samplers[0].spaces, obs=normalized, returns=normalized)
     reports, _ = collect(samplers, PolicySnapshot(0, trainer.weights(), statistics.obs_scale()))
@@ -102,15 +95,16 @@ def test_learning_computes_the_probabilities_and_values_of_acting(
     assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
 
 
-@combinations(set())  # tests/test_memory.py has one with memory in the fast set
+@pytest.mark.slow  # tests/test_memory.py has one with memory in the fast set
+@either
+@pytest.mark.parametrize(("act", "memory", "network"), CASES)
 def test_first_ratio_is_one_through_ray(
-    act: str, memory: str, normalized: bool, network: str, tmp_path: Path, ray_session: None
+    act: str, memory: str, network: str, normalized: bool, tmp_path: Path, ray_session: None
 ) -> None:
     """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
     more = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
     files = {"progress": "off", "run_dir": tmp_path / "run"}
-    result = dppo.train(make_config(settings(act, memory, normalized, network) | more | files))
-    rows = list(result.metrics)
+    rows = list(dppo.train(make_config(settings(act, memory, network, normalized) | more | files)).metrics)
     assert len(rows) == 3
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5
     assert max(row["losses/clipfrac"] for row in rows) == 0

@@ -36,13 +36,6 @@ def test_cartpole_improves_within_a_seventh_of_the_steps(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_cartpole_is_half_solved_after_a_third_of_the_steps(tmp_path: Path) -> None:
-    """About 250 on most seeds; one in eight falls back to 90 for a while."""
-    runs = (trained("CartPole-v1", tmp_path / str(seed), seed=seed, total_timesteps=35_000) for seed in SEEDS)
-    assert np.median([run.episodic_return for run in runs]) > 100
-
-
-@pytest.mark.slow
 def test_cartpole_is_solved_with_its_preset(tmp_path: Path) -> None:
     """All of ten seeds reach 500; a collapse, as without the preset in one of ten, is allowed for one of the three."""
     runs = (trained("CartPole-v1", tmp_path / str(seed), seed=seed) for seed in SEEDS)

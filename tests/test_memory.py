@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_config
-from kinds import ITERATIONS, KINDS, RunOf, settings
+from gymnasium.vector.utils import concatenate, create_empty_array
+from kinds import ITERATIONS, KINDS, RunOf, settings, small
 from recorder import Notes
 from worlds import memory_models, models
 
@@ -37,28 +38,25 @@ def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return runs on an environment that shows what to do in the first observation only, by memory."""
-    folder = tmp_path_factory.mktemp("solved")
     base = {
         "env_id": "worlds.memory:Recalls", "num_samplers": 4, "num_steps": 64, "total_timesteps": 256 * 24,
-        "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,),
+        "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,), "memory_size": 16,
     }  # fmt: skip
-    kinds: dict[str, dict[str, Any]] = {"none": {}, "gru": {"memory": "gru", "memory_size": 16}}
-    kinds["lstm"] = {"memory": "lstm", "memory_size": 16}
-    return cache(lambda kind: dppo.train(make_config(base | kinds[kind] | {"run_dir": folder / kind})))
+    folder = tmp_path_factory.mktemp("solved")
+    return cache(lambda memory: dppo.train(make_config(base | {"memory": memory, "run_dir": folder / memory})))
 
 
 one_fast = pytest.mark.parametrize("memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 
 
 @one_fast
-def test_only_with_memory_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None:
+def test_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None:
     """An episode takes 5 steps on average. Without memory, only the first action is better than a guess.
 
-    Seven seeds earn 1.0 per step with memory (0.997 or more when sampled), and 0.63 or less without.
+    So less than 0.7 per step can be had without; seven seeds earn 1.0 with memory (0.997 or more when sampled).
     """
-    without, found = (dppo.evaluate(solved(kind), episodes=60) for kind in ("none", memory))
+    found = dppo.evaluate(solved(memory), episodes=60)
     assert found.mean_return > 0.95 * found.mean_length
-    assert without.mean_return < 0.8 * without.mean_length
     sampled = dppo.evaluate(solved(memory), episodes=60, deterministic=False)
     assert sampled.mean_return > 0.9 * sampled.mean_length
 
@@ -74,18 +72,14 @@ def test_eval_plays_with_memory(memory: str, solved: RunOf, capsys: pytest.Captu
 @pytest.mark.parametrize("kind", ["lstm", "gru", "own memory"])
 def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_of: RunOf) -> None:
     policy = dppo.load_policy(run_of(kind).run_dir)
-    env = make_env(KINDS[kind].settings["env_id"], {})
-    env.observation_space.seed(0)
-    steps = [[env.observation_space.sample() for _ in range(3)] for _ in range(4)]
+    space = make_env(KINDS[kind]["env_id"], {}).observation_space
+    space.seed(0)
+    steps = [[space.sample() for _ in range(3)] for _ in range(4)]
     single: list[Any] = [None] * 3
     state = None
     for observations in steps:
-        together = (
-            {name: np.stack([one[name] for one in observations]) for name in observations[0]}
-            if isinstance(observations[0], dict)
-            else np.stack(observations)
-        )
-        actions, state = policy.act(together, state)
+        together: Any = create_empty_array(space, 3)
+        actions, state = policy.act(concatenate(space, observations, together), state)
         assert state.shape == (3, policy.state_size)
         for row, obs in enumerate(observations):
             action, single[row] = policy.act(obs, single[row])
@@ -95,34 +89,29 @@ def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_o
     again, _ = policy.act(steps[0][0])
     first, _ = policy.act(steps[0][0], np.zeros(policy.state_size))
     assert again == first
-    with pytest.raises(
-        ValueError, match=rf"state has shape \(2,\). Pass that of the last act\(\), \({policy.state_size},"
-    ):
+    with pytest.raises(ValueError, match=rf"state has shape \(2,\). Pass .* \({policy.state_size},"):
         policy.act(steps[0][0], np.zeros(2))
 
 
-def test_a_policy_without_memory_refuses_a_state(solved: RunOf) -> None:
-    policy = dppo.load_policy(solved("none").run_dir)
+def test_a_policy_without_memory_refuses_a_state(run_of: RunOf) -> None:
+    policy = dppo.load_policy(run_of("image").run_dir)
     assert policy.state_size == 0
-    assert policy.act([0.0, 0.0]) in (0, 1)
     with pytest.raises(ValueError, match=r"this policy has no memory: .* Leave state out"):
-        policy.act([0.0, 0.0], np.zeros(3))
+        policy.act(np.zeros((8, 8, 3), np.uint8), np.zeros(3))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": "lstm"}, "an MLP... with 64 x 64 tanh units, an LSTM of 64 units, one each for policy and value"),
+        ({"memory": "lstm", "memory_size": 64}, "tanh units, an LSTM of 64 units, one each for policy and value"),
         ({"memory": "gru", "memory_size": 9, "trunk": "shared"}, "a GRU of 9 units, shared by policy and value"),
     ],
 )
 def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    base = {"env_id": "worlds.memory:Recalls", "num_steps": 16, "total_timesteps": 128, "progress": "off"}
     with Notes() as notes:
-        result = dppo.train(make_config(base | changes | {"run_dir": tmp_path / "run"}))
-    assert any(words.partition("...")[2] in note for note in notes.texts if note.startswith("Network: "))
-    memory = f"{changes['memory']} {changes.get('memory_size', 64)}"
-    assert memory in repr(dppo.load_policy(result.run_dir))
+        result = dppo.train(small(tmp_path / "run", env_id="worlds.memory:Recalls", **changes))
+    assert any(words in note for note in notes.texts if note.startswith("Network: "))
+    assert f"{changes['memory']} {changes['memory_size']}" in repr(dppo.load_policy(result.run_dir))
 
 
 @pytest.mark.parametrize(
@@ -139,17 +128,13 @@ def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: 
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words):
         make_config({"env_id": "CartPole-v1"} | changes)
-    assert words in str(caught.value)
 
 
 def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
-    config = make_config(
-        {"env_id": "CartPole-v1", "model": memory_models.Running, "progress": "off", "run_dir": tmp_path / "run"}
-    )
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
-        dppo.train(config)
+        dppo.train(small(tmp_path / "run", env_id="CartPole-v1", model=memory_models.Running))
 
 
 @pytest.mark.parametrize(("num_steps", "length"), [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)])

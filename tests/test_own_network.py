@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from builders import DISCRETE, make_config
-from commandline import output_of
 from recorder import Recorder, lasting
 from torch import Tensor, nn
 from worlds import models, observed
@@ -31,8 +30,9 @@ from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "own_network.py"
 KWARGS = {"units": 12}
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -48,13 +48,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return dppo.train(settings(tmp_path_factory.mktemp("trained") / "run"))
 
 
-# ------------------------------------------------------------------ the promise
-
-
 @pytest.mark.parametrize("num_learners", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_actors_and_a_learner_on_ray_give_the_same_weights(
-    num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None
-) -> None:
+def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed as a class that only this module has."""
 
     class Plain(models.Plain):
@@ -65,41 +60,21 @@ def test_actors_and_a_learner_on_ray_give_the_same_weights(
     assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_actors", [1, 2])
-def test_actors_give_the_same_weights(num_actors: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
-    """Passed by name to one actor, and as a class to two."""
-    model = "worlds.models:Plain" if num_actors == 1 else models.Plain
-    result = dppo.train(settings(tmp_path / "run", num_actors=num_actors, model=model))
-    assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
-
-
-def test_a_class_gives_the_weights_of_its_name(trained: dppo.Result, tmp_path: Path) -> None:
-    result = dppo.train(settings(tmp_path / "run", model=models.Plain))
-    assert result.weights_sha256 == trained.weights_sha256
-    assert result.model_name == "worlds.models:Plain"
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["network"]["model"] == "worlds.models:Plain"
-
-
 def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
-    others: list[dict[str, Any]] = [{"model_kwargs": {"units": 13}}, {"seed": 2}]
-    for number, changes in enumerate([*others, {"model": models.Residual, "model_kwargs": {"blocks": 2}}]):
-        other = dppo.train(settings(tmp_path / str(number), **changes))
-        assert other.weights_sha256 != trained.weights_sha256
-        assert other.iterations == ITERATIONS
+    for other in ({"model_kwargs": {"units": 13}}, {"model": models.Residual, "model_kwargs": {"blocks": 2}}):
+        result = dppo.train(settings(tmp_path / str(other), **other))
+        assert result.weights_sha256 != trained.weights_sha256
 
 
-def test_a_resumed_run_gives_the_same_weights(trained: dppo.Result, tmp_path: Path) -> None:
+def test_a_class_and_its_name_give_the_same_weights_also_resumed(trained: dppo.Result, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    stopped = dppo.train(settings(run), observers=[Recorder(interrupt_at=2)])
-    assert stopped.iterations == 2
-    resumed = dppo.train(settings(run, model=models.Plain), resume=run)
-    assert resumed.weights_sha256 == trained.weights_sha256
+    stopped = dppo.train(settings(run, model=models.Plain), observers=[Recorder(interrupt_at=2)])
+    assert (stopped.iterations, stopped.model_name) == (2, "worlds.models:Plain")
+    assert yaml.safe_load((run / "config.yaml").read_text())["network"]["model"] == "worlds.models:Plain"
+    assert dppo.train(settings(run), resume=run).weights_sha256 == trained.weights_sha256
 
 
-def test_the_command_line_trains_and_resumes_it(
-    trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     half = yaml.safe_load((trained.run_dir / "config.yaml").read_text())
     half.pop("versions")
@@ -118,20 +93,14 @@ def test_the_command_line_trains_and_resumes_it(
 
 
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
-    others: list[dict[str, Any]] = [
-        {"model": None, "model_kwargs": {}},
-        {"model": models.Residual},
-        {"model_kwargs": {}},
-    ]
-    for changes in others:
+    others: list[dict[str, Any]] = [{"model": models.Residual}, {"model_kwargs": {}}]
+    for changes in (*others, {"model": None, "model_kwargs": {}}):
         with pytest.raises(ConfigError, match=r"^model(_kwargs)?=.* was made with "):
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
 @pytest.mark.slow
-def test_two_learners_give_the_same_weights_with_any_number_of_actors(
-    trained: dppo.Result, tmp_path: Path, ray_session: None
-) -> None:
+def test_two_learners_give_one_result_with_any_actors(trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed by name, and as a class that only this module has."""
 
     class Plain(models.Plain):
@@ -142,9 +111,6 @@ def test_two_learners_give_the_same_weights_with_any_number_of_actors(
     other = dppo.train(settings(tmp_path / "2", num_actors=2, model=Plain, **two))
     assert one.weights_sha256 == other.weights_sha256 != trained.weights_sha256
     assert lasting(one) == lasting(other) == {}
-
-
-# ------------------------------------------------------------------ playing
 
 
 def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
@@ -180,15 +146,13 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
         dppo.load_policy(trained.run_dir, model=Changed)
 
 
-def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
     with pytest.raises(CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"):
         dppo.load_policy(trained.run_dir)
 
 
-def test_evaluation_imports_it_only_if_trusted_or_named(
-    trained: dppo.Result, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_imports_it_only_if_trusted_or_named(trained: dppo.Result, capsys: Capture) -> None:
     command = ["eval", str(trained.run_dir), "--episodes", "1"]
     assert main(command) == 2
     assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
@@ -197,24 +161,19 @@ def test_evaluation_imports_it_only_if_trusted_or_named(
         assert "imports worlds.models and calls Plain(units=12)" in capsys.readouterr().out
 
 
-def test_the_trusted_network_is_that_of_the_checkpoint(
-    trained: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_trusted_network_is_that_of_the_checkpoint(trained: dppo.Result, tmp_path: Path, capsys: Capture) -> None:
     """The module to import is named by the checkpoint, whatever config.yaml says."""
-    arrays = checkpoints.load(trained.checkpoint)
-    state = arrays.state | {"model": arrays.state["model"] | {"model": "evil:Net"}}
-    run = tmp_path / "run"
-    checkpoints.save(run / "checkpoints", 1, checkpoints.Checkpoint(arrays.arrays, state), keep=1, score=None)
-    (run / "config.yaml").write_text(yaml.safe_dump({"env_id": "Pendulum-v1"}))
-    assert main(["eval", str(run), "--episodes", "1"]) == 2
+    checkpoint = checkpoints.load(trained.checkpoint)
+    checkpoint.state["model"]["model"] = "evil:Net"
+    checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=1, score=None)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env_id": "Pendulum-v1"}))
+    assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
     assert "it imports evil" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ the contract
-
 BROKEN = {  # class in worlds.models: part of the message
     "not_a_class": "<function not_a_class",
-    "NotAModule": "<class 'worlds.models.NotAModule'> is not a subclass of torch.nn.Module. Pass one",
+    "NotAModule": "is not a subclass of torch.nn.Module. Pass one",
     "Raises": "its constructor raised RuntimeError: no such layer (",
     "RaisesForward": "raised RuntimeError: shapes do not fit (",
     "WideHead": "returned head of shape (3, 3), not (3, 2): [rows, head_size]",
@@ -232,7 +191,6 @@ BROKEN = {  # class in worlds.models: part of the message
     "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
     "RandomBuffer": "its buffer features is random, so each actor would get different values",
-    "Missing": "the module worlds.models has no Missing. Check the spelling",
 }
 
 
@@ -240,32 +198,25 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
     return settings(run_dir, **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes)
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_contract_is_reported_before_training_starts(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        *((f"worlds.models:{name}", words) for name, words in BROKEN.items()),
+        ("worlds.models:Missing", "the module worlds.models has no Missing. Check the spelling"),
+        ("Plain", "is not of the form module:Class. Add the name of the module that defines the class"),
+        ("no_such_module:Net", "importing no_such_module failed: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_broken_contract_is_reported_before_training_starts(model: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        dppo.train(cartpole(tmp_path / "run", model=f"worlds.models:{name}"))
-    assert re.fullmatch(rf"model=worlds\.models:{name}: .*{re.escape(BROKEN[name])}.*\.", str(caught.value)), "one line"
+        dppo.train(cartpole(tmp_path / "run", model=model))
+    assert re.fullmatch(rf"model={model}: .*{re.escape(words)}.*\.", str(caught.value)), "one line"
     assert not (tmp_path / "run").exists()
 
 
 def test_every_broken_network_is_tested() -> None:
     made = {name for name, one in vars(models).items() if getattr(one, "__module__", "") == "worlds.models"}
-    assert made - {"Plain", "Residual"} == BROKEN.keys() - {"Missing"}
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("Plain", "is not of the form module:Class. Add the name of the module that defines the class"),
-        ("no_such_module:Net", "importing no_such_module failed: ModuleNotFoundError: No module named"),
-        (lambda spaces, head_size: None, "is not a subclass of torch.nn.Module"),
-    ],
-    ids=["no module", "not there", "a function"],
-)
-def test_a_model_that_cannot_be_imported_is_refused(model: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        dppo.train(cartpole(tmp_path / "run", model=model))
-    assert words in str(caught.value)
+    assert made - {"Plain", "Residual"} == BROKEN.keys()
 
 
 def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
@@ -298,8 +249,8 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
 
 
 @pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
-def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
-    given: str, tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+def test_a_network_no_actor_can_import_is_named(
+    given: str, tmp_path: Path, ray_session: None, monkeypatch: Patch
 ) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
@@ -311,87 +262,41 @@ def test_a_network_that_is_not_importable_in_an_actor_is_reported_once(
     assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), "one line"
 
 
-# ------------------------------------------------------------------ images, and torch's default dtype
-
-
-class Pictures(gym.Env[Any, Any]):
-    """Small images."""
-
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-        self.action_space = gym.spaces.Discrete(2)
-        self.black = np.zeros((8, 8, 3), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.black + np.uint8(9), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self.black + np.uint8(self.steps + action), float(action), self.steps == 20, False, {}
-
-
 def test_a_users_network_may_read_images(tmp_path: Path) -> None:
-    result = dppo.train(cartpole(tmp_path / "run", env_id=Pictures, model=models.Plain))
-    assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1)
+    result = dppo.train(cartpole(tmp_path / "run", env_id="worlds.observed:Picture", model=models.Plain))
+    assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1, 2)
 
 
-class SetsDefaultDtype(gym.Wrapper[Any, Any, Any, Any]):
-    """A simulator that uses torch in float64."""
+class Meddles(gym.Wrapper[Any, Any, Any, Any]):
+    """A simulator that uses torch in float64, with two threads and short products; it sets them `at` some moment."""
 
     def __init__(self, at: str) -> None:
-        super().__init__(gym.make("CartPole-v1"))
-        self.at = at
+        super().__init__(observed.Picture())
+        self.at, self._has_set = at, False
         self._set("constructor")
 
+    def reset(self, **arguments: Any) -> Any:
+        self._set("reset")
+        return super().reset(**arguments)
+
     def step(self, action: Any) -> Any:
+        assert not self._has_set or torch.get_float32_matmul_precision() == "medium", "its own setting is kept"
         self._set("step")
         return super().step(action)
 
     def _set(self, where: str) -> None:
         if self.at == where:
             torch.set_default_dtype(torch.float64)
+            torch.set_num_threads(2)
+            torch.set_float32_matmul_precision("medium")
+            self._has_set = True
 
 
 @pytest.mark.parametrize(
     "model", [None, pytest.param("worlds.models:Plain", marks=pytest.mark.slow), "worlds.models:Residual"]
 )
-def test_an_environment_that_sets_torchs_default_dtype_does_not_change_the_weights(
-    model: str | None, tmp_path: Path
-) -> None:
-    weights = set()
-    for at in ("nowhere", "constructor", "step"):
-        short = {"env_id": SetsDefaultDtype, "env_kwargs": {"at": at}, "total_timesteps": 400}
-        config = cartpole(tmp_path / at, model=model, **short)
-        try:
-            weights.add(dppo.train(config).weights_sha256)
-        finally:
-            torch.set_default_dtype(torch.float32)
-    assert len(weights) == 1
-
-
-class SetsThreadsAndPrecision(gym.Wrapper[Any, Any, Any, Any]):
-    """Sets both in each reset, if `sets`, and computes with them in each step."""
-
-    def __init__(self, sets: bool) -> None:
-        super().__init__(observed.Picture(size=8, channels=3))
-        self._sets, self._found = sets, {"highest"}
-
-    def reset(self, **arguments: Any) -> Any:
-        if self._sets:
-            torch.set_num_threads(2)
-            torch.set_float32_matmul_precision("medium")
-            self._found = {"medium"}
-        return super().reset(**arguments)
-
-    def step(self, action: Any) -> Any:
-        assert {torch.get_float32_matmul_precision()} == self._found
-        return super().step(action)
-
-
-def test_an_environment_that_sets_torchs_threads_and_precision_does_not_change_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_environment_that_sets_torchs_dtype_threads_and_precision_does_not_change_the_weights(
+    model: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     found, update = set(), PPOTrainer.update
 
@@ -401,17 +306,16 @@ def test_an_environment_that_sets_torchs_threads_and_precision_does_not_change_t
 
     monkeypatch.setattr(PPOTrainer, "update", noted)
     weights = set()
-    for sets in (False, True):
-        world = {"env_id": SetsThreadsAndPrecision, "env_kwargs": {"sets": sets}, "total_timesteps": 400}
+    for at in ("nowhere", "constructor", "reset", "step"):
+        world = {"env_id": Meddles, "env_kwargs": {"at": at}, "total_timesteps": 400}
         try:
-            weights.add(dppo.train(cartpole(tmp_path / str(sets), **world)).weights_sha256)
+            weights.add(dppo.train(cartpole(tmp_path / at, model=model, **world)).weights_sha256)
         finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_num_threads(1)
             torch.set_float32_matmul_precision("highest")
     assert found == {(1, "highest")}
     assert len(weights) == 1
-
-
-# ------------------------------------------------------------------ threads that draw from torch's generator
 
 
 def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
@@ -439,19 +343,10 @@ def initial_weights(amounts: Iterator[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("amounts", [(1, 0, 0), (0, 1, 2, 0)], ids=str)
-def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(
-    amounts: tuple[int, ...],
-) -> None:
+def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(amounts: Any) -> None:
     np.testing.assert_array_equal(initial_weights(chain(amounts, repeat(0))), initial_weights(repeat(0)))
 
 
 def test_initial_weights_that_are_never_the_same_are_refused() -> None:
     with pytest.raises(ConfigError, match="its initial weights differ each time, in 20 builds from one seed"):
         initial_weights(count())
-
-
-# ------------------------------------------------------------------ the example
-
-
-def test_the_example_trains_its_network(tmp_path: Path) -> None:
-    assert output_of([str(EXAMPLE), "2048"], tmp_path).splitlines()[-1].startswith("Mean return after 2,048 steps: ")

@@ -34,8 +34,28 @@ def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> li
     ]
 
 
+Capture = pytest.CaptureFixture[str]
+
+
+def train(*words: str | Path) -> int:
+    return main(["train", "--trust", *map(str, words)])
+
+
 def weights(run: Path) -> bytes:
     return dppo.load_policy(run).weights.tobytes()
+
+
+def interrupt(words: list[str], folder: Path, number: int = signal.SIGTERM) -> list[str]:
+    """Send a signal to a training when its simulators wait; return the words of the command that it prints."""
+    (folder / "slow").touch()
+    with Command(words, folder) as command:
+        command.wait_until(lambda: list(folder.glob("waiting-*")))
+        command.send(number)
+        assert command.wait(60) == 128 + number
+        resume = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
+    for path in (folder / "slow", *folder.glob("waiting-*")):
+        path.unlink()
+    return resume.removeprefix("Resume with: dppo ").split()
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -56,33 +76,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-LAST = ITERATIONS - 1
-
-
 @pytest.mark.parametrize(
     ("moment", "finished", "number"),
     [
         (2 * STEPS + 7, 2, signal.SIGTERM),
         pytest.param(STEPS // 2, 0, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(LAST * STEPS + STEPS - 1, LAST, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(ITERATIONS * STEPS - 1, ITERATIONS - 1, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_it_prints(
-    moment: int, finished: int, number: int, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    moment: int, finished: int, number: int, whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    (tmp_path / "slow").touch()
-    with Command(words(tmp_path, slow_after=moment), tmp_path) as command:
-        command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
-        command.send(number)
-        assert command.wait(60) == 128 + number
-        resume = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
     run = tmp_path / "run"
+    printed = interrupt(words(tmp_path, slow_after=moment), tmp_path, number)
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
-    (tmp_path / "slow").unlink()
-    assert main(resume.removeprefix("Resume with: dppo ").split()) == 0
-    said = capsys.readouterr().out
-    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in said
+    assert main(printed) == 0
+    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in capsys.readouterr().out
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
@@ -92,53 +102,40 @@ def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_
 @pytest.mark.slow
 def test_a_run_interrupted_twice_is_resumed_exactly(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    line = words(tmp_path, slow_after=STEPS + 20)
-    for _ in range(2):
-        (tmp_path / "slow").touch()
-        with Command(line, tmp_path) as command:
-            command.wait_until(lambda: list(tmp_path.glob("waiting-*")))
-            command.send(signal.SIGTERM)
-            assert command.wait(60) == 143
-            printed = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
-        line = printed.removeprefix("Resume with: dppo ").split()
-        for path in tmp_path.glob("waiting-*"):
-            path.unlink()
-        (tmp_path / "slow").unlink()
+    line = interrupt(interrupt(words(tmp_path, slow_after=STEPS + 20), tmp_path), tmp_path)
     assert 0 < len(rows(run)) < ITERATIONS
-    with Command(line, tmp_path) as command:
-        assert command.wait(60) == 0
+    assert main(line) == 0
     assert weights(run) == weights(whole)
     assert of_learning(run) == of_learning(whole)
 
 
 def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(whole: Path, tmp_path: Path) -> None:
+    """With settings that do not affect learning."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert main(["train", "--trust", "--resume", str(run / "checkpoints" / "iter_000002")]) == 0
+    files = ("--checkpoint-interval-s", "9", "--keep-checkpoints", "1")
+    assert train("--resume", run / "checkpoints" / "iter_000002", *files) == 0
     assert weights(run) == weights(whole)
     assert of_learning(run) == of_learning(whole)
 
 
-def test_resuming_a_finished_run_changes_nothing(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert main(["train", "--trust", "--resume", str(run)]) == 0
+    assert train("--resume", run) == 0
     said = capsys.readouterr()
     assert "nan" not in said.out
     assert said.err == ""
     assert weights(run) == weights(whole)
     assert rows(run) == rows(whole)
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == sorted(
-        path.name for path in (whole / "checkpoints").iterdir()
-    )
+    kept, before = ({path.name for path in (one / "checkpoints").iterdir()} for one in (run, whole))
+    assert kept == before
 
 
 def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) -> None:
     constant = ("--no-anneal-lr", "--total-timesteps")
     assert main(words(tmp_path, *constant, str(3 * BATCH))) == 0
-    assert main(["train", "--trust", "--resume", str(tmp_path / "run"), "--total-timesteps", str(TOTAL)]) == 0
+    assert train("--resume", tmp_path / "run", "--total-timesteps", str(TOTAL)) == 0
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "at once") != weights(whole)
     assert of_learning(tmp_path / "run") == of_learning(tmp_path / "at once")
@@ -150,16 +147,8 @@ def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path
     longer = dppo.Config(**settings_to_resume(tmp_path / "run", {"total_timesteps": TOTAL}))
     stopped = dppo.train(longer, resume=tmp_path / "run", observers=[Recorder(interrupt_at=4)])
     assert stopped.iterations == 4
-    assert main(["train", "--trust", "--resume", str(tmp_path / "run")]) == 0
+    assert train("--resume", tmp_path / "run") == 0
     assert len(rows(tmp_path / "run")) == ITERATIONS
-
-
-def test_settings_that_do_not_affect_learning_may_change_on_resume(whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    older = str(run / "checkpoints" / "iter_000003")
-    assert main(["train", "--trust", "--resume", older, "--checkpoint-interval-s", "9", "--keep-checkpoints", "1"]) == 0
-    assert weights(run) == weights(whole)
 
 
 def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(whole: Path, tmp_path: Path) -> None:
@@ -176,13 +165,11 @@ def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 
 
-def test_a_branch_starts_with_the_same_weights_and_another_learning_rate(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
     source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
-    assert main(["train", "--trust", "--resume", str(source), "--branch", str(new), *flags]) == 0
+    assert train("--resume", source, "--branch", new, *flags) == 0
     said = capsys.readouterr().out
     assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in said
     assert "open episode" in said
@@ -191,8 +178,9 @@ def test_a_branch_starts_with_the_same_weights_and_another_learning_rate(
     )
     assert first_weights(new) == weights(source) != weights(new)
     for part in ("optimizer", "normalizer"):
-        assert {name: array.tobytes() for name, array in begun.arrays[part].items()} == {
-            name: array.tobytes() for name, array in before.arrays[part].items()
+        found, expected = begun.arrays[part], before.arrays[part]
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in expected.items()
         }
     assert begun.arrays["samplers"] == {}
     assert (begun.state["global_step"], begun.state["episodes"], begun.state["recent"]) == (0, 0, [])
@@ -214,11 +202,8 @@ def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: 
     assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
 
 
-def test_a_branch_keeps_the_shape_of_the_network_and_the_normalization(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    branch = ["train", "--trust", "--resume", str(whole), "--branch", str(tmp_path / "new")]
-    assert main([*branch, "--hidden-sizes", "32"]) == 2
+def test_a_branch_keeps_network_and_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert train("--resume", whole, "--branch", tmp_path / "new", "--hidden-sizes", "32") == 2
     assert "hidden_sizes=[32]: " in capsys.readouterr().err
     config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "norm_obs": False}))
     with pytest.raises(ConfigError, match=r"^norm_obs=False: .* was made with True"):
@@ -226,12 +211,12 @@ def test_a_branch_keeps_the_shape_of_the_network_and_the_normalization(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(words(tmp_path, "--branch", "new")) == 2
     assert "branch=new: needs a run to branch from. Name it with --resume RUN." in capsys.readouterr().err
-    assert main(["train", "--trust", "--resume", str(whole), "--branch", str(whole)]) == 2
+    assert train("--resume", whole, "--branch", whole) == 2
     assert "contains a run already" in capsys.readouterr().err
-    assert main(["train", "--trust", "--resume", str(whole), "--branch", "new", "--run-dir", "other"]) == 2
+    assert train("--resume", whole, "--branch", "new", "--run-dir", "other") == 2
     assert "--run-dir other has no effect with --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="branch=True: needs a run"):
         dppo.train(dppo.Config(env_id="CartPole-v1"), branch=True)
