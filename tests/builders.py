@@ -112,13 +112,14 @@ def sampler_of(
     dtype: str = "float64",
     track: bool = True,
     drop_bad_steps: bool = False,
+    agent: PPOAgent | None = None,
     **more: Any,
-) -> tuple[PPOSampler, MLPSpec]:
+) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
-    spec = MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
+    agent = agent or PPOAgent(MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
     sampler = PPOSampler(
         sampler_id,
-        PPOAgent(spec),
+        agent,
         group_of(envs, seed=seed, sampler_id=sampler_id, drop_bad_steps=drop_bad_steps),
         num_steps=num_steps,
         gamma=gamma,
@@ -126,7 +127,7 @@ def sampler_of(
         track_returns=track,
         **more,
     )
-    return sampler, spec
+    return sampler, agent.spec
 
 
 def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:

@@ -73,35 +73,33 @@ class Elsewhere:
         raise TypeError("it lies on a GPU")
 
 
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (np.array([-np.inf, 0.0]), "returned an observation that is -inf at index 0."),
-        (np.zeros(3, np.float32), "returned an observation of shape (3,) instead of (2,)."),
-        (np.zeros((1, 2)), "returned an observation of shape (1, 2) instead of (2,)."),
-        (5.0, "returned an observation of shape () instead of (2,)."),
-        (["a", "b"], "returned an observation of dtype <U1 instead of float32."),
-        ([None, 1.0], "returned an observation of dtype object instead of float32."),
-        ({"obs": 1}, "returned an observation of shape () instead of (2,)."),
-        ([[1.0], [1.0, 2.0]], "returned an observation that is not an array"),
-        (np.array([0.0, 1e39]), "returned an observation that is 1e+39 at index 1"),
-        (Elsewhere(), "returned an observation that is not an array (it lies on a GPU)"),
-    ],
-    ids=str,
-)
-def test_an_invalid_observation_of_a_step_is_reported(returned: Any, words: str) -> None:
-    assert fault_of(Scripted(obs=returned)).message.startswith(place("step", 2) + words)
+BYTES = gym.spaces.Box(0, 255, (2,), np.uint8)
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"obs": np.array([-np.inf, 0.0])}, "an observation that is -inf at index 0."),
+    ({"obs": np.zeros(3, np.float32)}, "an observation of shape (3,) instead of (2,)."),
+    ({"obs": np.zeros((1, 2))}, "an observation of shape (1, 2) instead of (2,)."),
+    ({"obs": 5.0}, "an observation of shape () instead of (2,)."),
+    ({"obs": ["a", "b"]}, "an observation of dtype <U1 instead of float32."),
+    ({"obs": [None, 1.0]}, "an observation of dtype object instead of float32."),
+    ({"obs": np.array([0.7, 0.2]), "space": BYTES}, "an observation of dtype float64 instead of uint8."),
+    ({"obs": {"obs": 1}}, "an observation of shape () instead of (2,)."),
+    ({"obs": [[1.0], [1.0, 2.0]]}, "an observation that is not an array"),
+    ({"obs": np.array([0.0, 1e39])}, "an observation that is 1e+39 at index 1"),
+    ({"obs": Elsewhere()}, "an observation that is not an array (it lies on a GPU)"),
+    ({"reward": None}, "None as the reward, which is not a number."),
+    ({"reward": "much"}, "'much' as the reward, which is not a number."),
+    ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number."),
+    ({"reward": np.nan}, "nan as the reward."),
+    ({"reward": -np.inf}, "-inf as the reward."),
+    ({"reward": 10**400}, "a reward too large for a float."),
+]
 
 
-def test_an_invalid_observation_of_a_reset_is_reported() -> None:
-    fault = fault_of(Scripted(obs=np.array([np.nan, 0.0]), at_step=0))
-    assert fault.message == place("reset", 0) + f"returned an observation that is nan at index 0. {REMEDY}"
-
-
-def test_floats_are_not_converted_to_integers() -> None:
-    space = gym.spaces.Box(0, 255, (2,), np.uint8)
-    fault = fault_of(Scripted(obs=np.array([0.7, 0.2]), space=space))
-    assert fault.message == place("step", 2) + f"returned an observation of dtype float64 instead of uint8. {REMEDY}"
+@pytest.mark.parametrize(("returned", "words"), INVALID, ids=[words for _, words in INVALID])
+def test_an_invalid_observation_or_reward_of_a_step_is_reported(returned: dict[str, Any], words: str) -> None:
+    message = fault_of(Scripted(**returned)).message
+    assert message.startswith(place("step", 2) + f"returned {words}")
+    assert message.endswith(REMEDY)
 
 
 @pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
@@ -110,22 +108,6 @@ def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
     stepper.step([0])
     stepper.step([0])
     np.testing.assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (None, "returned None as the reward, which is not a number."),
-        ("much", "returned 'much' as the reward, which is not a number."),
-        (np.zeros(2), "returned array([0., 0.]) as the reward, which is not a number."),
-        (np.nan, "returned nan as the reward."),
-        (-np.inf, "returned -inf as the reward."),
-        (10**400, "returned a reward too large for a float."),
-    ],
-    ids=str,
-)
-def test_an_invalid_reward_is_reported(returned: Any, words: str) -> None:
-    assert fault_of(Scripted(reward=returned)).message == place("step", 2) + f"{words} {REMEDY}"
 
 
 FIVE = "instead of (observation, reward, terminated, truncated, info)"
@@ -138,10 +120,7 @@ FIVE = "instead of (observation, reward, terminated, truncated, info)"
         ((np.zeros(2), 1.0), f"returned a tuple of 2 {FIVE}."),
         (None, f"returned NoneType {FIVE}."),
         (np.zeros(2), f"returned ndarray {FIVE}."),
-        (
-            (np.zeros(2), 1.0, False, np.zeros(2, bool), {}),
-            "returned truncated=array([False, False]), which is not a boolean.",
-        ),
+        ((np.zeros(2), 1.0, False, np.zeros(2, bool), {}), "returned truncated=array([False, False]), which is not a"),
     ],
     ids=["old Gym", "two", "nothing", "an observation", "a vector's flags"],
 )

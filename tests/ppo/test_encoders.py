@@ -26,6 +26,7 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
@@ -83,9 +84,11 @@ def test_gradients_are_finite_differences(kind: str) -> None:
 
 @kinds
 def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
-    _, trainer = parts_of(config_of(kind), 1)
-    spec = trainer.model.spec
-    checks.drawn_from_the_seed(spec)
+    def make(dtype: str) -> NetworkSpec:
+        return parts_of(config_of(kind, dtype=dtype), 1)[1].model.spec
+
+    spec = make("float32")
+    checks.parameters_of(make, "float32")
     named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
     policy, value = named["policy.weight"], named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
@@ -145,19 +148,13 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(cnn(pixels), cnn.last(x.flatten(1)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(7, 7, 3), (8, 9, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6)], ids=str)
-def test_the_impala_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = impala_cnn(shape, 16)
-    assert cnn(torch.randint(0, 256, (2, *shape)).float()).shape == (2, 16)
-    assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == 15
-
-
-@pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
-def test_the_grid_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    cnn = grid_cnn(shape, 16)
-    image = torch.randint(0, 256, (2, *shape))
+@pytest.mark.parametrize(("make", "convolutions"), [(impala_cnn, 15), (grid_cnn, 3)])
+@pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
+def test_other_cnns_take_images_of_any_size(make: Any, convolutions: int, shape: tuple[int, ...]) -> None:
+    cnn, image = make(shape, 16), torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
-    assert torch.equal(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning gets bytes
+    torch.testing.assert_close(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning bytes
+    assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == convolutions
 
 
 def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:

@@ -149,20 +149,9 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, act
 
 @networks
 @all_actions
-def test_names_and_shapes_are_those_of_the_parameters(network: str, actions: str) -> None:
-    checks.names_and_shapes(NETWORKS[network](ACTIONS[actions], "float32"))
-
-
-@networks
 @dtypes
-def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    checks.drawn_from_the_seed(NETWORKS[network](BOX, dtype))
-
-
-@networks
-@all_actions
-def test_specs_are_compared_by_value(network: str, actions: str) -> None:
-    checks.compared_by_value(partial(NETWORKS[network], ACTIONS[actions]))
+def test_parameters_follow_from_description_and_seed(network: str, actions: str, dtype: str) -> None:
+    checks.parameters_of(partial(NETWORKS[network], ACTIONS[actions]), dtype)
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

@@ -10,7 +10,7 @@ import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, agent_of, random_weights
+from builders import BOX, DISCRETE, agent_of
 from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
@@ -18,7 +18,7 @@ from worlds.models import Plain, Residual
 from dppo.ppo.distributions import Categorical, DiagonalGaussian, Distribution, Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.networks.building import acting_network, learning_network
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.modules import Autograd, quick
@@ -141,42 +141,20 @@ def test_stacked_products_have_the_bits_of_single_ones(
 ) -> None:
     """A row of a larger product would differ in the last bits."""
     for distribution in (Categorical(2), DiagonalGaussian(6)):
-        spec = MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype)
-        network = acting_network(spec)
-        network.load(random_weights(spec, scale=0.1))
+        agent = agent_of(MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype), spread=0.1)
         for rows in (1, 3, 8, 33):
-            obs = np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype)
-            head, values, _ = network.step(obs)
-            for s in range(8):
-                alone = network.step(obs[s])
-                np.testing.assert_array_equal(head[s], alone.head)
-                np.testing.assert_array_equal(values[s], alone.values)
-
-
-@networks
-@dtypes
-def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    checks.drawn_from_the_seed(NETWORKS[network](DISTRIBUTIONS["box"], dtype))
-
-
-@networks
-@dtypes
-def test_an_agent_does_not_depend_on_torchs_default_dtype(network: str, dtype: str) -> None:
-    """An environment in the same process may set it."""
-    spec, obs = NETWORKS[network](DISTRIBUTIONS["box"], dtype), observations(2)
-    expected = agent_of(spec).values(obs)
-    torch.set_default_dtype(torch.float64)
-    try:
-        found = agent_of(spec).values(obs)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    np.testing.assert_array_equal(found, expected)
+            checks.acting_together(agent, np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype))
 
 
 @networks
 @distributions
-def test_names_and_shapes_are_those_of_the_parameters(network: str, distribution: str) -> None:
-    checks.names_and_shapes(NETWORKS[network](DISTRIBUTIONS[distribution], "float32"))
+@dtypes
+def test_parameters_follow_from_description_and_seed(network: str, distribution: str, dtype: str) -> None:
+    make = partial(NETWORKS[network], DISTRIBUTIONS[distribution])
+    checks.parameters_of(make, dtype)
+    expected = agent_of(make(dtype)).values(observations(2))
+    with checks.float64_by_default():
+        np.testing.assert_array_equal(agent_of(make(dtype)).values(observations(2)), expected)
 
 
 def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:
@@ -194,8 +172,3 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
     with torch.no_grad():
         parameters[-1].add_(1)
     assert torch.allclose(model(obs), expected + 1)
-
-
-@networks
-def test_specs_are_compared_by_value(network: str) -> None:
-    checks.compared_by_value(partial(NETWORKS[network], DISTRIBUTIONS["box"]))

@@ -27,7 +27,7 @@ from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.rewards import reward_shaping, shaped_rewards
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.actions import Actions
 
 
@@ -86,7 +86,7 @@ STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
 
 
-def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment, np.ndarray, MLPSpec]:
+def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment, np.ndarray, NetworkSpec]:
     """A segment with deaths and time limits, and the observations [T, E, O] that its steps led to."""
     envs = [Telling(TimeLimit(CartPoleEnv(), limit)) for limit in (7, 60)]
     sampler, spec = sampler_of(

@@ -20,6 +20,7 @@ from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.network import NetworkSpec
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
@@ -27,7 +28,7 @@ DISCRETE_SPEC: MLPSpec = spec_of(DISCRETE)
 
 
 def make_trainer(
-    spec: MLPSpec = DISCRETE_SPEC,
+    spec: NetworkSpec = DISCRETE_SPEC,
     parallel: Parallel | None = None,
     *,
     minibatches: int = 4,
