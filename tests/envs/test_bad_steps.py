@@ -27,10 +27,11 @@ from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, Se
 from dppo.spaces.spaces import leaves
 from dppo.streams import Stream
 
+Env, Space = gym.Env[Any, Any], gym.Space[Any]
+Collected = list[tuple[SegmentReport, Segment]]
 
-def collect(
-    env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False
-) -> list[tuple[SegmentReport, Segment]]:
+
+def collect(env: Env, *, segments: int = 1, num_steps: int = 8, drop: bool = False) -> Collected:
     sampler, spec = sampler_of([env], num_steps=num_steps, drop_bad_steps=drop)
     return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
 
@@ -151,10 +152,8 @@ def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
 
 
 def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
-    env = Faulty(obs=value, space=space, **more)
     first = space.sample()
-    env._observe = lambda: value if env._is_bad() else first  # type: ignore[method-assign]
-    return env
+    return Faulty(obs=value, space=space, observe=lambda steps: first, **more)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,7 @@ def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
     ],
     ids=str,
 )
-def test_an_observation_outside_its_space_is_found_in_its_first_segment(
-    space: gym.Space[Any], value: Any, words: str
-) -> None:
+def test_an_observation_outside_its_space_is_found_in_its_first_segment(space: Space, value: Any, words: str) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         collect(bounded(space, value))
     assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
@@ -354,15 +351,12 @@ def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
 
 def offset_env(offset: float, scale: float = 1.0) -> gym.Env[Any, Any]:
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    env = Faulty(episodes=(), space=space)
-    env._observe = lambda: np.array([0.5 * env.steps, offset + scale * env.steps])  # type: ignore[method-assign]
-    return env
+    return Faulty(episodes=(), space=space, observe=lambda steps: np.array([0.5 * steps, offset + scale * steps]))
 
 
 def picture_env(brightness: Callable[[int], int]) -> gym.Env[Any, Any]:
-    env = Faulty(episodes=(), space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8))
-    env._observe = lambda: np.full((8, 8, 3), brightness(env.steps), np.uint8)  # type: ignore[method-assign]
-    return env
+    space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    return Faulty(episodes=(), space=space, observe=lambda steps: np.full((8, 8, 3), brightness(steps), np.uint8))
 
 
 def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:

@@ -172,7 +172,7 @@ def test_an_episode_whose_replay_has_other_rewards_or_ends_early_is_abandoned() 
     assert after.log.episodes == []
 
 
-class SharesItsBuffer(gym.Wrapper[Any, Any, Any, Any]):
+class SharesItsBuffer(gym.ObservationWrapper[Any, Any, Any]):
     """CartPole whose instances return the same array, as some simulators in C do."""
 
     buffer = np.zeros(4, np.float32)
@@ -180,15 +180,9 @@ class SharesItsBuffer(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self) -> None:
         super().__init__(CartPoleEnv())
 
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = self.env.reset(**kwargs)
-        self.buffer[:] = obs
-        return self.buffer, info
-
-    def step(self, action: Any) -> Any:
-        obs, *rest = self.env.step(action)
-        self.buffer[:] = obs
-        return self.buffer, *rest
+    def observation(self, observation: Any) -> Any:
+        self.buffer[:] = observation
+        return self.buffer
 
 
 def test_environments_that_share_a_buffer_are_replayed() -> None:
@@ -212,9 +206,7 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)
-def test_if_one_environment_fails_to_close_the_others_are_closed(
-    error: BaseException, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_if_one_environment_fails_to_close_the_others_are_closed(error: BaseException, capsys: Any) -> None:
     closed = []
 
     class Closing(Scripted):

@@ -14,7 +14,6 @@ from gymnasium import spaces
 from scripted import started
 from several_leaves import OBS, ROBOT, Robot, robot_sampler
 
-from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.envs.spaces.packing import packer
@@ -140,20 +139,6 @@ def test_a_segment_stores_structured_observations_unchanged() -> None:
         for total, row in zip(report.carry.episode_returns, obs, strict=True)
     ]
     assert report.carry.checksums.tolist() == checksums
-
-
-def test_a_rebuilt_sampler_makes_the_same_bytes_of_structured_observations() -> None:
-    sampler, _ = robot_sampler(num_steps=9)
-    ledger, policies = ReplayLedger(1, replay=True), snapshots()
-    for index in range(2):
-        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[0])
-    expected = sampler.collect(SegmentRequest(0, 2), policies[2])
-    rebuilt, _ = robot_sampler(num_steps=9)
-    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
-    assert found[0].incidents == ()
-    assert_same_bytes(found, expected, but=["env_s"])
-    going_on = sampler.collect(SegmentRequest(0, 3), policies[3])
-    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
 
 
 def test_a_structured_segment_is_pickled_with_one_buffer_for_its_observations() -> None:

@@ -18,21 +18,13 @@ def column(*numbers: float | bool) -> np.ndarray:
     return (array if array.dtype == bool else array.astype(np.float64))[:, None]
 
 
-def by_definition(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    next_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    *,
-    gamma: float,
-    gae_lambda: float,
-) -> np.ndarray:
+def by_definition(*rollout: np.ndarray, gamma: float, gae_lambda: float) -> np.ndarray:
     """Return the weighted mean of the estimates from 1, 2, ... steps (arXiv:1506.02438, eq. 11 to 16).
 
     The estimate that looks k steps ahead is r[t] + gamma r[t+1] + ... + gamma^k V(what follows) - V[t], weighted by
     (1 - lambda) lambda^(k-1); the longest one, at the end of the data or of the episode, has the weight that is left.
     """
+    rewards, values, next_values, terminated, truncated = rollout
     advantages = np.zeros_like(values)
     for t, e in np.ndindex(values.shape):
         estimates = []

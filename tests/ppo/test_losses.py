@@ -44,9 +44,7 @@ def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(advantages: list[f
         (1.0, 0.0, 0.0),
     ],
 )
-def test_policy_gradient_points_the_right_way_and_stops_where_clipped(
-    ratio: float, advantage: float, gradient: float
-) -> None:
+def test_policy_gradient_points_the_right_way_up_to_the_clip(ratio: float, advantage: float, gradient: float) -> None:
     """`gradient` is with respect to the ratio; with respect to its logarithm it is `ratio` times as large."""
     _, found = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
     assert found.item() == pytest.approx(gradient * ratio)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, spec_of
+from builders import random_weights, spec_of
 from mlp_twin import MLP, initial_mlp
 from torch import nn
+from updates import ACTIONS
 
-from dppo.spaces.actions import BoxActions, DiscreteActions
-
-ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
+from dppo.spaces.actions import Actions, BoxActions
 
 
 def arrays(model: MLP) -> dict[str, np.ndarray]:
@@ -36,9 +36,7 @@ def test_weights_of_another_network_are_refused() -> None:
 
 @ACTIONS
 @pytest.mark.parametrize("hidden_sizes", [(32,), (8, 64, 16)], ids=str)
-def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(
-    actions: DiscreteActions | BoxActions, hidden_sizes: tuple[int, ...]
-) -> None:
+def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(actions: Actions, hidden_sizes: Any) -> None:
     found = arrays(initial_mlp(spec_of(actions, hidden_sizes=hidden_sizes), seed=5))
     last = 2 * len(hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}

@@ -26,6 +26,7 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
+Sizes = tuple[int, ...]
 OBS = (2, 2)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 SCALE = ObsScale(np.array([[0.5, -1.0], [100.0, 0.0]]), np.array([[1.0, 2.0], [30.0, 1e-4]]))
@@ -36,7 +37,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def mlp(hidden_sizes: tuple[int, ...], activation: str) -> Callable[[Distribution, str], NetworkSpec]:
+def mlp(hidden_sizes: Sizes, activation: str) -> Callable[[Distribution, str], NetworkSpec]:
     return lambda distribution, dtype: MLPSpec(OBS, distribution, hidden_sizes, activation, dtype)
 
 
@@ -93,9 +94,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
 @pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_gradients_by_hand_are_those_of_autograd(
-    distribution: str, hidden_sizes: tuple[int, ...], activation: str, pieces: int
-) -> None:
+def test_gradients_by_hand_are_autograds(distribution: str, hidden_sizes: Sizes, activation: str, pieces: int) -> None:
     """Compare with autograd through the same module, in float64."""
     spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
@@ -136,9 +135,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
 @pytest.mark.parametrize("obs_size", [1, 3, 17, 111])
 @pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (256, 128), (512,)], ids=str)
 @dtypes
-def test_stacked_products_have_the_bits_of_single_ones(
-    obs_size: int, hidden_sizes: tuple[int, ...], dtype: str
-) -> None:
+def test_stacked_products_have_the_bits_of_single_ones(obs_size: int, hidden_sizes: Sizes, dtype: str) -> None:
     """A row of a larger product would differ in the last bits."""
     for distribution in (Categorical(2), DiagonalGaussian(6)):
         agent = agent_of(MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype), spread=0.1)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from operator import mul
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +18,7 @@ import pytest
 import torch
 from builders import BOX, random_weights, sampler_of, spec_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import TimeLimit, TransformReward
 from meetings import Meeting, OwnOrders
 from updates import ACTIONS, assert_equals_twin, make_trainer, random_batch
 
@@ -97,21 +99,18 @@ def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment
     return segment, np.stack([env.led_to for env in envs], axis=1), spec
 
 
-def slow_advantages(
-    segment: Segment, led_to: np.ndarray, value: Callable[[np.ndarray], float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and returns [T, E] by the definition, from the value of each observation on its own."""
-    advantages, values = np.zeros(segment.rewards.shape), np.zeros(segment.rewards.shape)
+def slow_advantages(segment: Segment, values: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and returns [T, E] by the definition, from the values of observations and of what they led to."""
+    advantages, values = np.zeros(segment.rewards.shape), np.where(segment.valid, values, 0.0)
     for env in range(segment.rewards.shape[1]):
         following = 0.0
         for t in reversed(range(len(segment.rewards))):
             if not segment.valid[t, env]:
                 following = 0.0
                 continue
-            values[t, env] = value(segment.obs[t, env])
-            after = 0.0 if segment.terminated[t, env] else value(led_to[t, env])
+            bootstrap = 0.0 if segment.terminated[t, env] else after[t, env]
             done = segment.terminated[t, env] or segment.truncated[t, env]
-            delta = segment.rewards[t, env] + GAMMA * after - values[t, env]
+            delta = segment.rewards[t, env] + GAMMA * bootstrap - values[t, env]
             following = delta + (0.0 if done else GAMMA * LAMBDA * following)
             advantages[t, env] = following
     return advantages, advantages + values
@@ -128,7 +127,7 @@ def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
 @pytest.mark.parametrize("obs_scale", [None, SCALE], ids=["raw", "normalized"])
 @pytest.mark.parametrize("spoilt", [False, True], ids=["", "with invalid rows"])
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
+def test_a_second_epoch_has_advantages_of_its_first_weights(
     obs_scale: ObsScale | None, spoilt: bool, length: int
 ) -> None:
     segments, led_to, specs = zip(*(collect(sampler, obs_scale) for sampler in range(2)), strict=True)
@@ -148,12 +147,13 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
     first.update(plain, 1e-2, order)
     second.load(first.weights(), first.state())
 
-    def value(obs: np.ndarray) -> float:
-        x = obs.astype(np.float64)
+    def values(obs: np.ndarray) -> np.ndarray:
+        x = obs.reshape(-1, obs.shape[-1]).astype(np.float64)
         x = x if obs_scale is None else obs_scale.normalize(x)
-        return float(first.model.values(torch.from_numpy(x)[None])[0])
+        return first.model.values(torch.from_numpy(x)).numpy().reshape(obs.shape[:2])
 
-    anew = [slow_advantages(one, after, value) for one, after in zip(segments, led_to, strict=True)]
+    pairs = zip(segments, led_to, strict=True)
+    anew = [slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs]
     both_anew = [dataclasses.replace(one, logprobs=a, values=r) for one, (a, r) in zip(segments, anew, strict=True)]
     discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}  # rows in the order of the batch
     swapped = make_batch(both_anew, obs_scale, None, sequence_length=length, **discounts)
@@ -170,13 +170,7 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does() -> None:
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
     own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], alone.minibatches)
-
-    class Order:
-        def permutation(self, count: int) -> np.ndarray:
-            permuted: np.ndarray = rows[own.permutation(count)]
-            return permuted
-
-    order: Any = Order()
+    order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
     alone.update(together, 1e-2, order)
 
     def train(parallel: Parallel) -> np.ndarray:
@@ -213,18 +207,10 @@ def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(rewa
 
 
 def test_discounted_returns_are_tracked_of_shaped_rewards_and_episodes_of_raw_ones() -> None:
-    class Paying(gym.Wrapper[Any, Any, Any, Any]):
-        def __init__(self, factor: float) -> None:
-            super().__init__(TimeLimit(CartPoleEnv(), 9))
-            self.factor = factor
-
-        def step(self, action: Any) -> Any:
-            obs, reward, *rest = self.env.step(action)
-            return obs, float(reward) * self.factor, *rest
-
     reports = []
-    for factor, shape in ((5.0, reward_shaping(PPO(clip_reward=2.0))), (2.0, None)):
-        sampler, spec = sampler_of([Paying(factor)], num_steps=30, shape_rewards=shape)
+    for factor, shape in ((5, reward_shaping(PPO(clip_reward=2.0))), (2, None)):
+        paying = TransformReward(TimeLimit(CartPoleEnv(), 9), partial(mul, factor))
+        sampler, spec = sampler_of([paying], num_steps=30, shape_rewards=shape)
         reports.append(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
     shaped, given = reports
     assert shaped.statistics.returns is not None

@@ -252,15 +252,12 @@ def test_sums_are_taken_in_the_order_of_ranks(processes: Processes, size: int, n
     expected = addends(0, numbers)
     for rank in range(1, size):
         expected += addends(rank, numbers)
+    if size > 2 and numbers >= 1000:  # the order matters
+        assert (sum(addends(rank, numbers) for rank in reversed(range(size))) != expected).any()
     for machines in ("one", "several"):
         for found, in_memory in processes.all_do(size, sums_of, numbers, machines):
             assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
             np.testing.assert_array_equal(found, expected)
-
-
-def test_the_order_of_these_numbers_matters() -> None:
-    rows = np.stack([addends(rank, 1000)[0] for rank in range(3)])
-    assert (rows[0] + rows[1] + rows[2] != rows[2] + rows[1] + rows[0]).any()
 
 
 def addends(rank: int, numbers: int) -> np.ndarray:
@@ -339,8 +336,4 @@ def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
     moments = row_moments(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
     assert torch.equal(moments_of_all(moments, Alone()), moments)
-
-
-def test_a_row_of_one_sample_has_deviation_zero() -> None:
-    found = row_moments(torch.tensor([[3.0], [-1.0]]))
-    assert found.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]
+    assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

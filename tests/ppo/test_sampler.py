@@ -23,12 +23,12 @@ from dppo.ppo.exchange.normalizer import Moments, ObsScale
 from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.streams import Stream
 
+Ends = Sequence[dict[str, int]]
+Collected = list[tuple[SegmentReport, Segment]]
 MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
 
 
-def collect_counting(
-    *, num_steps: int, segments: int = 1, ends: Sequence[dict[str, int]] = ({},)
-) -> list[tuple[SegmentReport, Segment]]:
+def collect_counting(*, num_steps: int, segments: int = 1, ends: Ends = ({},)) -> Collected:
     """Return segments of Counting under a uniform policy with values 100 + 10 * obs."""
     sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
     return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,23 +100,17 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], length: int, share: float) -> None:
     """Without memory, an update on sequences equals one on their rows in the same order."""
+    generator = np.random.default_rng(5)
 
-    class Rows:
-        """Order of rows that follows from an order of sequences."""
-
-        def __init__(self) -> None:
-            self._order = np.random.default_rng(5)
-
-        def permutation(self, rows: int) -> np.ndarray:
-            sequences = self._order.permutation(rows // length)
-            whole: np.ndarray = (sequences[:, None] * length + np.arange(length)).reshape(-1)
-            return whole
+    def by_sequence(rows: int) -> np.ndarray:
+        sequences = generator.permutation(rows // length)
+        return (sequences[:, None] * length + np.arange(length)).reshape(-1)
 
     by_rows, by_sequences = make_trainer(**options), make_trainer(**options)
     batch = random_batch(rows=length * 4 * by_rows.minibatches)
     if share < 1:
         batch = weighing(batch, some_weights(len(batch), share))
-    order: Any = Rows()
+    order: Any = SimpleNamespace(permutation=by_sequence)
     expected = by_rows.update(batch, 3e-3, order).figures
     sequences = dataclasses.replace(batch, sequence_length=length)
     assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)).figures == pytest.approx(expected, rel=1e-10)

@@ -53,9 +53,7 @@ def random_batch(spec: MLPSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, d
     return Batch(obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages)
 
 
-def slow_update(
-    model: MLP, batch: Batch, rate: float, order: np.random.Generator, options: PPO, minibatches: int
-) -> list[float]:
+def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:
     """Do one PPO update as in the paper and CleanRL: autograd, and torch's clipping, distributions and Adam.
 
     Rows that weigh nothing are left out. With `desired_kl`, the learning rate is adapted as rsl_rl does, with the KL
