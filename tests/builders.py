@@ -26,7 +26,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.result import Result
-from dppo.spaces.actions import BoxActions, DiscreteActions
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
@@ -48,7 +48,7 @@ def make_config(settings: Mapping[str, Any]) -> Config:
 
 
 def spec_of(
-    actions: DiscreteActions | BoxActions = DISCRETE,
+    actions: Actions = DISCRETE,
     *,
     obs_size: int = 4,
     hidden_sizes: tuple[int, ...] = (16, 8),

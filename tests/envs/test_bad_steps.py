@@ -27,11 +27,10 @@ from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, Se
 from dppo.spaces.spaces import leaves
 from dppo.streams import Stream
 
-Env, Space = gym.Env[Any, Any], gym.Space[Any]
 Collected = list[tuple[SegmentReport, Segment]]
 
 
-def collect(env: Env, *, segments: int = 1, num_steps: int = 8, drop: bool = False) -> Collected:
+def collect(env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False) -> Collected:
     sampler, spec = sampler_of([env], num_steps=num_steps, drop_bad_steps=drop)
     return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
 
@@ -166,7 +165,7 @@ def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
     ],
     ids=str,
 )
-def test_an_observation_outside_its_space_is_found_in_its_first_segment(space: Space, value: Any, words: str) -> None:
+def test_an_observation_outside_its_space_is_found_in_a_first_segment(space: Any, value: Any, words: str) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         collect(bounded(space, value))
     assert caught.value.message.startswith(place("step", 3) + f"returned {words}")

@@ -54,8 +54,7 @@ NETWORKS = {
     "own module for a dict": chosen(NEST, model=own.Running, sequence_length=4),
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
-all_actions = pytest.mark.parametrize("actions", ACTIONS)
-dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+spaces_and_dtypes = pytest.mark.parametrize(("actions", "dtype"), [("discrete", "float32"), ("box", "float64")])
 
 
 def observations(obs: np.dtype[Any], *shape: int) -> np.ndarray:
@@ -83,8 +82,7 @@ def as_rows(obs: np.ndarray, dtype: str) -> Any:
 
 
 @networks
-@all_actions
-@dtypes
+@spaces_and_dtypes
 def test_acting_step_by_step_equals_learning_over_sequences(network: str, actions: str, dtype: str) -> None:
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
@@ -137,8 +135,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
 
 
 @networks
-@all_actions
-@dtypes
+@spaces_and_dtypes
 def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, actions: str, dtype: str) -> None:
     agent = agent_of(NETWORKS[network](ACTIONS[actions], dtype))
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
@@ -148,8 +145,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, act
 
 
 @networks
-@all_actions
-@dtypes
+@spaces_and_dtypes
 def test_parameters_follow_from_description_and_seed(network: str, actions: str, dtype: str) -> None:
     checks.parameters_of(partial(NETWORKS[network], ACTIONS[actions]), dtype)
 

@@ -56,6 +56,8 @@ NETWORKS = {
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
 distributions = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+FLOAT32 = [(distribution, "float32") for distribution in DISTRIBUTIONS]
+heads = pytest.mark.parametrize(("distribution", "dtype"), [*FLOAT32, ("joint", "float64")])
 dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
@@ -64,8 +66,7 @@ def observations(rows: int, *leading: int) -> np.ndarray:
 
 
 @networks
-@distributions
-@dtypes
+@heads
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
 def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
@@ -123,8 +124,7 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
 
 
 @networks
-@distributions
-@dtypes
+@heads
 def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, distribution: str, dtype: str) -> None:
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](DISTRIBUTIONS[distribution], dtype), SCALE)
@@ -144,8 +144,7 @@ def test_stacked_products_have_the_bits_of_single_ones(obs_size: int, hidden_siz
 
 
 @networks
-@distributions
-@dtypes
+@heads
 def test_parameters_follow_from_description_and_seed(network: str, distribution: str, dtype: str) -> None:
     make = partial(NETWORKS[network], DISTRIBUTIONS[distribution])
     checks.parameters_of(make, dtype)

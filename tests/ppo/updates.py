@@ -59,7 +59,8 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     Rows that weigh nothing are left out. With `desired_kl`, the learning rate is adapted as rsl_rl does, with the KL
     of samples. Return the learning rate of each step.
     """
-    optimizer, rates = torch.optim.Adam(model.parameters(), eps=1e-5), []
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
+    rates: list[float] = []
     for _ in range(options.update_epochs):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
