@@ -54,12 +54,12 @@ def some_weights(rows: int, share: float) -> Tensor:
 
 WEIGHED: list[dict[str, Any]] = [{}, {"clip_vloss": True, "norm_adv": False}, {"micro_batch_size": 3, "minibatches": 3}]
 WEIGHED += [{"target_kl": 1e-4}, {"ent_coef": 0.3, "vf_coef": 2.0, "minibatches": 1}]
-WEIGHED += [{"minibatches": 60}]  # more than rows
+WEIGHED += [{"minibatches": 60, "update_epochs": 1}]  # more than rows
 
 
 @ACTIONS
 @pytest.mark.parametrize("options", WEIGHED, ids=str)
-@pytest.mark.parametrize("share", [1.0, 0.95, 0.5, 0.1])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
 def test_rows_of_weight_zero_do_not_change_an_update(actions: Actions, options: dict[str, Any], share: float) -> None:
     """Also if whole minibatches are empty, or have one row."""
     spec = spec_of(actions)
