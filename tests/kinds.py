@@ -34,13 +34,8 @@ MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "
 KINDS: dict[str, Kind] = {
     "image": Kind({"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32}),
     "dict observation": Kind(
-        {
-            "env_id": "worlds.observed:Everything",
-            "drop_obs": TEXTS,
-            "norm_obs": True,
-            "norm_obs_keys": ("robot.arm.0",),
-            "image_features": 32,
-        }
+        {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "image_features": 32}
+        | {"norm_obs": True, "norm_obs_keys": ("robot.arm.0",)}
     ),
     "dict action": Kind({"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}}, fast=("actors",)),
     "mask": Kind(MASKED),
@@ -50,12 +45,8 @@ KINDS: dict[str, Kind] = {
     "lstm": Kind({"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True}),
     "gru": Kind({"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True}),
     "own memory": Kind(
-        {
-            "env_id": "worlds.memory:Recalls",
-            "model": "worlds.memory_models:Running",
-            "sequence_length": 10,
-            "norm_obs": True,
-        },
+        {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running"}
+        | {"sequence_length": 10, "norm_obs": True},
         fast=("killed",),
     ),
 }

@@ -387,16 +387,13 @@ def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, sca
 
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
 def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "env_id": "worlds.faulty:Faulty",
         "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
-        "on_bad_step": "drop",
-        "num_samplers": 2,
-        "num_steps": 16,
-        "total_timesteps": 4 * 32,
-        "progress": "off",
         **more,
     }
+    settings |= {"on_bad_step": "drop", "num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
+    settings |= {"progress": "off"}
     result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
     assert result.incidents == {"bad_step": 6}
     assert result.global_step == 4 * 32 - 6

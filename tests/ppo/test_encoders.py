@@ -30,7 +30,6 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own module"])
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 

@@ -87,7 +87,6 @@ STOP_IN_THE_MIDDLE = [name for name in CASES if name.startswith("stops")]
 OVER_GLOO = ["plain", "advantages as they are", "stops in the middle", "hardly a row", "all at once"]
 OVER_GLOO += ["a rank without a row that counts"]
 cases = pytest.mark.parametrize("case", list(CASES))
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:

@@ -21,7 +21,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import modules
 from dppo.ppo.networks.encoders.torch_layers import Output, convolve_blocks, fits_blocks
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread", "on_any_cpu")
+pytestmark = pytest.mark.usefixtures("on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
 
 
