@@ -95,7 +95,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
 @pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_gradients_by_hand_are_autograds(distribution: str, hidden_sizes: Sizes, activation: str, pieces: int) -> None:
+def test_gradients_by_hand_equal_autograd(distribution: str, hidden_sizes: Sizes, activation: str, pieces: int) -> None:
     """Compare with autograd through the same module, in float64."""
     spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
