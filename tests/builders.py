@@ -26,7 +26,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.result import Result
-from dppo.spaces.actions import BoxActions, DiscreteActions
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
@@ -48,7 +48,7 @@ def make_config(settings: Mapping[str, Any]) -> Config:
 
 
 def spec_of(
-    actions: DiscreteActions | BoxActions = DISCRETE,
+    actions: Actions = DISCRETE,
     *,
     obs_size: int = 4,
     hidden_sizes: tuple[int, ...] = (16, 8),
@@ -112,13 +112,14 @@ def sampler_of(
     dtype: str = "float64",
     track: bool = True,
     drop_bad_steps: bool = False,
+    agent: PPOAgent | None = None,
     **more: Any,
-) -> tuple[PPOSampler, MLPSpec]:
+) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
-    spec = MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype)
+    agent = agent or PPOAgent(MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
     sampler = PPOSampler(
         sampler_id,
-        PPOAgent(spec),
+        agent,
         group_of(envs, seed=seed, sampler_id=sampler_id, drop_bad_steps=drop_bad_steps),
         num_steps=num_steps,
         gamma=gamma,
@@ -126,7 +127,7 @@ def sampler_of(
         track_returns=track,
         **more,
     )
-    return sampler, spec
+    return sampler, agent.spec
 
 
 def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:

@@ -14,12 +14,12 @@ from shapes import check_shapes
 if TYPE_CHECKING:
     import dppo
 
-check_shapes()
 # Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
 os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+check_shapes()  # imports torch, which reads the number of threads once
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +88,3 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dppo.Res
 
     folder = tmp_path_factory.mktemp("kinds")
     return functools.cache(lambda kind: dppo.train(settings(kind, folder / kind / "run")))
-
-
-@pytest.fixture(scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """Compute in one thread: with networks as small as those of tests, several only wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

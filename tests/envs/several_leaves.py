@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from builders import sampler_of
 from gymnasium import spaces
 
-from dppo import streams
-from dppo.envs.group import EnvGroup
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.distributions.categorical import Categorical
 from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.network import Outputs
-from dppo.spaces.actions import DiscreteActions
-from dppo.spaces.spaces import Spaces, leaves
-from dppo.streams import Stream
+from dppo.ppo.networks.network import NetworkSpec, Outputs
+from dppo.spaces.spaces import leaves
 
 ROBOT = spaces.Dict(
     arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(-9, 9, (), np.float32)]),
@@ -67,34 +63,10 @@ class ReadsLeaves(PPOAgent):
 
     def _outputs(self, obs: np.ndarray, state: np.ndarray | None) -> Outputs:
         assert obs.dtype == OBS
-        rows = obs.shape
-        return super()._outputs(
-            np.concatenate([leaf.reshape(*rows, -1) for leaf in leaves(obs).values()], axis=-1, dtype=np.float64), state
-        )
+        flat = [leaf.reshape(*obs.shape, -1) for leaf in leaves(obs).values()]
+        return super()._outputs(np.concatenate(flat, axis=-1, dtype=np.float64), state)
 
 
-def robots(lengths: tuple[int, ...] = (7, 5)) -> EnvGroup:
-    return group_of_robots([Robot(length) for length in lengths])
-
-
-def group_of_robots(envs: list[gym.Env[Any, Any]]) -> EnvGroup:
-    return EnvGroup(
-        envs,
-        Spaces(OBS, DiscreteActions(3)),
-        episode_seed=partial(streams.integer, 1, Stream.EPISODES, 0),
-        owner="sampler 0 (Robot)",
-    )
-
-
-def robot_sampler(num_steps: int) -> tuple[PPOSampler, MLPSpec]:
-    spec = MLPSpec((2 + 1 + 6 + 1 + 3,), Categorical(3), (8,), "tanh", "float32")
-    sampler = PPOSampler(
-        0,
-        ReadsLeaves(spec),
-        robots(),
-        num_steps=num_steps,
-        gamma=0.9,
-        noise=partial(streams.generator, 1, Stream.ACTIONS, 0),
-        track_returns=True,
-    )
-    return sampler, spec
+def robot_sampler(num_steps: int) -> tuple[PPOSampler, NetworkSpec]:
+    agent = ReadsLeaves(MLPSpec((2 + 1 + 6 + 1 + 3,), Categorical(3), (8,), "tanh", "float32"))
+    return sampler_of([Robot(7), Robot(5)], num_steps=num_steps, agent=agent)

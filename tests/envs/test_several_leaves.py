@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import assert_same_bytes, random_weights
+from builders import assert_same_bytes, group_of, random_weights
 from gymnasium import spaces
-from several_leaves import OBS, ROBOT, Robot, group_of_robots, robot_sampler, robots
+from scripted import started
+from several_leaves import OBS, ROBOT, Robot, robot_sampler
 
-from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.envs.spaces.packing import packer
@@ -111,13 +111,9 @@ def test_a_fault_names_place_and_leaf() -> None:
             whole = super().observation()
             return whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
 
-    group = group_of_robots([Robot(7), Blind(5)])
-    obs = np.empty(2, group.obs)
-    group.start(obs, EnvLog())
-    with pytest.raises(
-        EnvironmentFault, match=r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation"
-    ):
-        group.step(np.zeros(2, np.int64), obs, np.empty(2), np.empty(2, bool), np.empty(2, bool), EnvLog())
+    words = r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation without part 'camera'"
+    with pytest.raises(EnvironmentFault, match=words):
+        started(Robot(7), Blind(5)).step([0, 0])
 
 
 def snapshots() -> list[PolicySnapshot]:
@@ -135,7 +131,7 @@ def test_a_segment_stores_structured_observations_unchanged() -> None:
     inside = ~(segment.truncated[:-1] | segment.terminated[:-1])
     np.testing.assert_array_equal(segment.next_values[:-1][inside], segment.values[1:][inside])
     assert not np.array_equal(segment.next_values[6, 0], segment.values[7, 0])  # of the final observation
-    last = robots()
+    last = group_of([Robot(7), Robot(5)])
     obs = np.empty(2, OBS)
     last.restore(report.carry, report.open_actions, obs, EnvLog())
     checksums = [
@@ -143,20 +139,6 @@ def test_a_segment_stores_structured_observations_unchanged() -> None:
         for total, row in zip(report.carry.episode_returns, obs, strict=True)
     ]
     assert report.carry.checksums.tolist() == checksums
-
-
-def test_a_rebuilt_sampler_makes_the_same_bytes_of_structured_observations() -> None:
-    sampler, _ = robot_sampler(num_steps=9)
-    ledger, policies = ReplayLedger(1, replay=True), snapshots()
-    for index in range(2):
-        ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[0])
-    expected = sampler.collect(SegmentRequest(0, 2), policies[2])
-    rebuilt, _ = robot_sampler(num_steps=9)
-    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
-    assert found[0].incidents == ()
-    assert_same_bytes(found, expected, but=["env_s"])
-    going_on = sampler.collect(SegmentRequest(0, 3), policies[3])
-    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
 
 
 def test_a_structured_segment_is_pickled_with_one_buffer_for_its_observations() -> None:

@@ -8,6 +8,7 @@ from worlds.observed import TEXTS
 
 from dppo.config import Config
 
+EVERYTHING: dict[str, Any] = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS}
 KINDS: dict[str, dict[str, Any]] = {
     "impala": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 16},
     "grid": {"env_id": "worlds.observed:Codes"},
@@ -15,21 +16,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "nature": {"env_id": "worlds.observed:Picture", "env_kwargs": {"size": 36, "channels": 4}, "image_features": 32},
     "flatten": {"env_id": "worlds.observed:Picture", "image_encoder": "flatten", "layer_norm": True},
     "film": {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 8},
-    "everything": {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "image_features": 16},
+    "everything": EVERYTHING | {"image_features": 16},
     "numbers": {"env_id": "worlds.observed:Numbers"},
     "normalized numbers": {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared"},
-    "normalized everything": {
-        "env_id": "worlds.observed:Everything",
-        "drop_obs": TEXTS,
-        "norm_obs": True,
-        "image_features": 8,
-    },
-    "a normalized part": {
-        "env_id": "worlds.observed:Everything",
-        "drop_obs": (*TEXTS, "camera"),
-        "norm_obs": True,
-        "norm_obs_keys": ("robot.arm.1",),
-    },
+    "normalized everything": EVERYTHING | {"norm_obs": True, "image_features": 8},
+    "a normalized part": EVERYTHING
+    | {"drop_obs": (*TEXTS, "camera"), "norm_obs": True, "norm_obs_keys": ("robot.arm.1",)},
     "embedded": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "many"}},
     "one hot": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "multidiscrete"}},
     "one of": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "one of"}},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,33 +76,31 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
             assert_same_bytes(None if stacked is None else stacked[s], alone)
 
 
-def names_and_shapes(spec: NetworkSpec) -> None:
-    """Check that the flat weights of a network and its named parameters are the same numbers."""
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Set torch's default dtype, as an environment in the same process may do."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
+    """Check the parameters of a network that `make` describes for a dtype.
+
+    Flat weights and named parameters are the same numbers. They follow from their seed, not from torch's global state
+    or default dtype. Descriptions are compared by value.
+    """
+    spec, state = make(dtype), torch.get_rng_state()
     weights = learning_network(spec, 3).parameters.weights.detach().numpy()
-    assert weights.shape == (spec.num_parameters,)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (weights.shape, str(weights.dtype)) == ((spec.num_parameters,), dtype)
     named = spec.unflatten(weights)
     assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
-
-
-def drawn_from_the_seed(spec: NetworkSpec) -> None:
-    """Check that initial weights follow from their seed, not from torch's global state or default dtype."""
-    before = torch.get_rng_state()
-    one = learning_network(spec, 3).parameters.weights.detach()
-    assert torch.equal(torch.get_rng_state(), before)
     torch.rand(10)
-    torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
-    try:
-        two, other = (learning_network(spec, seed).parameters.weights.detach() for seed in (3, 4))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert str(one.dtype) == f"torch.{spec.dtype}"
-
-
-def compared_by_value(make: Callable[[str], NetworkSpec]) -> None:
-    """Check that two specs made of the same arguments are equal, and that those of another dtype are not."""
-    one, two = make("float32"), make("float32")
-    assert one == two != make("float64")
-    assert one.as_json() == two.as_json()
+    with float64_by_default():
+        again, other = (learning_network(spec, seed).parameters.weights.detach().numpy() for seed in (3, 4))
+    np.testing.assert_array_equal(again, weights)
+    assert not np.array_equal(other, weights)
+    assert make(dtype) == spec != make("float64" if dtype == "float32" else "float32")
+    assert make(dtype).as_json() == spec.as_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
-from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.batch import Batch, make_batch
 
 STEPS, ENVS = 3, 2
 
@@ -32,13 +33,19 @@ def numbered(sampler: int, dtype: str = "float64") -> Segment:
     )
 
 
+def batch_of(segments: list[Segment], **more: Any) -> Batch:
+    return make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, **more)
+
+
 def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
-    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8)
+    batch = batch_of([numbered(0), numbered(1)])
+    assert batch.weights is None
     names = [100 * s + 10 * t + e for t in range(STEPS) for s in range(2) for e in range(ENVS)]
     assert len(batch) == len(names)
     assert batch.actions.tolist() == names
     assert batch.logprobs.tolist() == [-name for name in names]
     assert batch.values.tolist() == [name + 0.5 for name in names]
+    batch.values.zero_()  # a copy: arrays of a segment are read-only
     assert isinstance(batch.obs, torch.Tensor)
     np.testing.assert_allclose(
         batch.obs, [[[name + 0.1, name + 0.2], [name + 0.3, name + 0.4]] for name in names], rtol=1e-6
@@ -47,7 +54,7 @@ def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
 
 def test_advantages_are_those_of_each_segment_alone() -> None:
     segments = [numbered(0), numbered(1)]
-    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
+    batch = batch_of(segments)
     alone = [
         generalized_advantages(
             one.rewards, one.values, one.next_values, one.terminated, one.truncated, gamma=0.9, gae_lambda=0.8
@@ -68,14 +75,14 @@ def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     np.testing.assert_allclose(batch.obs, expected, rtol=1e-4)
     assert float(batch.obs.max()) == 10
     scaled = dataclasses.replace(segment, rewards=np.clip(segment.rewards / 4, -10, 10))
-    plain = make_batch([scaled], None, None, gamma=0.9, gae_lambda=0.8)
+    plain = batch_of([scaled])
     np.testing.assert_allclose(batch.advantages, plain.advantages, rtol=1e-5, atol=1e-5)
     assert {str(getattr(batch, name).numpy().dtype) for name in ("obs", "advantages", "returns", "values")} == {dtype}
 
 
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     """Their contents do not matter, even if they are nan."""
-    segment, plain = numbered(0), make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8)
+    segment, plain = numbered(0), batch_of([numbered(0)])
     valid = segment.valid.copy()
     valid[1, 0] = valid[2, 1] = False
     changes: dict[str, np.ndarray] = {"valid": valid}
@@ -83,7 +90,7 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
         changes[name] = getattr(segment, name).copy()
         changes[name][~valid] = np.nan
     changes["actions"] = np.where(valid, segment.actions, 10**9)
-    batch = make_batch([dataclasses.replace(segment, **changes)], None, None, gamma=0.9, gae_lambda=0.8)
+    batch = batch_of([dataclasses.replace(segment, **changes)])
     kept = torch.tensor(valid.reshape(-1))
     assert batch.weights is not None
     np.testing.assert_array_equal(batch.weights, kept)
@@ -100,24 +107,15 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 
-def test_without_invalid_rows_there_are_no_weights() -> None:
-    assert make_batch([numbered(0)], None, None, gamma=0.9, gae_lambda=0.8).weights is None
-
-
 def test_sequences_are_successive_steps_of_one_environment() -> None:
     segments = [numbered(0), numbered(1)]
     valid = segments[1].valid.copy()
     valid[2, 0] = False
     segments[1] = dataclasses.replace(segments[1], valid=valid)
-    rows = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8)
-    batch = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
-    assert (rows.sequence_length, rows.sequences, batch.sequence_length, batch.sequences, len(batch)) == (
-        1,
-        12,
-        3,
-        4,
-        12,
-    )
+    rows = batch_of(segments)
+    batch = batch_of(segments, sequence_length=STEPS)
+    assert (rows.sequence_length, rows.sequences) == (1, 12)
+    assert (batch.sequence_length, batch.sequences, len(batch)) == (3, 4, 12)
     names = [100 * s + 10 * t + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
     names[names.index(120)] = 0
     assert batch.actions.tolist() == names
@@ -127,7 +125,7 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
 
 
 def test_sequences_are_taken_and_split_whole() -> None:
-    batch = make_batch([numbered(0), numbered(1)], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=STEPS)
+    batch = batch_of([numbered(0), numbered(1)], sequence_length=STEPS)
     taken = batch.take(torch.tensor([2, 0, 3]))
     assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
     assert (taken.sequence_length, taken.sequences) == (3, 3)
@@ -135,16 +133,3 @@ def test_sequences_are_taken_and_split_whole() -> None:
     assert first.actions.tolist() == [100, 110, 120]
     assert second.values.tolist() == [0.5, 10.5, 20.5, 101.5, 111.5, 121.5]
     assert (second.sequence_length, second.sequences) == (3, 2)
-
-
-def test_segments_are_not_modified() -> None:
-    """Arrays from Ray are read-only."""
-    segment = numbered(0)
-    for field in dataclasses.fields(segment):
-        array = getattr(segment, field.name)
-        if array is not None:  # this segment has no successors, masks or memory
-            array.flags.writeable = False
-    scale = ObsScale(np.zeros((2, 2)), np.ones((2, 2)))
-    batch = make_batch([segment], scale, 4.0, gamma=0.9, gae_lambda=0.8)
-    batch.values.zero_()
-    assert segment.values.min() == 0.5

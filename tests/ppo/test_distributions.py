@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,38 +11,13 @@ import pytest
 import torch
 
 from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
 from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint
 
 
-def side_by_side(mean: np.ndarray, log_std: np.ndarray) -> np.ndarray:
-    """Return the head of a Gaussian."""
-    return np.concatenate([mean, np.broadcast_to(log_std, mean.shape)], axis=-1)
-
-
 def heads(rows: int, size: int, dtype: str = "float64") -> np.ndarray:
     return (np.random.default_rng(7).normal(size=(rows, size)) * 3).astype(dtype)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
-def test_categorical_scores_as_torch_does(dtype: str, tolerance: float) -> None:
-    head = heads(50, 6, dtype)
-    actions = np.random.default_rng(8).integers(0, 6, 50)
-    reference = torch.distributions.Categorical(logits=torch.from_numpy(head))
-    expected = reference.log_prob(torch.from_numpy(actions)).numpy()
-    np.testing.assert_allclose(Categorical(6).log_prob(head, actions), expected, rtol=tolerance, atol=tolerance)
-    found = Categorical(6).evaluate(torch.from_numpy(head), torch.from_numpy(actions))
-    np.testing.assert_allclose(found.logprobs, expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(found.entropies, reference.entropy(), rtol=tolerance)
-
-
-def test_categorical_scores_any_leading_shape() -> None:
-    head, actions = heads(12, 3).reshape(4, 3, 3), np.random.default_rng(1).integers(0, 3, (4, 3))
-    found = Categorical(3).log_prob(head, actions)
-    assert found.shape == (4, 3)
-    for row in np.ndindex(4, 3):
-        assert found[row] == pytest.approx(math.log(np.exp(head[row])[actions[row]] / np.exp(head[row]).sum()))
 
 
 def test_categorical_scores_extreme_logits() -> None:
@@ -74,45 +50,22 @@ def test_categorical_mode_is_the_most_likely_choice() -> None:
     np.testing.assert_array_equal(Categorical(5).sample(head, np.zeros_like(head)), Categorical(5).mode(head))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
-def test_gaussian_scores_as_torch_does(dtype: str, tolerance: float) -> None:
-    mean, actions = heads(50, 3, dtype), heads(51, 3, dtype)[1:]
-    log_std = np.array([0.3, -1.0, 0.0], dtype)
-    normal = torch.distributions.Normal(torch.from_numpy(mean), torch.from_numpy(np.exp(log_std)))
-    reference = torch.distributions.Independent(normal, 1)
-    expected = reference.log_prob(torch.from_numpy(actions)).numpy()
-    gaussian, head = DiagonalGaussian(3), side_by_side(mean, log_std)
-    np.testing.assert_allclose(gaussian.log_prob(head, actions), expected, rtol=tolerance, atol=tolerance)
-    found = gaussian.evaluate(torch.from_numpy(head), torch.from_numpy(actions))
-    np.testing.assert_allclose(found.logprobs, expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(found.entropies, reference.entropy(), rtol=tolerance)
-
-
-def test_gaussian_scores_any_leading_shape() -> None:
-    mean, actions, log_std = heads(12, 2).reshape(4, 3, 2), heads(12, 2).reshape(4, 3, 2)[::-1], np.array([0.5, -0.5])
-    head = side_by_side(mean, log_std)
-    found = DiagonalGaussian(2).log_prob(head, actions)
-    flat = DiagonalGaussian(2).log_prob(head.reshape(12, 4), actions.reshape(12, 2))
-    np.testing.assert_array_equal(found, flat.reshape(4, 3))
-
-
 def test_gaussian_samples_have_the_mean_and_deviation_asked_for() -> None:
     mean, log_std, draws = np.array([1.0, -2.0]), np.array([0.5, -1.0]), 40_000
     noise = DiagonalGaussian(2).noise(np.random.default_rng(0), draws, 1, "float64")
     assert noise.shape == (draws, 1, 2)
-    drawn = DiagonalGaussian(2).sample(np.repeat(side_by_side(mean[None], log_std), draws, axis=0), noise[:, 0])
+    head = np.tile(np.concatenate([mean, log_std]), (draws, 1))
+    drawn = DiagonalGaussian(2).sample(head, noise[:, 0])
+    np.testing.assert_array_equal(DiagonalGaussian(2).mode(head), head[:, :2])
     np.testing.assert_array_equal(drawn, mean + np.exp(log_std) * noise[:, 0])
     np.testing.assert_allclose(drawn.mean(axis=0), mean, atol=5 * np.exp(0.5) / math.sqrt(draws))
     np.testing.assert_allclose(drawn.std(axis=0), np.exp(log_std), rtol=0.02)
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
 
 
-def test_gaussian_mode_is_the_mean() -> None:
-    np.testing.assert_array_equal(DiagonalGaussian(3).mode(heads(4, 6)), heads(4, 6)[:, :3])
-
-
 MIXED = Joint((Categorical(3), DiagonalGaussian(2), Categorical(4)))
 CHOICES = Joint((Categorical(3), Categorical(2)))
+UNEVEN, EVEN = MultiCategorical((3, 1, 5)), MultiCategorical((4, 4))
 
 
 def parts_of_mixed(head: np.ndarray) -> list[np.ndarray]:
@@ -138,39 +91,13 @@ def test_joint_concatenates_its_parts_with_the_free_parameters_at_the_end() -> N
     assert CHOICES.mode(heads(6, 5)).dtype == np.int64
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 5e-5)])
-def test_joint_adds_the_scores_of_its_parts(dtype: str, tolerance: float) -> None:
-    head = heads(12, 11, dtype)
-    actions = MIXED.sample(head, MIXED.noise(np.random.default_rng(1), 1, 12, dtype)[0])
-    columns = [actions[:, 0].astype(np.int64), actions[:, 1:3], actions[:, 3].astype(np.int64)]
-    parts = list(zip(MIXED.parts, parts_of_mixed(head), columns, strict=True))
-    expected = sum(part.log_prob(one, own) for part, one, own in parts)
-    np.testing.assert_allclose(MIXED.log_prob(head, actions), expected, rtol=tolerance)
-    found = MIXED.evaluate(torch.from_numpy(head), torch.from_numpy(actions))
-    np.testing.assert_allclose(found.logprobs, expected, rtol=tolerance, atol=tolerance)
-    entropies = [part.evaluate(torch.from_numpy(one), torch.from_numpy(own)).entropies for part, one, own in parts]
-    np.testing.assert_allclose(found.entropies, torch.stack(entropies).sum(dim=0), rtol=tolerance, atol=tolerance)
-
-
-def test_joint_gradients_are_those_of_its_parts() -> None:
-    head = heads(12, 11)
-    actions = torch.from_numpy(MIXED.sample(head, MIXED.noise(np.random.default_rng(1), 1, 12, "float64")[0]))
-    by_logprobs, by_entropies = (torch.from_numpy(np.random.default_rng(seed).normal(size=12)) for seed in (1, 2))
-    found = MIXED.evaluate(torch.from_numpy(head), actions).gradients(by_logprobs, by_entropies)
-    columns = [actions[:, 0].long(), actions[:, 1:3], actions[:, 3].long()]
-    first, second, third = (
-        part.evaluate(torch.from_numpy(one), own).gradients(by_logprobs, by_entropies)
-        for part, one, own in zip(MIXED.parts, parts_of_mixed(head), columns, strict=True)
-    )
-    expected = torch.cat([first, second[:, :2], third, second[:, 2:]], dim=1)
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-
-
 KINDS: dict[str, Distribution] = {
     "categorical": Categorical(4),
     "gaussian": DiagonalGaussian(4),
     "choices": CHOICES,
     "mixed": MIXED,
+    "uneven": UNEVEN,
+    "even": EVEN,
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -208,6 +135,17 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
     np.testing.assert_array_equal(logprobs.reshape(12), distribution.log_prob(head, actions))
 
 
+@pytest.mark.parametrize("choices", [UNEVEN, EVEN], ids=["uneven", "even"])
+def test_several_choices_are_drawn_and_chosen_one_by_one(choices: MultiCategorical) -> None:
+    head, noise = heads(24, choices.head_size), choices.noise(np.random.default_rng(5), 1, 24, "float64")[0]
+    ends = np.cumsum(choices.counts)[:-1]
+    parts = list(zip(choices.counts, np.split(head, ends, axis=1), np.split(noise, ends, axis=1), strict=True))
+    expected = np.stack([Categorical(n).sample(own, own_noise) for n, own, own_noise in parts], axis=1)
+    np.testing.assert_array_equal(choices.sample(head, noise), expected)
+    likeliest = np.stack([Categorical(n).mode(own) for n, own, _ in parts], axis=1)
+    np.testing.assert_array_equal(choices.mode(head), likeliest)
+
+
 @kinds
 def test_noise_in_float32_is_that_of_float64_rounded(kind: str) -> None:
     distribution = KINDS[kind]
@@ -217,60 +155,48 @@ def test_noise_in_float32_is_that_of_float64_rounded(kind: str) -> None:
     )
 
 
-@kinds
-@pytest.mark.parametrize("counted", ["logprobs", "entropies", "entropies by row", "both"])
-def test_gradients_are_those_of_autograd_through_torchs_own(kind: str, counted: str) -> None:
-    distribution = KINDS[kind]
-    head = torch.from_numpy(heads(20, distribution.head_size)).requires_grad_()
-    actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
-    rng = np.random.default_rng(5)
-    by_logprobs = torch.from_numpy(rng.normal(size=20)) * (counted not in ("entropies", "entropies by row"))
-    by_entropies: Any = 0.7 * (counted != "logprobs")
-    if counted == "entropies by row":
-        by_entropies = torch.from_numpy(rng.normal(size=20))
-    logprobs, entropies = torchs_own(distribution, head, actions)
-    ((by_logprobs * logprobs).sum() + (by_entropies * entropies).sum()).backward()
-    found = distribution.evaluate(head.detach(), actions)
-    by_head = found.gradients(by_logprobs, by_entropies)
-    assert head.grad is not None
-    np.testing.assert_allclose(by_head, head.grad, rtol=1e-10, atol=1e-12)
-    again = found.gradients(by_logprobs, by_entropies)
-    np.testing.assert_array_equal(again, by_head)  # the first call has changed nothing
-
-
 def torchs_own(distribution: Distribution, head: Any, actions: Any) -> tuple[Any, Any]:
     """Return log-probabilities and entropies from torch.distributions."""
     if isinstance(distribution, Categorical):
         reference: Any = torch.distributions.Categorical(logits=head)
-        return reference.log_prob(actions), reference.entropy()
+        return reference.log_prob(actions.long()), reference.entropy()
     if isinstance(distribution, DiagonalGaussian):
         mean, log_std = head.chunk(2, dim=1)
         reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
         return reference.log_prob(actions), reference.entropy()
-    if distribution is CHOICES:
-        parts = [(head[:, :3], actions[:, 0]), (head[:, 3:], actions[:, 1])]
-    else:
+    if distribution is MIXED:
         gaussian = torch.cat([head[:, 3:5], head[:, 9:]], dim=1)
         parts = [(head[:, :3], actions[:, 0]), (gaussian, actions[:, 1:3]), (head[:, 5:9], actions[:, 3])]
-    assert isinstance(distribution, Joint)
-    both = [torchs_own(part, *rest) for part, rest in zip(distribution.parts, parts, strict=True)]
+        both = [torchs_own(part, *rest) for part, rest in zip(MIXED.parts, parts, strict=True)]
+    else:
+        counts = (3, 2) if distribution is CHOICES else distribution.counts  # type: ignore[attr-defined]
+        columns = zip(counts, head.split(counts, dim=1), actions.unbind(1), strict=True)
+        both = [torchs_own(Categorical(n), own, column) for n, own, column in columns]
     return sum(one for one, _ in both), sum(other for _, other in both)
 
 
-@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
-def test_gradients_by_hand_are_those_of_the_default(kind: str) -> None:
-    """Compare in float64 with autograd through the distribution's own formulas."""
+@kinds
+@pytest.mark.parametrize("counted", ["logprobs", "entropies", "entropies by row", "both"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 5e-5)])
+def test_scores_and_gradients_are_those_of_torchs_own(kind: str, counted: str, dtype: str, tolerance: float) -> None:
     distribution = KINDS[kind]
-    head = torch.from_numpy(heads(20, distribution.head_size))
-    actions = torch.from_numpy(drawn(distribution, head.numpy()))
-    by_hand = distribution.evaluate(head, actions)
-    default = Distribution.evaluate(distribution, head, actions)
-    for name in ("logprobs", "entropies"):
-        np.testing.assert_allclose(getattr(by_hand, name), getattr(default, name), rtol=1e-12, atol=1e-14)
-    for by_entropies in (0.3, torch.linspace(-1, 1, 20, dtype=torch.float64)):
-        by_logprobs = torch.linspace(2, -1, 20, dtype=torch.float64)
-        found, expected = (one.gradients(by_logprobs, by_entropies) for one in (by_hand, default))
-        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    head = torch.from_numpy(heads(20, distribution.head_size, dtype)).requires_grad_()
+    actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
+    by_logprobs, by_row = torch.from_numpy(np.random.default_rng(5).normal(size=(2, 20)).astype(dtype))
+    by_logprobs = by_logprobs * (not counted.startswith("entropies"))
+    by_entropies: Any = by_row if counted == "entropies by row" else 0.7 * (counted != "logprobs")
+    logprobs, entropies = torchs_own(distribution, head, actions)
+    ((by_logprobs * logprobs).sum() + (by_entropies * entropies).sum()).backward()
+    found = distribution.evaluate(head.detach(), actions)
+    close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
+    close(found.logprobs, logprobs.detach())
+    close(found.entropies, entropies.detach())
+    by_head = found.gradients(by_logprobs, by_entropies)
+    assert head.grad is not None
+    close(by_head, head.grad)
+    again = found.gradients(by_logprobs, by_entropies)
+    np.testing.assert_array_equal(again, by_head)  # the first call has changed nothing
 
 
 def test_a_new_distribution_needs_only_its_formulas() -> None:

@@ -53,8 +53,7 @@ NETWORKS = {
     "own module for a dict": chosen(NEST, model=own.Running, sequence_length=4),
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
-all_actions = pytest.mark.parametrize("actions", ACTIONS)
-dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+spaces_and_dtypes = pytest.mark.parametrize(("actions", "dtype"), [("discrete", "float32"), ("box", "float64")])
 
 
 def observations(obs: np.dtype[Any], *shape: int) -> np.ndarray:
@@ -82,8 +81,7 @@ def as_rows(obs: np.ndarray, dtype: str) -> Any:
 
 
 @networks
-@all_actions
-@dtypes
+@spaces_and_dtypes
 def test_acting_step_by_step_equals_learning_over_sequences(network: str, actions: str, dtype: str) -> None:
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
@@ -136,8 +134,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
 
 
 @networks
-@all_actions
-@dtypes
+@spaces_and_dtypes
 def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, actions: str, dtype: str) -> None:
     agent = agent_of(NETWORKS[network](ACTIONS[actions], dtype))
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
@@ -147,21 +144,9 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, act
 
 
 @networks
-@all_actions
-def test_names_and_shapes_are_those_of_the_parameters(network: str, actions: str) -> None:
-    checks.names_and_shapes(NETWORKS[network](ACTIONS[actions], "float32"))
-
-
-@networks
-@dtypes
-def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    checks.drawn_from_the_seed(NETWORKS[network](BOX, dtype))
-
-
-@networks
-@all_actions
-def test_specs_are_compared_by_value(network: str, actions: str) -> None:
-    checks.compared_by_value(partial(NETWORKS[network], ACTIONS[actions]))
+@spaces_and_dtypes
+def test_parameters_follow_from_description_and_seed(network: str, actions: str, dtype: str) -> None:
+    checks.parameters_of(partial(NETWORKS[network], ACTIONS[actions]), dtype)
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

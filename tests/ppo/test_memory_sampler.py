@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import gymnasium as gym
+import builders
 import numpy as np
 import pytest
 import torch
-from builders import assert_same_bytes, group_of, make_config, random_weights
+from builders import assert_same_bytes, make_config, random_weights
 from worlds.memory import Recalls
 
-from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
@@ -24,29 +22,20 @@ from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.recompute import with_new_advantages
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.streams import Stream
 
 STEPS, LENGTH = 24, 4
 kinds = pytest.mark.parametrize("memory", ["gru", "lstm"])
 
 
-def spec_of(memory: str, env: gym.Env[Any, Any]) -> NetworkSpec:
+def spec_of(memory: str) -> NetworkSpec:
     small = {"memory": memory, "memory_size": 5, "hidden_sizes": (6,), "dtype": "float64"}
-    return choose_network(make_config({"env_id": "Test-v0", **small}).network, describe_spaces(env)).spec
+    return choose_network(make_config({"env_id": "Test-v0", **small}).network, describe_spaces(Recalls())).spec
 
 
-def sampler_of(memory: str, envs: list[gym.Env[Any, Any]], *, sampler_id: int = 0, **more: Any) -> PPOSampler:
-    return PPOSampler(
-        sampler_id,
-        PPOAgent(spec_of(memory, envs[0])),
-        group_of(envs, sampler_id=sampler_id),
-        num_steps=STEPS,
-        gamma=0.9,
-        noise=partial(streams.generator, 1, Stream.ACTIONS, sampler_id),
-        track_returns=False,
-        sequence_length=LENGTH,
-        **more,
-    )
+def sampler_of(memory: str, *, sampler_id: int = 0, **more: Any) -> PPOSampler:
+    agent = PPOAgent(spec_of(memory))
+    sizes: dict[str, Any] = {"num_steps": STEPS, "sequence_length": LENGTH, "track": False}
+    return builders.sampler_of([Recalls(), Recalls()], sampler_id=sampler_id, agent=agent, **sizes, **more)[0]
 
 
 def snapshot_of(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
@@ -54,15 +43,14 @@ def snapshot_of(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
 
 
 def collected(memory: str, segments: int, **more: Any) -> list[tuple[SegmentReport, Segment]]:
-    sampler = sampler_of(memory, [Recalls(), Recalls()], **more)
-    spec = spec_of(memory, Recalls())
+    sampler, spec = sampler_of(memory, **more), spec_of(memory)
     return [sampler.collect(SegmentRequest(0, k), snapshot_of(spec, k)) for k in range(segments)]
 
 
 @kinds
 def test_values_and_states_are_those_of_each_environment_step_by_step(memory: str) -> None:
     """Compare two segments with a loop over steps and environments that knows nothing of segments."""
-    spec = spec_of(memory, Recalls())
+    spec = spec_of(memory)
     agent, states = PPOAgent(spec), np.zeros((2, spec.state_size))
     ends = {"terminated": 0, "truncated": 0, "at the start of a sequence": 0}
     for k, (report, segment) in enumerate(collected(memory, 2)):
@@ -105,8 +93,8 @@ def final_obs(before: np.ndarray) -> np.ndarray:
 @kinds
 def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) -> None:
     """The value after a segment is that of the first row of the next one, under the same weights."""
-    sampler, spec = sampler_of(memory, [Recalls(), Recalls()]), spec_of(memory, Recalls())
-    (_, one), (_, two) = (sampler.collect(SegmentRequest(0, k), snapshot_of(spec)) for k in range(2))
+    sampler, policy = sampler_of(memory), snapshot_of(spec_of(memory))
+    (_, one), (_, two) = (sampler.collect(SegmentRequest(0, k), policy) for k in range(2))
     goes_on = ~(one.terminated | one.truncated)[-1]
     assert goes_on.any()
     np.testing.assert_array_equal(one.next_values[-1][goes_on], two.values[0][goes_on])
@@ -114,9 +102,8 @@ def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) ->
 
 @kinds
 def test_samplers_together_collect_the_bytes_of_each_alone(memory: str) -> None:
-    spec = spec_of(memory, Recalls())
-    three = [sampler_of(memory, [Recalls(), Recalls()], sampler_id=s) for s in range(3)]
-    alone = [sampler_of(memory, [Recalls(), Recalls()], sampler_id=s) for s in range(3)]
+    spec = spec_of(memory)
+    three, alone = ([sampler_of(memory, sampler_id=s) for s in range(3)] for _ in range(2))
     for k in range(2):
         requests = [SegmentRequest(s, k) for s in range(3)]
         together = collect_together(three, requests, snapshot_of(spec, k))
@@ -129,7 +116,7 @@ def test_samplers_together_collect_the_bytes_of_each_alone(memory: str) -> None:
 @kinds
 @pytest.mark.parametrize("saved", [False, True], ids=["kept", "saved"])
 def test_a_rebuilt_sampler_continues_from_its_state(memory: str, saved: bool) -> None:
-    spec = spec_of(memory, Recalls())
+    spec = spec_of(memory)
     expected = collected(memory, 3)
     ledger = ReplayLedger(1, replay=True)
     for report, _ in expected[:2]:
@@ -140,20 +127,17 @@ def test_a_rebuilt_sampler_continues_from_its_state(memory: str, saved: bool) ->
         ledger = other
     rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
-    report, segment = sampler_of(memory, [Recalls(), Recalls()]).collect(
-        SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2)
-    )
+    report, segment = sampler_of(memory).collect(SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2))
     assert_same_bytes(segment, expected[2][1])
     assert_same_bytes(report.carry, expected[2][0].carry)
 
 
 def test_an_abandoned_episode_starts_from_zero() -> None:
-    spec = spec_of("gru", Recalls())
     ((report, _),) = collected("gru", 1)
     assert report.carry.memory is not None
     carry = replace(report.carry, memory=np.full_like(report.carry.memory, 9.0))
-    sampler = sampler_of("gru", [Recalls(), Recalls()])
-    after, segment = sampler.collect(SegmentRequest(0, 1, Rebuild(carry, ())), snapshot_of(spec))
+    request = SegmentRequest(0, 1, Rebuild(carry, ()))
+    after, segment = sampler_of("gru").collect(request, snapshot_of(spec_of("gru")))
     assert len(after.incidents) == 2
     assert segment.states is not None
     assert not segment.states[0].any()
@@ -162,7 +146,7 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
 @kinds
 def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: str) -> None:
     """Successors are valued from the states that the segment holds for them."""
-    spec = spec_of(memory, Recalls())
+    spec = spec_of(memory)
     ((_, segment),) = collected(memory, 1, keep_successors=True)
     model = PPOModel(spec, 1)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, agent_of, random_weights
+from builders import BOX, DISCRETE, agent_of
 from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
@@ -21,7 +21,7 @@ from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint, distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.networks.building import acting_network, learning_network
+from dppo.ppo.networks.building import learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.modules import Autograd, quick
@@ -29,6 +29,7 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
+Sizes = tuple[int, ...]
 OBS = (2, 2)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 SCALE = ObsScale(np.array([[0.5, -1.0], [100.0, 0.0]]), np.array([[1.0, 2.0], [30.0, 1e-4]]))
@@ -39,7 +40,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def mlp(hidden_sizes: tuple[int, ...], activation: str) -> Callable[[Distribution, str], NetworkSpec]:
+def mlp(hidden_sizes: Sizes, activation: str) -> Callable[[Distribution, str], NetworkSpec]:
     return lambda distribution, dtype: MLPSpec(OBS, distribution, hidden_sizes, activation, dtype)
 
 
@@ -58,6 +59,8 @@ NETWORKS = {
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
 distributions = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+FLOAT32 = [(distribution, "float32") for distribution in DISTRIBUTIONS]
+heads = pytest.mark.parametrize(("distribution", "dtype"), [*FLOAT32, ("joint", "float64")])
 dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
@@ -66,8 +69,7 @@ def observations(rows: int, *leading: int) -> np.ndarray:
 
 
 @networks
-@distributions
-@dtypes
+@heads
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
 def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
@@ -98,9 +100,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
 @pytest.mark.parametrize("hidden_sizes", [(), (32,), (64, 64, 16)], ids=str)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_gradients_by_hand_are_those_of_autograd(
-    distribution: str, hidden_sizes: tuple[int, ...], activation: str, pieces: int
-) -> None:
+def test_gradients_by_hand_equal_autograd(distribution: str, hidden_sizes: Sizes, activation: str, pieces: int) -> None:
     """Compare with autograd through the same module, in float64."""
     spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
@@ -129,8 +129,7 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
 
 
 @networks
-@distributions
-@dtypes
+@heads
 def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, distribution: str, dtype: str) -> None:
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](DISTRIBUTIONS[distribution], dtype), SCALE)
@@ -141,47 +140,22 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
 @pytest.mark.parametrize("obs_size", [1, 3, 17, 111])
 @pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (256, 128), (512,)], ids=str)
 @dtypes
-def test_stacked_products_have_the_bits_of_single_ones(
-    obs_size: int, hidden_sizes: tuple[int, ...], dtype: str
-) -> None:
+def test_stacked_products_have_the_bits_of_single_ones(obs_size: int, hidden_sizes: Sizes, dtype: str) -> None:
     """A row of a larger product would differ in the last bits."""
     for distribution in (Categorical(2), DiagonalGaussian(6)):
-        spec = MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype)
-        network = acting_network(spec)
-        network.load(random_weights(spec, scale=0.1))
+        agent = agent_of(MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype), spread=0.1)
         for rows in (1, 3, 8, 33):
-            obs = np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype)
-            head, values, _ = network.step(obs)
-            for s in range(8):
-                alone = network.step(obs[s])
-                np.testing.assert_array_equal(head[s], alone.head)
-                np.testing.assert_array_equal(values[s], alone.values)
+            checks.acting_together(agent, np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype))
 
 
 @networks
-@dtypes
-def test_networks_are_drawn_from_their_seed_alone(network: str, dtype: str) -> None:
-    checks.drawn_from_the_seed(NETWORKS[network](DISTRIBUTIONS["box"], dtype))
-
-
-@networks
-@dtypes
-def test_an_agent_does_not_depend_on_torchs_default_dtype(network: str, dtype: str) -> None:
-    """An environment in the same process may set it."""
-    spec, obs = NETWORKS[network](DISTRIBUTIONS["box"], dtype), observations(2)
-    expected = agent_of(spec).values(obs)
-    torch.set_default_dtype(torch.float64)
-    try:
-        found = agent_of(spec).values(obs)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    np.testing.assert_array_equal(found, expected)
-
-
-@networks
-@distributions
-def test_names_and_shapes_are_those_of_the_parameters(network: str, distribution: str) -> None:
-    checks.names_and_shapes(NETWORKS[network](DISTRIBUTIONS[distribution], "float32"))
+@heads
+def test_parameters_follow_from_description_and_seed(network: str, distribution: str, dtype: str) -> None:
+    make = partial(NETWORKS[network], DISTRIBUTIONS[distribution])
+    checks.parameters_of(make, dtype)
+    expected = agent_of(make(dtype)).values(observations(2))
+    with checks.float64_by_default():
+        np.testing.assert_array_equal(agent_of(make(dtype)).values(observations(2)), expected)
 
 
 def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:
@@ -199,8 +173,3 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
     with torch.no_grad():
         parameters[-1].add_(1)
     assert torch.allclose(model(obs), expected + 1)
-
-
-@networks
-def test_specs_are_compared_by_value(network: str) -> None:
-    checks.compared_by_value(partial(NETWORKS[network], DISTRIBUTIONS["box"]))

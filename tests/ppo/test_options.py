@@ -6,59 +6,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from operator import mul
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, random_weights, sampler_of, spec_of
+from builders import BOX, random_weights, sampler_of, spec_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import TimeLimit, TransformReward
 from meetings import Meeting, OwnOrders
-from mlp_twin import MLP
-from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from updates import ACTIONS, assert_equals_twin, make_trainer, random_batch
 
 from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
-from dppo.ppo.learning.batch import Batch, make_batch
-from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
-from dppo.ppo.learning.recompute import estimated_again
-from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.spaces.actions import BoxActions, DiscreteActions
-
-ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
-MINIBATCHES = 4
-
-
-def make_trainer(spec: MLPSpec, parallel: Parallel | None = None, **options: Any) -> PPOTrainer:
-    zeros_like = None if parallel is None else parallel.zeros_like
-    model = PPOModel(spec, 1, zeros_like=zeros_like)
-    trainer = PPOTrainer(model, PPO(**options), minibatches=MINIBATCHES, parallel=parallel)
-    trainer.load(random_weights(spec), trainer.state())
-    return trainer
-
-
-def random_batch(spec: MLPSpec, rows: int = 48, seed: int = 0) -> Batch:
-    """Rows that the policy of `make_trainer` might have collected."""
-    rng, trainer = np.random.default_rng(seed), make_trainer(spec)
-    discrete = spec.distribution.action_shape == ()
-    chosen = rng.integers(0, 3, rows) if discrete else rng.normal(size=(rows, *spec.distribution.action_shape))
-    actions, obs = torch.from_numpy(chosen), torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)))
-    scored = trainer.model.forward(obs, actions)
-    values, advantages = scored.values.clone(), torch.from_numpy(rng.normal(size=rows))
-    return Batch(obs, actions, scored.policy.logprobs.clone(), values, advantages, values + 2 * advantages)
-
-
-# ------------------------------------------------------------------------------ learning rate by the KL
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.spaces.actions import Actions
 
 
 def test_a_large_kl_lowers_the_learning_rate_and_a_small_one_raises_it() -> None:
@@ -71,124 +43,32 @@ def test_a_large_kl_lowers_the_learning_rate_and_a_small_one_raises_it() -> None
     assert adapted_rate(1e-3, math.inf, 0.01) == 1e-3 / 1.5
 
 
-def slow_adaptive_update(
-    model: MLP, batch: Batch, rate: float, desired_kl: float, epochs: int, order: np.random.Generator
-) -> list[float]:
-    """Update as rsl_rl does, with the KL of samples; return the learning rate of each SGD step."""
-    optimizer, rates = torch.optim.Adam(model.parameters(), lr=rate, eps=1e-5), []
-    for epoch in range(epochs):
-        for number, rows in enumerate(np.array_split(order.permutation(len(batch)), MINIBATCHES)):
-            assert isinstance(batch.obs, torch.Tensor)
-            head, value = model.policy(batch.obs[rows]), model.value(batch.obs[rows])[:, 0]
-            policy: Any = Categorical(logits=head)
-            if model.log_std is not None:
-                policy = Independent(Normal(head, model.log_std.exp()), 1)
-            log_ratio = policy.log_prob(batch.actions[rows]) - batch.logprobs[rows]
-            ratio, adv = log_ratio.exp(), batch.advantages[rows]
-            kl = ((ratio - 1) - log_ratio).mean().item()
-            if epoch or number:
-                if kl > desired_kl * 2:
-                    rate = max(1e-5, rate / 1.5)
-                elif kl < desired_kl / 2:
-                    rate = min(1e-2, rate * 1.5)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            rates.append(rate)
-            adv = (adv - adv.mean()) / (adv.std() + 1e-8)
-            loss = torch.max(-adv * ratio, -adv * ratio.clamp(0.8, 1.2)).mean() - 0.01 * policy.entropy().mean()
-            loss = loss + 0.25 * ((value - batch.returns[rows]) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-    return rates
-
-
 @ACTIONS
-def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: DiscreteActions | BoxActions) -> None:
+def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: Actions) -> None:
     spec = spec_of(actions)
-    trainer = make_trainer(spec, learning_rate=9e-4, desired_kl=0.002, update_epochs=6)
-    twin = MLP(spec).double()
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(trainer.weights()).items()})
-    batch = random_batch(spec)
-    rates = slow_adaptive_update(twin, batch, 9e-4, 0.002, 6, np.random.default_rng(5))
-    update = trainer.update(batch, math.nan, np.random.default_rng(5))  # the annealed learning rate is not used
+    trainer = make_trainer(spec, learning_rate=1e-4, desired_kl=0.002, update_epochs=6)
+    _, rates = assert_equals_twin(trainer, random_batch(spec, drift=0.0))
     assert any(late > early for early, late in pairwise(rates))
     assert any(late < early for early, late in pairwise(rates))
-    assert rates[0] == 9e-4
-    expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
-    np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
-    assert update.learning_rate == pytest.approx(rates[-1])
-
-
-def test_the_adapted_learning_rate_is_part_of_the_state() -> None:
-    spec = spec_of()
-    options: dict[str, Any] = {"learning_rate": 9e-4, "desired_kl": 0.002}
-    straight, before, after = (make_trainer(spec, **options) for _ in range(3))
-    batches = [random_batch(spec, seed=seed) for seed in (0, 1)]
-    for number, batch in enumerate(batches):
-        straight.update(batch, 0.0, np.random.default_rng(number))
-    before.update(batches[0], 0.0, np.random.default_rng(0))
-    assert before.state()[ADAPTED] != 9e-4
-    after.load(before.weights(), before.state())
-    after.update(batches[1], 0.0, np.random.default_rng(1))
-    np.testing.assert_array_equal(after.weights(), straight.weights())
-    assert after.state()[ADAPTED] == straight.state()[ADAPTED]
 
 
 def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settings() -> None:
-    spec = spec_of()
-    plain, adaptive = make_trainer(spec), make_trainer(spec, learning_rate=7e-4, desired_kl=0.01)
+    plain, adaptive = make_trainer(), make_trainer(learning_rate=7e-4, desired_kl=0.01)
     assert ADAPTED not in plain.state()
     adaptive.load(plain.weights(), plain.state())
     assert adaptive.state()[ADAPTED] == 7e-4
     plain.load(adaptive.weights(), adaptive.state())
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_all_ranks_adapt_the_learning_rate_as_one_trainer_does(size: int) -> None:
-    options: dict[str, Any] = {"learning_rate": 9e-4, "desired_kl": 0.002}
-    spec = spec_of()
-    batch, alone = random_batch(spec), make_trainer(spec, **options)
-    order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(size)], MINIBATCHES)
-    alone.update(batch, 0.0, order)
-
-    def train(parallel: Parallel) -> tuple[np.ndarray, float]:
-        trainer = make_trainer(spec, parallel, **options)
-        share = batch.split([len(batch) // size] * size)[parallel.rank]
-        trainer.update(share, 0.0, np.random.default_rng(parallel.rank))
-        return trainer.weights(), float(trainer.state()[ADAPTED])
-
-    for weights, rate in Meeting(size).all_do(train):
-        np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
-        assert rate == alone.state()[ADAPTED] != 9e-4
-
-
-# ------------------------------------------------------------------------------------------ annealing
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
-def test_an_annealed_update_is_one_with_the_smaller_coefficients(share: float) -> None:
-    spec = spec_of(BOX)
-    options: dict[str, Any] = {"clip_vloss": True, "update_epochs": 3}
-    falling = make_trainer(spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=True, anneal_ent=True, **options)
-    still = make_trainer(spec, clip_coef=0.3 * (1 - share), ent_coef=0.1 * (1 - share), **options)
+@pytest.mark.parametrize(("anneal", "share"), [(True, 0.0), (True, 0.25), (True, 0.9), (False, 0.7)])
+def test_an_annealed_update_is_one_with_the_smaller_coefficients(anneal: bool, share: float) -> None:
+    spec, left = spec_of(BOX), 1 - share if anneal else 1
+    falling = make_trainer(spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal, clip_vloss=True)
+    still = make_trainer(spec, clip_coef=0.3 * left, ent_coef=0.1 * left, clip_vloss=True)
     batch = random_batch(spec)
     figures = [one.update(batch, 1e-2, np.random.default_rng(3), share) for one in (falling, still)]
     assert figures[0] == figures[1]
     np.testing.assert_array_equal(falling.weights(), still.weights())
-
-
-def test_without_annealing_the_share_of_the_run_does_not_show() -> None:
-    spec = spec_of()
-    one, other = make_trainer(spec), make_trainer(spec)
-    batch = random_batch(spec)
-    one.update(batch, 1e-2, np.random.default_rng(3))
-    other.update(batch, 1e-2, np.random.default_rng(3), 0.7)
-    np.testing.assert_array_equal(one.weights(), other.weights())
-
-
-# ------------------------------------------------------------------------------- advantages, estimated anew
 
 
 class Telling(gym.Wrapper[Any, Any, Any, Any]):
@@ -208,7 +88,7 @@ STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
 
 
-def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment, np.ndarray, MLPSpec]:
+def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment, np.ndarray, NetworkSpec]:
     """A segment with deaths and time limits, and the observations [T, E, O] that its steps led to."""
     envs = [Telling(TimeLimit(CartPoleEnv(), limit)) for limit in (7, 60)]
     sampler, spec = sampler_of(
@@ -219,21 +99,18 @@ def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment
     return segment, np.stack([env.led_to for env in envs], axis=1), spec
 
 
-def slow_advantages(
-    segment: Segment, led_to: np.ndarray, value: Callable[[np.ndarray], float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and returns [T, E] by the definition, from the value of each observation on its own."""
-    advantages, values = np.zeros(segment.rewards.shape), np.zeros(segment.rewards.shape)
+def slow_advantages(segment: Segment, values: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and returns [T, E] by the definition, from the values of observations and of what they led to."""
+    advantages, values = np.zeros(segment.rewards.shape), np.where(segment.valid, values, 0.0)
     for env in range(segment.rewards.shape[1]):
         following = 0.0
         for t in reversed(range(len(segment.rewards))):
             if not segment.valid[t, env]:
                 following = 0.0
                 continue
-            values[t, env] = value(segment.obs[t, env])
-            after = 0.0 if segment.terminated[t, env] else value(led_to[t, env])
+            bootstrap = 0.0 if segment.terminated[t, env] else after[t, env]
             done = segment.terminated[t, env] or segment.truncated[t, env]
-            delta = segment.rewards[t, env] + GAMMA * after - values[t, env]
+            delta = segment.rewards[t, env] + GAMMA * bootstrap - values[t, env]
             following = delta + (0.0 if done else GAMMA * LAMBDA * following)
             advantages[t, env] = following
     return advantages, advantages + values
@@ -250,7 +127,7 @@ def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
 @pytest.mark.parametrize("obs_scale", [None, SCALE], ids=["raw", "normalized"])
 @pytest.mark.parametrize("spoilt", [False, True], ids=["", "with invalid rows"])
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
+def test_a_second_epoch_has_advantages_of_its_first_weights(
     obs_scale: ObsScale | None, spoilt: bool, length: int
 ) -> None:
     segments, led_to, specs = zip(*(collect(sampler, obs_scale) for sampler in range(2)), strict=True)
@@ -270,34 +147,19 @@ def test_a_second_epoch_has_the_advantages_of_the_weights_that_it_begins_with(
     first.update(plain, 1e-2, order)
     second.load(first.weights(), first.state())
 
-    def value(obs: np.ndarray) -> float:
-        x = obs.astype(np.float64)
+    def values(obs: np.ndarray) -> np.ndarray:
+        x = obs.reshape(-1, obs.shape[-1]).astype(np.float64)
         x = x if obs_scale is None else obs_scale.normalize(x)
-        return float(first.model.values(torch.from_numpy(x)[None])[0])
+        return first.model.values(torch.from_numpy(x)).numpy().reshape(obs.shape[:2])
 
-    anew = [slow_advantages(one, after, value) for one, after in zip(segments, led_to, strict=True)]
+    pairs = zip(segments, led_to, strict=True)
+    anew = [slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs]
     both_anew = [dataclasses.replace(one, logprobs=a, values=r) for one, (a, r) in zip(segments, anew, strict=True)]
     discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}  # rows in the order of the batch
     swapped = make_batch(both_anew, obs_scale, None, sequence_length=length, **discounts)
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), 1e-2, order)
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
-
-
-def test_estimated_with_the_weights_that_collected_advantages_are_the_same() -> None:
-    segment, _, spec = collect(0)
-    batch = make_batch([segment], None, None, gamma=GAMMA, gae_lambda=LAMBDA)
-    assert batch.gae_inputs is not None
-    trainer = make_trainer(spec, update_epochs=3)
-    before = trainer.weights()
-    trainer.update(batch, 1e-300, np.random.default_rng(0))  # nothing moves
-    np.testing.assert_array_equal(trainer.weights(), before)
-    assert isinstance(batch.obs, torch.Tensor)
-    assert isinstance(batch.gae_inputs.successors, torch.Tensor)
-    values, after = (trainer.model.values(obs).numpy() for obs in (batch.obs, batch.gae_inputs.successors))
-    advantages, returns = estimated_again(batch.gae_inputs, values, after, 1)
-    np.testing.assert_allclose(advantages, batch.advantages, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(returns, batch.returns, rtol=1e-10, atol=1e-12)
 
 
 def test_ranks_estimate_advantages_anew_as_one_trainer_does() -> None:
@@ -307,14 +169,8 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does() -> None:
     together = make_batch(segments, None, None, gamma=GAMMA, gae_lambda=LAMBDA)
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
-    own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], MINIBATCHES)
-
-    class Order:
-        def permutation(self, count: int) -> np.ndarray:
-            permuted: np.ndarray = rows[own.permutation(count)]
-            return permuted
-
-    order: Any = Order()
+    own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], alone.minibatches)
+    order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
     alone.update(together, 1e-2, order)
 
     def train(parallel: Parallel) -> np.ndarray:
@@ -324,16 +180,6 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does() -> None:
 
     for weights in Meeting(2).all_do(train):
         np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
-
-
-def test_segments_hold_no_successors_unless_asked() -> None:
-    sampler, spec = sampler_of([CartPoleEnv()], num_steps=5)
-    _, segment = sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))
-    assert segment.successors is None
-    assert make_batch([segment], None, None, gamma=GAMMA, gae_lambda=LAMBDA).gae_inputs is None
-
-
-# -------------------------------------------------------------------------------------------- rewards
 
 
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
@@ -361,18 +207,10 @@ def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(rewa
 
 
 def test_discounted_returns_are_tracked_of_shaped_rewards_and_episodes_of_raw_ones() -> None:
-    class Paying(gym.Wrapper[Any, Any, Any, Any]):
-        def __init__(self, factor: float) -> None:
-            super().__init__(TimeLimit(CartPoleEnv(), 9))
-            self.factor = factor
-
-        def step(self, action: Any) -> Any:
-            obs, reward, *rest = self.env.step(action)
-            return obs, float(reward) * self.factor, *rest
-
     reports = []
-    for factor, shape in ((5.0, reward_shaping(PPO(clip_reward=2.0))), (2.0, None)):
-        sampler, spec = sampler_of([Paying(factor)], num_steps=30, shape_rewards=shape)
+    for factor, shape in ((5, reward_shaping(PPO(clip_reward=2.0))), (2, None)):
+        paying = TransformReward(TimeLimit(CartPoleEnv(), 9), partial(mul, factor))
+        sampler, spec = sampler_of([paying], num_steps=30, shape_rewards=shape)
         reports.append(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
     shaped, given = reports
     assert shaped.statistics.returns is not None

@@ -65,34 +65,6 @@ def test_outputs_and_gradients_are_those_of_torchs_cell_step_by_step(kind: str, 
         np.testing.assert_allclose(one.detach(), twin.detach(), rtol=1e-10, atol=1e-12)
 
 
-@kinds
-def test_without_episode_ends_it_equals_torchs_layer_over_the_whole_sequence(kind: str) -> None:
-    cell = cell_of(kind)
-    layer = {"gru": nn.GRU, "lstm": nn.LSTM}[kind](INPUTS, UNITS).double()
-    layer.load_state_dict({f"{name}_l0": parameter for name, parameter in cell.state_dict().items()})
-    inputs = torch.randn((9, 3, INPUTS), dtype=torch.float64)
-    state, starts = torch.zeros((3, STATES[kind] * UNITS), dtype=torch.float64), torch.zeros((9, 3), dtype=torch.bool)
-    outputs, last = over_time(cell, inputs, state, starts)
-    expected, of_layer = layer(inputs)
-    torch.testing.assert_close(outputs, expected)
-    joined = torch.cat([one[0] for one in of_layer], dim=1) if kind == "lstm" else of_layer[0]
-    torch.testing.assert_close(last, joined)
-
-
-@kinds
-def test_a_layer_out_of_time_order_gives_the_same(kind: str) -> None:
-    """Batches hold sequences one after the other, and pass transposed views."""
-    cell = cell_of(kind)
-    inputs = torch.randn((3, 9, INPUTS), dtype=torch.float64).transpose(0, 1)
-    state, starts = torch.randn((3, STATES[kind] * UNITS), dtype=torch.float64), torch.rand((3, 9)).t() < 0.2
-    for one, other in zip(
-        over_time(cell, inputs, state, starts),
-        over_time(cell, inputs.contiguous(), state, starts.contiguous()),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("cell", [nn.Linear(2, 2), nn.RNNCell(2, 2), nn.GRUCell(2, 2, bias=False)])
 def test_other_cells_are_refused(cell: nn.Module) -> None:
     given: Any = cell

@@ -23,12 +23,12 @@ from dppo.ppo.exchange.normalizer import Moments, ObsScale
 from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.streams import Stream
 
+Ends = Sequence[dict[str, int]]
+Collected = list[tuple[SegmentReport, Segment]]
 MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
 
 
-def collect_counting(
-    *, num_steps: int, segments: int = 1, ends: Sequence[dict[str, int]] = ({},)
-) -> list[tuple[SegmentReport, Segment]]:
+def collect_counting(*, num_steps: int, segments: int = 1, ends: Ends = ({},)) -> Collected:
     """Return segments of Counting under a uniform policy with values 100 + 10 * obs."""
     sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
     return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]
@@ -48,6 +48,7 @@ def test_rows_are_aligned_within_an_episode() -> None:
     assert not segment.terminated.any()
     assert not segment.truncated.any()
     assert segment.valid.all()
+    assert segment.successors is None  # only segments whose advantages are recomputed hold them
     np.testing.assert_allclose(segment.logprobs, np.log(1 / 4))
     assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 5)
 
@@ -64,25 +65,6 @@ def test_the_next_segment_continues_where_the_last_one_ended() -> None:
     assert [column(segment.obs[..., 0]) for _, segment in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert [report.policy_version for report, _ in collected] == [0, 1, 2]
     assert [report.index for report, _ in collected] == [0, 1, 2]
-
-
-def test_truncation_bootstraps_from_the_final_observation() -> None:
-    _, segment = collect_counting(num_steps=7, ends=[{"truncate_after": 3}])[0]
-    assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
-    assert column(segment.truncated) == [False, False, True, False, False, True, False]
-    assert not segment.terminated.any()
-    assert column(segment.next_values) == [110, 120, 130, 110, 120, 130, 110]  # 130, not 100 as in the new episode
-
-
-def test_termination_starts_a_new_episode_in_the_same_step() -> None:
-    _, segment = collect_counting(num_steps=7, ends=[{"terminate_after": 3}])[0]
-    assert column(segment.obs[..., 0]) == [0, 1, 2, 0, 1, 2, 0]
-    assert column(segment.terminated) == [False, False, True, False, False, True, False]
-    assert not segment.truncated.any()
-    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
-    assert [v for v, end in zip(column(segment.next_values), column(segment.terminated), strict=True) if not end] == [
-        110, 120, 110, 120, 110,
-    ]  # fmt: skip
 
 
 def test_both_flags_in_one_step_are_kept() -> None:
@@ -108,21 +90,16 @@ def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
     assert [episode.index for episode in after.episodes] == [1]
 
 
-def test_episodes_of_one_step() -> None:
-    report, segment = collect_counting(num_steps=3, ends=[{"truncate_after": 1}])[0]
-    assert column(segment.obs[..., 0]) == [0, 0, 0]
-    assert column(segment.next_values) == [110, 110, 110]
-    assert [episode.episode_return for episode in report.episodes] == column(segment.rewards)
-
-
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
     report, segment = collect_counting(num_steps=5, ends=ends)[0]
     counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
     assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
-    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]
-    assert column(segment.truncated, 3) == [False] * 4 + [True]
+    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]  # 150, not 100 as in the new episode
+    assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
+    assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
+    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
     assert report.carry.episodes.tolist() == [0, 2, 1, 1]
     assert report.carry.episode_lengths.tolist() == [5, 1, 2, 0]
     assert [len(actions) for actions in report.open_actions] == [5, 1, 2, 0]
@@ -239,16 +216,18 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
         return [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
 
     sampler, spec = sampler_of(envs(), num_steps=5)
-    ledger = ReplayLedger(1, replay=replay)
-    report, _ = sampler.collect(SegmentRequest(0, 0), telling_free(spec))
+    ledger, policy = ReplayLedger(1, replay=replay), PolicySnapshot(0, np.zeros(spec.num_parameters))
+    report, _ = sampler.collect(SegmentRequest(0, 0), policy)
     assert report.carry.episodes.tolist() == [0, 0]
     ledger.record(report)
     rebuilt, _ = sampler_of(envs(), num_steps=5)
-    after, segment = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), telling_free(spec))
+    after, segment = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), policy)
     kind = "replay_mismatch" if replay else "episode_abandoned"
     lost = [0] if replay else [0, 1]
     assert [(one.kind, one.env, one.lost_steps) for one in after.incidents] == [(kind, env, 5) for env in lost]
-    assert "sampler 0 (Test-v0), env 0" in after.incidents[0].message
+    assert after.incidents[0].message.startswith("sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps")
+    first, _ = CartPoleEnv().reset(seed=streams.integer(1, Stream.EPISODES, 0, 0, 1))
+    np.testing.assert_array_equal(segment.obs[0, 0], first)
     assert after.carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
     assert after.carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
     fresh = sum(0.9 ** (4 - t) * segment.rewards[t, 0] for t in range(5))
@@ -257,10 +236,6 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
     assert [len(actions) for actions in rebuild.actions] == ([] if not replay else [5, 10])
-
-
-def telling_free(spec: Any) -> PolicySnapshot:
-    return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
 
 
 def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:

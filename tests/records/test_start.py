@@ -14,8 +14,8 @@ from dppo.config import Config
 from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records import observer
 from dppo.records.observer import Observers, RunInfo
-from dppo.records.words import hosting_line, sizes_line
 from dppo.records.terminal.plain import PlainLines
+from dppo.records.words import hosting_line, sizes_line
 from dppo.run import runner
 
 logger = logging.getLogger("dppo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,10 @@ def line_that_raises(where: str) -> int:
 
 
 class Faulty(gym.Env[Any, Any]):
-    """Count steps in the observation; return one invalid value at step `at_step` of each episode in `episodes`."""
+    """Return one invalid value at step `at_step` of each episode in `episodes`.
+
+    Other observations are `observe` of the number of steps, or that number itself.
+    """
 
     def __init__(
         self,
@@ -166,11 +169,13 @@ class Faulty(gym.Env[Any, Any]):
         episodes: Sequence[int] = (0,),
         length: int = 6,
         space: gym.Space[Any] | None = None,
+        observe: Callable[[int], Any] | None = None,
     ) -> None:
         self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
         self._bad = (obs, reward, terminated)
         self._at_step, self._episodes, self._length = at_step, episodes, length
+        self._valid = observe or (lambda steps: np.full(2, steps, self.observation_space.dtype))
         self.episode, self.steps = -1, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -189,4 +194,4 @@ class Faulty(gym.Env[Any, Any]):
     def _observe(self) -> Any:
         if self._is_bad() and self._bad[0] is not None:
             return self._bad[0]
-        return np.full(2, self.steps, self.observation_space.dtype)
+        return self._valid(self.steps)

@@ -28,50 +28,27 @@ class Recalls(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.steps += 1
         over, cut = self.steps >= self.length, self.length % 3 == 0
-        return (
-            np.array([0.0, self.steps / 8], np.float32),
-            float(action == self.bit),
-            over and not cut,
-            over and cut,
-            {},
-        )
+        obs = np.array([0.0, self.steps / 8], np.float32)
+        return obs, float(action == self.bit), over and not cut, over and cut, {}
 
 
-class Pictured(Recalls):
+class Pictured(gym.ObservationWrapper[Any, Any, Any]):
     """The same as an image."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Recalls())
         self.observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, info = super().reset(seed=seed)
-        return self.picture(obs), info
-
-    def step(self, action: Any) -> Any:
-        obs, *rest = super().step(action)
-        return self.picture(obs), *rest
-
-    @staticmethod
-    def picture(obs: np.ndarray) -> np.ndarray:
-        return np.full((8, 8, 3), 128 + 100 * obs[0] + 20 * obs[1]).astype(np.uint8)
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.full((8, 8, 3), 128 + 100 * observation[0] + 20 * observation[1]).astype(np.uint8)
 
 
-class Named(Recalls):
+class Named(gym.ObservationWrapper[Any, Any, Any]):
     """The same as a Dict."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Recalls())
         self.observation_space = gym.spaces.Dict({"bit": gym.spaces.Discrete(3), "time": gym.spaces.Box(-1, 1, (1,))})
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, info = super().reset(seed=seed)
-        return self.named(obs), info
-
-    def step(self, action: Any) -> Any:
-        obs, *rest = super().step(action)
-        return self.named(obs), *rest
-
-    @staticmethod
-    def named(obs: np.ndarray) -> dict[str, Any]:
-        return {"bit": int(obs[0]) + 1, "time": obs[1:]}
+    def observation(self, observation: np.ndarray) -> dict[str, Any]:
+        return {"bit": int(observation[0]) + 1, "time": observation[1:]}

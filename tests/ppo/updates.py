@@ -1,0 +1,116 @@
+"""Trainers with random weights, batches for them, and the update by a slow twin in plain torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
+from mlp_twin import MLP
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+
+from dppo.config import PPO
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.network import NetworkSpec
+
+ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
+COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
+DISCRETE_SPEC: MLPSpec = spec_of(DISCRETE)
+
+
+def make_trainer(
+    spec: NetworkSpec = DISCRETE_SPEC,
+    parallel: Parallel | None = None,
+    *,
+    minibatches: int = 4,
+    micro_batch_size: int | None = None,
+    **options: Any,
+) -> PPOTrainer:
+    model = PPOModel(spec, 1, zeros_like=None if parallel is None else parallel.zeros_like)
+    split: dict[str, Any] = {"minibatches": minibatches, "micro_batch_size": micro_batch_size}
+    trainer = PPOTrainer(model, dataclasses.replace(PLAIN, **options), parallel=parallel, **split)
+    trainer.load(random_weights(spec), trainer.state())
+    return trainer
+
+
+def random_batch(spec: MLPSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3) -> Batch:
+    """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
+    rng, shape = np.random.default_rng(seed), spec.distribution.action_shape
+    actions = torch.from_numpy(rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)))
+    scored = make_trainer(spec).model.forward(obs, actions)
+    logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
+    drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
+    return Batch(obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages)
+
+
+def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:
+    """Do one PPO update as in the paper and CleanRL: autograd, and torch's clipping, distributions and Adam.
+
+    Rows that weigh nothing are left out. With `desired_kl`, the learning rate is adapted as rsl_rl does, with the KL
+    of samples. Return the learning rate of each step.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
+    rates: list[float] = []
+    for _ in range(options.update_epochs):
+        for drawn in np.array_split(order.permutation(len(batch)), minibatches):
+            rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
+            if not len(rows):
+                continue
+            mb = {name: getattr(batch, name)[rows] for name in COLUMNS}
+            head, value = model.policy(mb["obs"]), model.value(mb["obs"])[:, 0]
+            policy: Any = Categorical(logits=head)
+            if model.log_std is not None:
+                policy = Independent(Normal(head, model.log_std.exp()), 1)
+            logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
+            ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
+            kl = ((ratio - 1) - logratio).mean().item()
+            if options.norm_adv:
+                adv = (adv - adv.mean()) / ((adv.std() if len(adv) > 1 else 0) + 1e-8)
+            pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
+            error = (value - mb["returns"]) ** 2
+            if options.clip_vloss:
+                clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
+                error = torch.max(error, (clipped - mb["returns"]) ** 2)
+            loss = pg_loss - options.ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
+            if options.desired_kl is not None and rates:
+                rate = slowly_adapted(rate, kl, options.desired_kl)
+            optimizer.param_groups[0]["lr"] = rate
+            rates.append(rate)
+            optimizer.step()
+        if options.target_kl is not None and kl > options.target_kl:
+            break
+    return rates
+
+
+def slowly_adapted(rate: float, kl: float, desired_kl: float) -> float:
+    if kl > desired_kl * 2:
+        return max(1e-5, rate / 1.5)
+    return min(1e-2, rate * 1.5) if kl < desired_kl / 2 else rate
+
+
+def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, list[float]]:
+    """Update both alike; return how far each weight moved, and the learning rate of each step."""
+    spec, adapts = trainer.model.spec, trainer.ppo.desired_kl is not None
+    assert isinstance(spec, MLPSpec)
+    twin, before = MLP(spec).double(), trainer.weights()
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()})
+    rate = trainer.ppo.learning_rate if adapts else 3e-3
+    rates = slow_update(twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches)
+    update = trainer.update(batch, math.nan if adapts else rate, np.random.default_rng(5))
+    assert update.learning_rate == pytest.approx(rates[-1])
+    expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
+    np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
+    return np.abs(trainer.weights() - before), rates
