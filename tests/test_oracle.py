@@ -71,7 +71,7 @@ class Odd(gym.Env[Any, Any]):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _environments(one_torch_thread: None) -> Iterator[None]:
+def _environments() -> Iterator[None]:
     ids = ("oracle/OddChoices-v0", "oracle/OddForces-v0", "oracle/ShortPendulum-v0")
     gym.register(ids[0], lambda **_: Odd(discrete=True))
     gym.register(ids[1], lambda **_: Odd(discrete=False))

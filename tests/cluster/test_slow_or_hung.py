@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,15 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     assert driver.killed_at() == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
     assert words in driver.reported()[0].text
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])
+def test_a_hung_actor_is_killed_also_with_deadlines_as_short_as_the_ticks(timeout_s: float) -> None:
+    driver = Driver([[0]], replace(LIMITS, segment_timeout_s=timeout_s))
+    driver.moving[0] = moving(Phase.STEP, 1, until=0)
+    driver.request(0)
+    driver.wait(10)
+    assert driver.killed_at() == pytest.approx(timeout_s, abs=3 * STEP_S)
 
 
 def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments() -> None:

@@ -39,6 +39,8 @@ class Actor:
     """True while other actors host its samplers."""
     due: float = math.inf
     """Deadline of its next answer."""
+    extended: bool = False
+    """True if that deadline waits for a look that was overdue."""
     asked: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Samplers of each unanswered question, by the id of the question."""
     holds: dict[int, int] = field(default_factory=dict)
@@ -103,6 +105,7 @@ class Actor:
 
     def _extend(self, now: float, limits: Limits) -> None:
         self.due = now + sum(map(len, self.asked.values())) * limits.segment_timeout_s
+        self.extended = False
 
     def _rest(self) -> None:
         self.rebuilds, self.progress, self.due, self.look_at = False, None, math.inf, math.inf
@@ -116,20 +119,17 @@ class Actor:
             return
         before = progress.began if self.progress is None else self.progress.moves
         if progress.moves != before:
-            self.due = max(self.due, now + limits.segment_timeout_s)
+            self.due, self.extended = max(self.due, now + limits.segment_timeout_s), False
         self.progress = progress
 
     def is_late(self, now: float, limits: Limits) -> bool:
-        """Return whether the deadline has passed; if a look is overdue as well, extend it until after that look.
+        """Return whether the deadline has passed; if a look is overdue as well, extend it once until after that look.
 
         Looks are overdue when the learner was busy with an update while the actor was collecting.
         """
-        if now <= self.due:
-            return False
-        if now >= self.look_at:
-            self.due = now + limits.look_s / 2
-            return False
-        return True
+        if self.due < now and self.look_at <= now and not self.extended:
+            self.due, self.extended = now + limits.look_s / 2, True
+        return self.due < now
 
 
 # ------------------------------------------------------------------ which actor hosts which sampler
