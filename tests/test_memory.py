@@ -15,7 +15,6 @@ from recorder import Notes
 from worlds import memory_models, models
 
 import dppo
-from dppo.__main__ import main
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 
@@ -46,10 +45,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     return cache(lambda memory: dppo.train(make_config(base | {"memory": memory, "run_dir": folder / memory})))
 
 
-one_fast = pytest.mark.parametrize("memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
-
-
-@one_fast
+@pytest.mark.parametrize("memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None:
     """An episode takes 5 steps on average. Without memory, only the first action is better than a guess.
 
@@ -59,14 +55,6 @@ def test_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None
     assert found.mean_return > 0.95 * found.mean_length
     sampled = dppo.evaluate(solved(memory), episodes=60, deterministic=False)
     assert sampled.mean_return > 0.9 * sampled.mean_length
-
-
-@one_fast
-def test_eval_plays_with_memory(memory: str, solved: RunOf, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(solved(memory).run_dir)
-    assert main(["eval", run, "--episodes", "20", "--env-id", "worlds.memory:Recalls"]) == 0
-    expected = dppo.evaluate(solved(memory), "worlds.memory:Recalls", 20)
-    assert f"return {expected.mean_return:.1f} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "own memory"])

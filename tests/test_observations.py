@@ -18,7 +18,6 @@ from worlds import observed
 from worlds.faulty import Faulty
 
 import dppo
-from dppo.__main__ import main
 from dppo.envs.make import make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
@@ -28,7 +27,6 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.run.building import most_parameters
 
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
-Capture = pytest.CaptureFixture[str]
 NEST = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-9, 9, ()))
 
 
@@ -65,7 +63,7 @@ def test_every_kind_of_space_and_network_trains_and_plays(changes: dict[str, Any
 
 
 @pytest.mark.parametrize("kind", ["image", "dict observation"])
-def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: RunOf, capsys: Capture) -> None:
+def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: RunOf) -> None:
     policy = dppo.load_policy(run_of(kind).run_dir)
     obs, _ = make_env(KINDS[kind]["env_id"], {}).reset(seed=3)
     assert policy.act(obs) in (0, 1, 2)
@@ -80,12 +78,7 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
         del obs["gear"]
         with pytest.raises(ValueError, match="obs is an observation without part 'gear'"):
             policy.act(obs)
-    command = ["eval", str(run_of(kind).run_dir), "--episodes", "2", "--env-id"]
-    assert main([*command, KINDS[kind]["env_id"]]) == 0
-    assert "2 episodes" in capsys.readouterr().out
-    if kind == "image":
-        assert main([*command, "worlds.observed:Film"]) == 2
-        assert "Use the environment of the run" in capsys.readouterr().err
+    assert len(dppo.evaluate(run_of(kind), episodes=2).returns) == 2
 
 
 def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:

@@ -99,20 +99,6 @@ def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
-@pytest.mark.slow
-def test_two_learners_give_one_result_with_any_actors(trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
-    """Passed by name, and as a class that only this module has."""
-
-    class Plain(models.Plain):
-        pass
-
-    two = {"num_learners": 2, "cpus_per_actor": 0.5}
-    one = dppo.train(settings(tmp_path / "1", num_actors=1, **two))
-    other = dppo.train(settings(tmp_path / "2", num_actors=2, model=Plain, **two))
-    assert one.weights_sha256 == other.weights_sha256 != trained.weights_sha256
-    assert lasting(one) == lasting(other) == {}
-
-
 def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
     module = models.Plain(policy.spaces, head_size=2, **KWARGS)

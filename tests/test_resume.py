@@ -99,16 +99,6 @@ def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_
     assert of_learning(run) == of_learning(whole)
 
 
-@pytest.mark.slow
-def test_a_run_interrupted_twice_is_resumed_exactly(whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    line = interrupt(interrupt(words(tmp_path, slow_after=STEPS + 20), tmp_path), tmp_path)
-    assert 0 < len(rows(run)) < ITERATIONS
-    assert main(line) == 0
-    assert weights(run) == weights(whole)
-    assert of_learning(run) == of_learning(whole)
-
-
 def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(whole: Path, tmp_path: Path) -> None:
     """With settings that do not affect learning."""
     run = tmp_path / "run"

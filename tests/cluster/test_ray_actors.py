@@ -171,14 +171,6 @@ def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_simulator_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
-    config = crashing(tmp_path / "run", "hang", "constructor", num_actors=1, max_actor_restarts=0, segment_timeout_s=5)
-    with pytest.raises(ClusterError, match=r"(?s)actor 0.*segment_timeout_s=5"):
-        dppo.train(config)
-    wait_until(lambda: not actors_of_this_process())
-
-
-@pytest.mark.slow
 def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
     """A run of weeks may lose many actors, as long as they are not lost in a row."""
 

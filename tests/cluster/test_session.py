@@ -23,17 +23,8 @@ from typing import Any
 import pytest
 from commandline import fresh_environment, run
 
+from dppo.cluster.ray import capacity, session, token
 from dppo.cluster.ray import environment as surroundings
-from dppo.cluster.ray import session, token
-from dppo.cluster.ray.capacity import (
-    Demand,
-    actors_that_fit,
-    check_cluster,
-    check_gpus,
-    gpus_here,
-    has_autoscaler,
-    usable_cores,
-)
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
 from dppo.errors import ConfigError
@@ -55,18 +46,18 @@ HALF_FULL = Usage(1000, 500, 500)
     ],
 )
 def test_number_of_actors_that_fit_a_node(node: dict[str, float], needs: dict[str, float], fit: int) -> None:
-    assert actors_that_fit(node, needs) == fit
+    assert capacity.actors_that_fit(node, needs) == fit
 
 
 def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    assert 1 <= capacity.usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
-    assert usable_cores() == 3
+    assert capacity.usable_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert usable_cores() == 12
+    assert capacity.usable_cores() == 12
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores() == 1
+    assert capacity.usable_cores() == 1
 
 
 Store = Callable[..., tuple[int, list[str]]]
@@ -301,20 +292,20 @@ def test_more_gpus_than_this_machine_has_are_refused(
 ) -> None:
     wanted = Actors(num_actors=actors, actor_gpus=each), Learners(num_learners=learners, learner_gpus=of_learner)
     if refused is None:
-        check_gpus(demand_of(*wanted), gpus)
+        capacity.check_gpus(demand_of(*wanted), gpus)
         return
     with pytest.raises(ConfigError) as error:
-        check_gpus(demand_of(*wanted), gpus)
+        capacity.check_gpus(demand_of(*wanted), gpus)
     assert refused in str(error.value)
     assert "actor_gpus=0.25" in str(error.value)
 
 
 def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus_here() == 0
-    demand = Demand(1, {"CPU": 1.0, "GPU": 1.0}, 0, {})
+    assert capacity.gpus_here() == 0
+    demand = capacity.Demand(1, {"CPU": 1.0, "GPU": 1.0}, 0, {})
     with pytest.raises(ConfigError, match=r"this machine has 0 \(CUDA_VISIBLE_DEVICES=\)"):
-        check_gpus(demand, gpus_here())
+        capacity.check_gpus(demand, capacity.gpus_here())
 
 
 @pytest.mark.slow
@@ -351,17 +342,17 @@ BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
 )
 def test_an_autoscaler_is_detected_by_the_types_of_nodes(status: bytes, there: bool, autoscaler: Says) -> None:
     autoscaler(status)
-    assert has_autoscaler(ConnectedRay()) is there
+    assert capacity.has_autoscaler(ConnectedRay()) is there
 
 
 def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None:
-    demand = Demand(8, {"CPU": 1.0}, 0, {})
+    demand = capacity.Demand(8, {"CPU": 1.0}, 0, {})
     ray, logged = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
     autoscaler(report(BY_HAND))
     with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
-        check_cluster(ray, demand, logged.append)
+        capacity.check_cluster(ray, demand, logged.append)
     autoscaler(report("headgroup"))
-    check_cluster(ray, demand, logged.append)
+    capacity.check_cluster(ray, demand, logged.append)
     [line] = logged
     assert "hold 2. The cluster has an autoscaler" in line
 
@@ -369,4 +360,4 @@ def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None
 def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
     import ray
 
-    assert not has_autoscaler(ray)
+    assert not capacity.has_autoscaler(ray)

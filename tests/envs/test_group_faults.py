@@ -71,20 +71,16 @@ class Elsewhere:
 BYTES = gym.spaces.Box(0, 255, (2,), np.uint8)
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"obs": np.array([-np.inf, 0.0])}, "an observation that is -inf at index 0."),
-    ({"obs": np.zeros(3, np.float32)}, "an observation of shape (3,) instead of (2,)."),
     ({"obs": np.zeros((1, 2))}, "an observation of shape (1, 2) instead of (2,)."),
     ({"obs": 5.0}, "an observation of shape () instead of (2,)."),
-    ({"obs": ["a", "b"]}, "an observation of dtype <U1 instead of float32."),
     ({"obs": [None, 1.0]}, "an observation of dtype object instead of float32."),
     ({"obs": np.array([0.7, 0.2]), "space": BYTES}, "an observation of dtype float64 instead of uint8."),
     ({"obs": {"obs": 1}}, "an observation of shape () instead of (2,)."),
     ({"obs": [[1.0], [1.0, 2.0]]}, "an observation that is not an array"),
     ({"obs": np.array([0.0, 1e39])}, "an observation that is 1e+39 at index 1"),
     ({"obs": Elsewhere()}, "an observation that is not an array (it lies on a GPU)"),
-    ({"reward": None}, "None as the reward, which is not a number."),
     ({"reward": "much"}, "'much' as the reward, which is not a number."),
     ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number."),
-    ({"reward": np.nan}, "nan as the reward."),
     ({"reward": -np.inf}, "-inf as the reward."),
     ({"reward": 10**400}, "a reward too large for a float."),
 ]

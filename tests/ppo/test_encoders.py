@@ -17,14 +17,7 @@ from worlds import observed
 from dppo.config import Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import (
-    Moments,
-    Statistics,
-    no_statistics,
-    normalized_part,
-    normalized_shape,
-    unprocessed_inputs,
-)
+from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.building import learning_network
@@ -46,7 +39,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
     config = config_of(kind, dtype=dtype, norm_adv=False)
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
+    statistics = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
     for iteration in range(2):  # in the second one there are statistics
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
@@ -67,7 +60,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
     config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
     samplers, trainer = parts_of(config, 3)
-    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    scale = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     agent = agent_of(trainer.model.spec, scale, spread=0.1)
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     checks.acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
@@ -79,7 +72,7 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
     samplers, trainer = parts_of(config, 1)
     learning = trainer.model.network
-    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    scale = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
     gradient = checks.gradient_of(learning, obs)
@@ -182,12 +175,12 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
-    assert normalized_shape(spaces.obs) == (2 + 1 + 2,)
+    assert normalizer.normalized_shape(spaces.obs) == (2 + 1 + 2,)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
-    np.testing.assert_array_equal(normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+    np.testing.assert_array_equal(normalizer.normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
@@ -195,11 +188,11 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
-    np.testing.assert_array_equal(normalized_part(rows, spaces.normalized), [[70], [80]])
-    statistics = no_statistics(spaces, obs=True, returns=False)
-    seen = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
+    np.testing.assert_array_equal(normalizer.normalized_part(rows, spaces.normalized), [[70], [80]])
+    statistics = normalizer.no_statistics(spaces, obs=True, returns=False)
+    seen = normalizer.Statistics(normalizer.Moments.of(normalizer.normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = unprocessed_inputs(rows, "float32", scale)
+    inputs = normalizer.unprocessed_inputs(rows, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
