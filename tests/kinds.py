@@ -13,23 +13,17 @@ import dppo
 
 ITERATIONS = 3
 SMALL: dict[str, Any] = {
-    "num_samplers": 2,
-    "envs_per_sampler": 2,
-    "num_steps": 20,
-    "update_epochs": 2,
-    "total_timesteps": 2 * 2 * 20 * ITERATIONS,
-    "progress": "off",
-}
+    "num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "total_timesteps": 2 * 2 * 20 * ITERATIONS,
+    "update_epochs": 2, "progress": "off",
+}  # fmt: skip
 RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
-
-
 ON_RAY = {"dict action", "mask and lstm"}  # the kinds that the fast tests train with actors
 EVERYTHING = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "norm_obs": True}
 MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
 OWN_MEMORY = {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running", "sequence_length": 10}
 KINDS: dict[str, dict[str, Any]] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
-    "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "image_features": 32},
+    "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
     "dict action": {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "dict"}},
     "mask": MASKED,
     "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},

@@ -11,23 +11,12 @@ from unittest import mock
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
-MODULES = [
-    f"dppo.ppo.{name}"
-    for name in (
-        "exchange.normalizer",
-        "exchange.records",
-        "learning.advantages",
-        "distributions",
-        "distributions.joint",
-        "networks.network",
-        "learning.losses",
-        "learning.batch",
-        "learning.recompute",
-        "networks.memory.recurrence",
-        "networks.memory.memory_mlp",
-        "acting.agent",
-    )
-]
+CHECKED = (
+    *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.joint"),
+    *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
+    *("networks.memory.recurrence", "networks.memory.memory_mlp", "acting.agent"),
+)
+MODULES = [f"dppo.ppo.{name}" for name in CHECKED]
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -76,16 +76,10 @@ class Checkout:
         (self.fakes / name).chmod(0o755)
 
     def start(self, *words: str, **env: str) -> Call:
-        call = subprocess.Popen(
-            [self.launcher, *words],
-            cwd=self.cwd,
-            env={"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        env = {"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **env}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = (self.launcher, *words)
+        call = subprocess.Popen(words, cwd=self.cwd, env=env, text=True, start_new_session=True, **streams)
         self.started.append(call)
         return call
 

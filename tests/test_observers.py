@@ -281,9 +281,7 @@ def test_a_keyboard_interrupt_in_an_environment_stops_the_run(tmp_path: Path, un
 
 
 @pytest.mark.parametrize(("error", "named"), [(SystemExit(4), "4"), (BaseException("bare"), "bare")])
-def test_a_base_exception_of_an_environment_leaves_a_checkpoint(
-    error: BaseException, named: str, tmp_path: Path, undisturbed: str
-) -> None:
+def test_base_exceptions_leave_a_checkpoint(error: BaseException, named: str, tmp_path: Path, undisturbed: str) -> None:
     place = r"env 0: step of episode \d+ \(seed \d+, step \d+\) raised"
     with pytest.raises(EnvironmentFault, match=f"{place}.*{named}"):
         break_with(error, tmp_path / "run")

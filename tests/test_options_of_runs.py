@@ -77,9 +77,7 @@ def test_every_option_has_an_effect(whole: dppo.Result, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_learners", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_option_trains_with_actors_and_learners(
-    num_learners: int, whole: dppo.Result, ray_session: None, tmp_path: Path
-) -> None:
+def test_every_option_trains_on_ray(num_learners: int, whole: dppo.Result, ray_session: None, tmp_path: Path) -> None:
     result = train(tmp_path / "run", num_actors=2, num_learners=num_learners, cpus_per_actor=0.25)
     frozen, expected = normalizer(result), normalizer(whole)
     assert float(frozen["obs.count"]) == 2 * ROWS
@@ -100,9 +98,7 @@ def test_statistics_stop_moving_after_so_many_steps(whole: dppo.Result, tmp_path
     assert float(moving["obs.count"]) == 4 * ROWS
 
 
-def test_a_branch_may_keep_the_statistics_of_its_origin_and_begins_with_its_own_learning_rate(
-    whole: dppo.Result, tmp_path: Path
-) -> None:
+def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(whole: dppo.Result, tmp_path: Path) -> None:
     config = make_config(EVERYTHING | {"run_dir": tmp_path / "new", "freeze_norm_after": 0, "learning_rate": 2e-4})
     branched = dppo.train(config, resume=whole.run_dir, branch=True, observers=[Recorder(interrupt_at=1)])
     for name, array in normalizer(whole).items():

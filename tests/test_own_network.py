@@ -235,9 +235,7 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
 
 
 @pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
-def test_a_network_no_actor_can_import_is_named(
-    given: str, tmp_path: Path, ray_session: None, monkeypatch: Patch
-) -> None:
+def test_a_network_no_actor_imports_is_named(given: str, tmp_path: Path, ray_session: None, monkeypatch: Patch) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
     exec(compile("from worlds.models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
@@ -281,7 +279,7 @@ class Meddles(gym.Wrapper[Any, Any, Any, Any]):
 @pytest.mark.parametrize(
     "model", [None, pytest.param("worlds.models:Plain", marks=pytest.mark.slow), "worlds.models:Residual"]
 )
-def test_an_environment_that_sets_torchs_dtype_threads_and_precision_does_not_change_the_weights(
+def test_torch_set_up_by_an_environment_changes_no_weight(
     model: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     found, update = set(), PPOTrainer.update

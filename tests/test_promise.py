@@ -165,11 +165,7 @@ def test_nothing_global_is_seeded_or_drawn_from(train: Train) -> None:
 
 
 @with_and_without_overlap
-@each(
-    "case, num_actors",
-    [("cartpole", 0), ("continuous", 0)],
-    [("cartpole", 1), ("cartpole", 3), ("continuous", 3)],
-)
+@each("case, num_actors", [("cartpole", 0), ("continuous", 0)], [("cartpole", 1), ("cartpole", 3), ("continuous", 3)])
 def test_segments_lost_before_the_update_are_collected_again(
     case: str, num_actors: int, overlap: bool, whole: Whole, train: Train, monkeypatch: Patch
 ) -> None:

@@ -36,12 +36,8 @@ def test_two_actors_give_the_same_weights(kind: str, run_of: RunOf, tmp_path: Pa
 def test_a_killed_actor_changes_nothing(kind: str, run_of: RunOf, tmp_path: Path, ray_session: None) -> None:
     """The simulator kills its process in the second segment. The replacement replays the episodes that were open."""
     marker = tmp_path / "marker"
-    crashing = {
-        "world": KINDS[kind]["env_id"],
-        "world_kwargs": KINDS[kind].get("env_kwargs", {}),
-        "marker": str(marker),
-    }
-    crashing |= {"how": "kill", "at_episode": None, "at_step": SMALL["num_steps"] + 7}
+    crashing = {"world": KINDS[kind]["env_id"], "world_kwargs": KINDS[kind].get("env_kwargs", {})}
+    crashing |= {"marker": str(marker), "how": "kill", "at_episode": None, "at_step": SMALL["num_steps"] + 7}
     changes = {"env_id": "worlds.faulty:crashing", "env_kwargs": crashing, "num_actors": 2}
     result = dppo.train(settings(kind, tmp_path / "run", **changes))
     assert marker.exists()

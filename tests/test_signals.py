@@ -94,9 +94,7 @@ def resumes_to(folder: Path, undisturbed: np.ndarray) -> bool:
 
 
 @each_way((2, signal.SIGINT))  # tests/test_resume.py stops runs without actors
-def test_a_stop_saves_at_once_and_the_run_can_be_resumed(
-    num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray
-) -> None:
+def test_a_stop_saves_and_can_be_resumed(num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
         assert command.wait(SOON_S) == 128 + number

@@ -30,9 +30,7 @@ def refusal(**changes: Any) -> str | None:
     steps=st.integers(2, 70),
     share=st.none() | st.floats(0.01, 1.0),
 )
-def test_sizes_that_do_not_divide_are_rejected_with_the_nearest_that_do(
-    learners: int, samplers: int, envs: int, steps: int, share: float | None
-) -> None:
+def test_the_nearest_sizes_are_named(learners: int, samplers: int, envs: int, steps: int, share: float | None) -> None:
     """Following the advice of the messages gives valid settings in at most two steps."""
     chosen: dict[str, Any] = {"num_learners": learners, "num_samplers": samplers, "envs_per_sampler": envs}
     chosen |= {"num_steps": steps, "norm_adv": False}

@@ -185,9 +185,7 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
-def test_interrupts_and_exceptions_of_a_simulator_leave_a_checkpoint(
-    how: str, undisturbed: str, tmp_path: Path
-) -> None:
+def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(how: str, undisturbed: str, tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2)
     if how == "interrupt":
         result = dppo.train(config)

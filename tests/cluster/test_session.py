@@ -130,9 +130,7 @@ def test_a_running_cluster_and_a_ray_that_was_imported_earlier_get_no_private_to
     assert "RAY_AUTH_MODE" not in environment
 
 
-def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(
-    environment: dict[str, str],
-) -> None:
+def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(environment: dict[str, str]) -> None:
     surroundings.set_environment(start_here=True)
     assert environment["RAY_AUTH_MODE"] == "token"
     path = environment["RAY_AUTH_TOKEN_PATH"]

@@ -258,10 +258,8 @@ def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have
 @pytest.mark.parametrize("at_step", [0, 3, 8])
 def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_step: int) -> None:
     """Neither the environment that returned it nor another one of the process makes a step more."""
-    envs = [
-        Scripted(obs=np.array([0.0, value], np.float32) if sampler == 1 else None, at_step=at_step)
-        for sampler in range(3)
-    ]
+    bad = np.array([0.0, value], np.float32)
+    envs = [Scripted(obs=bad if sampler == 1 else None, at_step=at_step) for sampler in range(3)]
     samplers, specs = zip(*(sampler_of([env], num_steps=8, sampler_id=k) for k, env in enumerate(envs)), strict=True)
     requests = [SegmentRequest(k, 0) for k in range(3)]
     with pytest.raises(EnvironmentFault) as caught:
@@ -378,13 +376,9 @@ def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, sca
 
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
 def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "env_id": "worlds.faulty:Faulty",
-        "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
-        **more,
-    }
-    settings |= {"on_bad_step": "drop", "num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
-    settings |= {"progress": "off"}
+    faulty = {"env_id": "worlds.faulty:Faulty", "env_kwargs": {"reward": None, "episodes": [1, 2, 5]}}
+    settings: dict[str, Any] = {**faulty, **more, "on_bad_step": "drop", "progress": "off"}
+    settings |= {"num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
     result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
     assert result.incidents == {"bad_step": 6}
     assert result.global_step == 4 * 32 - 6

@@ -127,9 +127,7 @@ def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> N
         ("factory", {"lenght": 1}, "TypeError: factory() got an unexpected keyword argument 'lenght'"),
     ],
 )
-def test_a_constructor_that_raises_names_its_place_and_carries_the_traceback(
-    factory: str, kwargs: Any, words: str
-) -> None:
+def test_a_constructor_that_raises_names_its_place_with_a_traceback(factory: str, kwargs: Any, words: str) -> None:
     plan = sampler_plan(Config(env_id=f"users_worlds:{factory}", env_kwargs=kwargs))
     with pytest.raises(EnvironmentFault) as caught:
         build_sampler(plan, 3)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -86,7 +87,6 @@ CASES: dict[str, dict[str, Any]] = {
 STOP_IN_THE_MIDDLE = [name for name in CASES if name.startswith("stops")]
 OVER_GLOO = ["plain", "advantages as they are", "stops in the middle", "hardly a row", "all at once"]
 OVER_GLOO += ["a rank without a row that counts"]
-cases = pytest.mark.parametrize("case", list(CASES))
 
 
 def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:
@@ -152,7 +152,7 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-@cases
+@pytest.mark.parametrize("case", CASES)
 def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> None:
     assert_ranks_equal_one_trainer(CASES[case], size)
 
@@ -192,23 +192,13 @@ OPTIONS: dict[str, list[Any]] = {
     "max_grad_norm": [0.05, 0.5, 1e3],
     "target_kl": [None, 0.08, 0.1, 0.2],
 }
-COMBINATIONS = given(
-    case=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}),
-    size=st.sampled_from([1, 2, 4]),
-)
 
 
-@settings(max_examples=8, deadline=None)
-@COMBINATIONS
-def test_ranks_equal_one_trainer_with_any_combination_of_options(case: dict[str, Any], size: int) -> None:
-    assert_ranks_equal_one_trainer(case, size)
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@COMBINATIONS
-def test_ranks_equal_one_trainer_with_many_combinations_of_options(case: dict[str, Any], size: int) -> None:
-    assert_ranks_equal_one_trainer(case, size)
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_ranks_equal_one_trainer_with_any_combination_of_options(examples: int) -> None:
+    cases = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
+    combined = given(case=cases, size=st.sampled_from([1, 2, 4]))(assert_ranks_equal_one_trainer)
+    settings(max_examples=examples, deadline=None)(combined)()
 
 
 def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> None:
@@ -293,10 +283,7 @@ def test_memory_of_another_process_is_identified_by_its_token() -> None:
 
 
 def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> int:
-        raise OSError(f"no {name}")
-
-    monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    monkeypatch.setattr(os, "memfd_create", mock.Mock(side_effect=OSError("none here")), raising=False)
     memory = sums.Memory(100)
     pid, file, token = memory.where()
     assert sums.open_memory(pid, file, token, memory.bytes) is None

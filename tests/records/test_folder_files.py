@@ -133,8 +133,7 @@ def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("part", "trick"),
-    [*product(("learning_curve.png", "checkpoints"), (put_link, put_pipe)), (EVENTS, put_link)],
+    ("part", "trick"), [*product(("learning_curve.png", "checkpoints"), (put_link, put_pipe)), (EVENTS, put_link)]
 )
 def test_a_part_that_is_replaced_during_the_run_changes_no_file_elsewhere(
     part: str, trick: Trick, precious: Path, tmp_path: Path, pictures: None

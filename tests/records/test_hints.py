@@ -66,9 +66,7 @@ def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(train
     assert weights(spread) == weights(alone)
 
 
-def test_a_folder_with_a_run_is_refused_with_a_command_that_continues_it(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train(*SMALL, run_dir="run")
     [command] = re.findall(r"`dppo (.*?)`", train(*SMALL, run_dir="run", code=2))
     assert main(shlex.split(command)) == 0
