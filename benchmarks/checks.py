@@ -18,12 +18,12 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.collecting.actor import limit_to_one_thread
 from dppo.cluster.plans import sampler_plan
 from dppo.config import Config
 from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks, quick_packer
 from dppo.envs.spaces.packing import packer
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
@@ -50,7 +50,7 @@ def main() -> int:
 def time_of_a_step(segments: int) -> float:
     """Return the microseconds of an env step of a segment, with all checks, the best of many."""
     config = Config(env_id="CartPole-v1", num_samplers=SAMPLERS, num_steps=STEPS)
-    limit_to_one_thread()
+    limit_blas(1)
     built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
     spec = choose_network(config.network, built[0].spaces).spec
     weights = np.random.default_rng(0).normal(size=spec.num_parameters, scale=0.05).astype(spec.dtype)

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shapes import check_shapes
+
+from dppo.numerics.portable import VARIABLES, portable_numerics
+
+# Commands under test compute as this process does: with portable numerics, unless variables simulate another CPU.
+if any(os.environ.get(name, value) != value for name, value in VARIABLES.items()):
+    os.environ["DPPO_NUMERICS"] = "native"
+portable_numerics()
+
+from shapes import check_shapes  # noqa: E402  it loads NumPy
 
 if TYPE_CHECKING:
     import dppo

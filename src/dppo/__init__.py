@@ -16,6 +16,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a 
 
 if TYPE_CHECKING:
     from dppo.config import Config as Config
+    from dppo.numerics.portable import portable_numerics as portable_numerics
     from dppo.policies.evaluation import evaluate as evaluate
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
@@ -38,6 +39,7 @@ _HOMES = {
     "evaluate": "policies.evaluation",
     "load_policy": "policies.policy",
     "over_time": "ppo.networks.memory.recurrence",
+    "portable_numerics": "numerics.portable",
     "train": "run.runner",
 }
 __all__ = list(_HOMES)
@@ -49,4 +51,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     from importlib import import_module
 
+    import_module("dppo.numerics.portable").portable_numerics()  # the others load NumPy
     return getattr(import_module(f"dppo.{_HOMES[name]}"), name)

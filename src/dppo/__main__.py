@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
+from dppo.numerics.portable import portable_numerics
 
 COMMANDS = ("train", "compare", "eval", "test")
 USAGE = """\
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dppo: {unknown_name('command', args[0], COMMANDS)} `dppo --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
+    portable_numerics(args)
     sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`
     try:
         code: int = import_module(f"dppo.commands.{command}").main(args[1:])

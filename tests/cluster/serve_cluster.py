@@ -3,6 +3,7 @@
 It reads commands from standard input, one per line, and answers each with a line of JSON:
 
     add              another node of two CPUs
+    add prescott     the same, where NumPy computes as on another type of CPU
     remove           send SIGKILL to all processes of the newest node
     shut down        end the newest node gracefully, as when a node is preempted
     ask              let an unrelated actor on the head count to the next number
@@ -41,8 +42,11 @@ def main() -> None:
     answer({"address": cluster.address})
     for line in sys.stdin:
         command = line.strip()
-        if command == "add":
-            added.append(cluster.add_node(**NODE))
+        if command.startswith("add"):
+            cpu: dict[str, Any] = (
+                {"env_vars": {"OPENBLAS_CORETYPE": command.removeprefix("add ").title()}} if " " in command else {}
+            )
+            added.append(cluster.add_node(**NODE, **cpu))
             answer(len(added) + 1)
         elif command in ("remove", "shut down"):
             cluster.remove_node(added.pop(), allow_graceful=command == "shut down")

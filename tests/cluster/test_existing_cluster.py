@@ -115,6 +115,29 @@ def test_two_nodes_give_the_weights_of_one_process(cluster: UsersCluster, undist
 
 
 @pytest.mark.slow
+def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equal(
+    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
+    cluster.ask("add prescott")
+    try:
+        wait_until(lambda: cluster.ask("free") == 6.0)
+        where = ["--preset", "none", "--address", cluster.address, "--cpus-per-actor", "1.5"]
+        command = words("CartPole-v1", *where, num_actors=3)
+        code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
+        assert code == 0, err
+        assert weights(tmp_path) == undisturbed, out
+        assert "other_cpu" not in out
+        again = [*command, "--run-dir", "native", "--numerics", "native"]
+        code, out, err = run(again, tmp_path, timeout_s=120, **cluster.access)
+        assert code == 0, err
+        assert "computes other last bits in NumPy's matrix products" in out
+        assert out.count("computes other last bits") == 1
+        assert "depends on which process ran on which type of CPU" in out
+    finally:
+        cluster.ask("remove")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [

@@ -166,7 +166,7 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
     expected = model(obs)
     names = [name for name, _ in model.named_parameters()]
     assert quick(model) is model
-    assert torch.equal(model(obs), expected)
+    torch.testing.assert_close(model(obs), expected)  # by another BLAS
     assert calls == ["hook", "hook"]
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert [name for name, _ in model.named_parameters()] == names

@@ -18,7 +18,9 @@ def sendable(error: Fault) -> Fault:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
-    own = next((kind for kind in (TrainingDiverged, KeyboardInterrupt) if isinstance(error, kind)), ConfigError)
+    own = next(
+        (kind for kind in (TrainingDiverged, ClusterError, KeyboardInterrupt) if isinstance(error, kind)), ConfigError
+    )
     return own(str(error))
 
 

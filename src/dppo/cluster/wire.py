@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dppo.cluster.faults import Fault
+from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
@@ -26,6 +27,8 @@ class Question:
     """All samplers that the actor hosts now."""
     spaces: Spaces | None = None
     """Those that every sampler must have; None if none is built for this question."""
+    expected: Expected | None = None
+    """The numerics of the run; None as for `spaces`."""
 
 
 @dataclass(frozen=True, slots=True)

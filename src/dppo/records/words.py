@@ -89,6 +89,8 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
         lines.append(f"Incidents: {', '.join(counts)}")
+    if "other_cpu" in result.incidents:
+        lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
     if result.bottleneck:
         lines.append(result.bottleneck)
     if result.stopped_by:

@@ -17,6 +17,8 @@ from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.checks import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
+from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
+from dppo.numerics.portable import in_force
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
@@ -42,6 +44,7 @@ class Parts:
     learner: PPOLearner
     model: dict[str, Any]
     """Spaces and network as JSON values, as checkpoints store them."""
+    numerics: Expected
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -52,15 +55,15 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         ConfigError: the statistics of normalizers are to be frozen before there are any.
     """
     start = folder.start or folder.origin
+    variables = _variables(config, stack)
     _check_statistics(config, start)
     # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
     stack.callback(torch_import.join)
-    if config.num_actors > 0:
-        _open_session(config, stop, stack)
+    options = _open_session(config, variables, stop, stack) if config.num_actors > 0 else {}
     ledger = ReplayLedger(config.num_samplers, replay=config.replay)
-    collector = _make_collector(config, ledger, stack, on_progress)
+    collector = _make_collector(config, ledger, stack, on_progress, options)
     spaces = collector.describe(stop)
     for problem in start.damaged if start else ():
         logger.warning("skipped a damaged checkpoint: %s", problem)
@@ -68,7 +71,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s", change)
     _check_determinism(config, spaces, ledger)
     torch_import.join()
-    trainers = _make_trainers(config, spaces, stop, stack)
+    collector.expected = expected = _numerics(config, spaces, start)
+    trainers = _make_trainers(config, spaces, stop, stack, expected, options)
     learner = PPOLearner(
         collector,
         trainers,
@@ -77,7 +81,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         overlap=config.overlap,
         freeze_norm_after=config.freeze_norm_after,
     )
-    parts = Parts(collector, learner, model_state(spaces, trainers.spec))
+    parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected)
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
@@ -97,7 +101,32 @@ def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> 
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
 
 
-def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
+def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
+    variables = stack.enter_context(in_force(config.numerics))
+    if config.numerics != "native" and not variables:
+        logger.info(
+            "results are equal on this type of CPU only: it has no AVX2, or NumPy was loaded with other code. Call "
+            "dppo.portable_numerics() before NumPy is imported, or set numerics=native to say so."
+        )
+    return variables
+
+
+def _numerics(config: Config, spaces: Spaces, start: Found | None) -> Expected:
+    """Compute the fingerprint of this process; warn if the run so far had another."""
+    images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
+    probe = Probe(config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images)
+    expected = Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
+    before = start.checkpoint.state.get("numerics") if start is not None else None
+    if before is not None:
+        then, now = Fingerprint(**before["own"]), fingerprint(Probe(**before["probe"]), torch=True)
+        if difference := then.differences(now):
+            facts = f"was written on {then.cpu}, and this machine, {now.cpu}, computes {difference}"
+            logger.warning("the checkpoint %s: from here on, results differ by rounding", facts)
+    return expected
+
+
+def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> dict[str, Any]:
+    """Connect to Ray; return the options with which its processes get `variables`."""
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
@@ -106,6 +135,8 @@ def _open_session(config: Config, stop: StopSignals, stack: ExitStack) -> None:
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
+    # A Ray that is started here has inherited them, and its first processes exist already.
+    return {"runtime_env": {"env_vars": variables}} if variables and not session.started_here else {}
 
 
 def most_parameters(config: Config) -> int:
@@ -113,7 +144,9 @@ def most_parameters(config: Config) -> int:
     return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
 
 
-def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress) -> Collector:
+def _make_collector(
+    config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress, options: dict[str, Any]
+) -> Collector:
     plan = sampler_plan(config)
     collector: Collector
     if config.num_actors == 0:
@@ -122,12 +155,19 @@ def _make_collector(config: Config, ledger: ReplayLedger, stack: ExitStack, on_p
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         by_reference = config.num_learners > 0
-        collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference)
+        collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference, **options)
     stack.callback(collector.close)
     return collector
 
 
-def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: ExitStack) -> Trainers:
+def _make_trainers(
+    config: Config,
+    spaces: Spaces,
+    stop: StopSignals,
+    stack: ExitStack,
+    expected: Expected,
+    options: dict[str, Any],
+) -> Trainers:
     from dppo.cluster.learning.trainers import LocalTrainer
 
     logger.info("%s", choose_network(config.network, spaces))
@@ -146,7 +186,7 @@ def _make_trainers(config: Config, spaces: Spaces, stop: StopSignals, stack: Exi
         return local
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
-    trainers = RayTrainers(plan, spaces, logger.warning, stop.check)
+    trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **options)
     stack.callback(trainers.close)
     if config.num_learners > 1:
         logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))

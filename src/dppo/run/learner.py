@@ -83,6 +83,7 @@ class PPOLearner:
         self.episodes = 0
         self.recent: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
         self.incidents: Counter[str] = Counter()
+        self._other_cpus: set[str] = set()  # reported once for all actors of a node
         self._new_incidents: list[Incident] = []  # since the last iteration
 
     # ------------------------------------------------------------------ the loop
@@ -165,9 +166,11 @@ class PPOLearner:
             self.global_step += report.steps
             self.episodes += len(report.episodes)
             self.recent.extend(report.episodes)
-            for incident in report.incidents:
+            new = [one for one in report.incidents if one.message not in self._other_cpus]
+            self._other_cpus |= {one.message for one in new if one.kind is IncidentKind.OTHER_CPU}
+            for incident in new:
                 logger.warning("%s", incident.message)  # the others were reported when they happened
-            self._take(*report.incidents)
+            self._take(*new)
         self._take(*collected.incidents, *self._trainers.take_incidents())
         self._acting.pop(collected.index)
         self.iteration += 1

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from dppo.config import Config, resolved
@@ -126,7 +127,7 @@ class _Run:
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
         self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
-        self.folder.write_settings(self.config)
+        self.folder.write_settings(self.config, self.parts.numerics.own.summary())
         try:
             self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
             self.watching.add_file(self.metrics)
@@ -199,6 +200,7 @@ class _Run:
         state |= {
             "config": resolved(self.config),
             "versions": run_folder.versions(),
+            "numerics": asdict(self.parts.numerics),
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
         }

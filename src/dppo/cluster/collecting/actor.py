@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
-
-from threadpoolctl import ThreadpoolController
 
 from dppo.cluster import wire
 from dppo.cluster.builders import BuiltSampler, build_sampler
@@ -19,8 +18,10 @@ from dppo.cluster.plans import PackedModel, SamplerPlan, unpacked_model
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.numerics.fingerprint import Expected
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 from dppo.user_code import in_a_line
 
@@ -48,7 +49,7 @@ class PPOActor:
         # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
-        limit_to_one_thread()
+        limit_blas(1)
         self._progress_file, self._progress = make_progress_file()
         import ray  # loaded already: Ray has started this process
 
@@ -66,7 +67,8 @@ class PPOActor:
         try:
             host = self._hosted()
             host.close_all_but(question.hosted)
-            return host.collect(question.requests, policy, question.spaces)
+            answer = host.collect(question.requests, policy, question.spaces)
+            return answer if question.expected is None else _compared(answer, question.expected)
         except (DppoError, KeyboardInterrupt) as error:
             return sendable(error)
 
@@ -171,9 +173,11 @@ class SamplerHost:
                     )
 
 
-def limit_to_one_thread() -> Any:
-    """Limit NumPy's matrix products to one thread, so that sums have the same order on every machine.
-
-    Returns: a handle whose `restore_original_limits()` undoes it.
-    """
-    return ThreadpoolController().select(internal_api="openblas").limit(limits=1)
+def _compared(answer: Answer, expected: Expected) -> Answer:
+    """Add an incident if this process computes other bits than `expected`, or raise `ClusterError` if that is asked."""
+    problem = expected.problem(torch="torch" in sys.modules)  # loaded by now if the network acts with it
+    if not problem:
+        return answer
+    (first, segment), *others = answer.made
+    first = replace(first, incidents=(*first.incidents, Incident(IncidentKind.OTHER_CPU, problem)))
+    return replace(answer, made=((first, segment), *others))

@@ -10,6 +10,7 @@ from typing import Protocol
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log
+from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -51,6 +52,7 @@ class ActorCollector:
         batch_size: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.expected: Expected | None = None
         self._engine = engine
         self._transport = transport
         self._clock = clock
@@ -68,6 +70,7 @@ class ActorCollector:
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Ask every actor for the segments of its samplers; does not wait."""
         self._reports.begin(index)
+        self._engine.expected = self.expected
         self._transport.take_seconds()
         self._do(self._engine.request(policy, index, self._reports.began))
 

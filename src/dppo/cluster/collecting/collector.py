@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -42,6 +43,9 @@ class Collected:
 
 class Collector(Protocol):
     """Collects segment 0, 1, 2, ... of all samplers: in this process, or from actors."""
+
+    expected: Expected | None
+    """The numerics that every process must have."""
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Create the environments of one sampler and return their spaces.

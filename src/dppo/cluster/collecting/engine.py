@@ -31,6 +31,7 @@ from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
+from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
@@ -49,6 +50,7 @@ class Collecting:
         self.limits = limits
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
+        self.expected: Expected | None = None  # the numerics that every actor must have
         self.received: dict[int, tuple[SegmentReport, Any]] = {}
         """Report and segment of each sampler, for the last request."""
         self._timings: dict[int, Timings] = {}  # of each actor that answered the last request
@@ -148,6 +150,8 @@ class Collecting:
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         self._news_at = now
+        if isinstance(answer, ClusterError):
+            return self._lose(actor, f"was refused: {answer}", now)
         if isinstance(answer, Fault):
             raise answer
         if isinstance(answer, Answer):
@@ -243,8 +247,8 @@ class Collecting:
         self._questions += 1
         rebuilds = any(request.rebuild is not None for request in requests)
         actor.ask(self._questions, samplers, now, self.limits, rebuilds=rebuilds)
-        spaces = self.spaces if rebuilds or index == 0 else None
-        question = Question(tuple(requests), tuple(sorted(actor.samplers)), spaces)
+        checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
+        question = Question(tuple(requests), tuple(sorted(actor.samplers)), *checks)
         return Ask(actor.process, self._questions, question, self._policy)
 
     # ------------------------------------------------------------------ losing and moving

@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from dppo.cluster.collecting.actor import SamplerHost, limit_to_one_thread
+from dppo.cluster.collecting.actor import SamplerHost
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
+from dppo.numerics.fingerprint import Expected
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
@@ -30,7 +32,8 @@ class InProcessCollector:
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
         self._host = SamplerHost(plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
-        self._threads = limit_to_one_thread()
+        self._threads = limit_blas(1)
+        self.expected: Expected | None = None  # this process has computed it
         self._spaces: Spaces | None = None
         self._request: tuple[PolicySnapshot, int] | None = None
         self._next = 0  # index of the segment that the samplers can collect without being rebuilt

@@ -59,8 +59,8 @@ class _Call:
 class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
-    def __init__(self, plan: SamplerPlan, actors: Actors, *, by_reference: bool = False) -> None:
-        """Pickle the plan for the actors.
+    def __init__(self, plan: SamplerPlan, actors: Actors, *, by_reference: bool = False, **options: Any) -> None:
+        """Pickle the plan for the actors; `options` are those of Ray for each of them.
 
         Args:
             by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
@@ -84,6 +84,7 @@ class RayTransport:
             max_restarts=0,  # the engine replaces actors, so it must see every death
             max_task_retries=0,
             enable_task_events=False,
+            **options,
         )
         self._keep_gpus = actors.actor_gpus > 0
         self._by_reference = by_reference
@@ -210,10 +211,10 @@ class RayTransport:
 
 
 def collector_on_ray(
-    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, *, by_reference: bool
+    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, *, by_reference: bool, **more: Any
 ) -> ActorCollector:
-    """Return a collector whose actors run on Ray; `by_reference` as for `RayTransport`."""
+    """Return a collector whose actors run on Ray; `by_reference` and `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
     engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
-    transport = RayTransport(plan, actors, by_reference=by_reference)
+    transport = RayTransport(plan, actors, by_reference=by_reference, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -23,6 +23,8 @@ from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import train_on
 from dppo.cluster.plans import PackedModel, TrainerPlan, unpacked_model
 from dppo.errors import DppoError
+from dppo.numerics.fingerprint import Expected
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment, Update
 from dppo.spaces.spaces import Spaces
@@ -68,8 +70,11 @@ class TrainerRank:
         )
         return port
 
-    def join(self, host: str, port: int) -> Fault | None:
-        """Join the group, and build the trainer. Waits for: all ranks, at most a minute."""
+    def join(self, host: str, port: int, expected: Expected | None = None) -> str | Fault:
+        """Join the group, and build the trainer. Waits for: all ranks, at most a minute.
+
+        Returns: how this process computes otherwise than `expected`, "" if it does not.
+        """
         size = self.plan.learners.num_learners
         if self._store is None:
             self._store = TCPStore(host, port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
@@ -79,6 +84,7 @@ class TrainerRank:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
             torch.set_num_threads(self.plan.learners.learner_threads)
+            limit_blas(self.plan.learners.learner_threads)
             backend = "nccl" if self.plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
             distributed.init_process_group(
                 backend, store=self._store, rank=self.rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
@@ -86,9 +92,9 @@ class TrainerRank:
             self._group = Group()
             network = replace(self.plan.network, model=unpacked_model(self.model))
             self._trainer = build_trainer(replace(self.plan, network=network), self.spaces, self._group)
+            return "" if expected is None else expected.problem(torch=True)
         except DppoError as error:
             return sendable(error)
-        return None
 
     # ------------------------------------------------------------------ training
 

@@ -20,6 +20,7 @@ from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wai
 from dppo.cluster.plans import TrainerPlan, packed_model
 from dppo.cluster.ray.capacity import in_words
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
+from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -38,17 +39,23 @@ class RayTrainers:
     """
 
     def __init__(
-        self, plan: TrainerPlan, spaces: Spaces, notify: Callable[[str], None], check: Callable[[], None] = lambda: None
+        self,
+        plan: TrainerPlan,
+        spaces: Spaces,
+        notify: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+        *,
+        expected: Expected | None = None,
+        **options: Any,
     ) -> None:
-        """Reserve resources for the ranks, start them and form the group.
+        """Reserve resources for the ranks, start them with `options` of Ray, form the group, check its numerics.
 
-        Args:
-            check: called during every wait, now and later; may raise to end it.
+        `check` is called during every wait, now and later, and may raise to end it.
 
         Raises:
             ClusterError: there is no room, or the ranks cannot start or reach each other.
         """
-        self._check = check
+        self._check, self._expected, self._options = check, expected, options
         self.spec = choose_network(plan.network, spaces).spec
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
@@ -232,6 +239,7 @@ class RayTrainers:
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
+                **self._options,
             ).remote(self._plan, self._spaces, rank, self._model)
             for rank in range(self._plan.learners.num_learners)
         ]
@@ -241,8 +249,12 @@ class RayTrainers:
         # On one node the store need not be reachable from others.
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
-        joined = [handle.join.remote(host, port) for handle in self.ranks]
-        _raise_faults(wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()))
+        joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
+        problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
+        _raise_faults(problems)
+        for problem in sorted({*problems} - {""}):
+            self._notify(problem)
+            self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
 
     def _load(self) -> None:
         self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))

@@ -12,6 +12,7 @@ from dppo import streams
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.plans import TrainerPlan
 from dppo.config.parts import annealed
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.learning.advantages import reward_shaping
@@ -72,10 +73,9 @@ class LocalTrainer:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self.weights(), self.state()
         try:
-            lagged = policy.version < iteration
-            return train_on(
-                self._trainer, self._plan, segments, policy.obs_scale, reward_scale, iteration, lagged=lagged
-            )
+            lagged, scales = policy.version < iteration, (policy.obs_scale, reward_scale)
+            with limit_blas(self._plan.learners.learner_threads):
+                return train_on(self._trainer, self._plan, segments, *scales, iteration, lagged=lagged)
         except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
             self.load(*before)
             raise

@@ -43,7 +43,7 @@ class RaySession:
         demand, address, dashboard = demand_of(actors, learners), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
         source, cluster = wanted_cluster(address) if self._ours else ("address", address)
-        started_here = self._ours and cluster is None
+        self.started_here = started_here = self._ours and cluster is None
         if self._ours:
             set_environment(start_here=started_here, dashboard=dashboard)
         import ray

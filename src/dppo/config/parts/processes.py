@@ -44,6 +44,12 @@ class Actors:
     replay: bool = setting(
         True, "Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."
     )
+    on_other_cpu: Literal["warn", "refuse"] = setting(
+        "warn",
+        "If an actor or learner runs on a CPU that computes other last bits than this process: warn, because the "
+        "result then depends on which process runs where; or refuse to use it.",
+        resume="free",
+    )
     dashboard: bool = setting(
         False, "Start the dashboard of the Ray that is started on this machine (needs ray[default]).", resume="free"
     )
@@ -104,6 +110,12 @@ class Run:
     )
     keep_checkpoints: int = setting(
         3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
+    )
+    numerics: Literal["portable", "strict", "native"] = setting(
+        "portable",
+        "portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; "
+        "strict: equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU.",
+        resume="close",
     )
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"

@@ -115,6 +115,7 @@ class IncidentKind(str, Enum):
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
     MASK_NOT_USED = "mask_not_used"
+    OTHER_CPU = "other_cpu"
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"

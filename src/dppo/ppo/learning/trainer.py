@@ -72,6 +72,7 @@ class PPOTrainer:
         self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
+    @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
     def update(
         self,
         batch: Batch,

@@ -15,6 +15,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
+from dppo.ppo.networks.products import layer_forward, use_in
 from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
@@ -90,6 +91,7 @@ class Autograd(LearningNetwork):
         zeros_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.parameters = FlatParameters(parameters, zeros_like)
+        use_in(module)
         self._module = module
         self._dtype = self.parameters.weights.dtype
         self._reads_bytes = getattr(module, "reads_bytes", False)
@@ -150,7 +152,8 @@ def quick(module: nn.Module) -> nn.Module:
             and "forward" not in part.__dict__
             and not any(getattr(part, hooks) for hooks in HOOKS)
         ):
-            part.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
+            forward = layer_forward if kind is nn.Linear else kind.forward
+            part.__class__ = type(kind.__name__, (kind,), {"__call__": forward, "__module__": kind.__module__})
     return module
 
 

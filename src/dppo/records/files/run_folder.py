@@ -52,9 +52,12 @@ class RunFolder:
             return {"checkpoint": str(self.origin.path), "global_step": self.origin.checkpoint.state["global_step"]}
         return None if self.start is None else self.start.checkpoint.state.get("branched_from")
 
-    def write_settings(self, config: Config) -> None:
-        """Write config.yaml; raise CheckpointNotWritten, for example if the disk is full, and keep an earlier file."""
-        text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions()}, sort_keys=False)
+    def write_settings(self, config: Config, numerics: dict[str, str]) -> None:
+        """Write config.yaml, with all versions and `numerics`, on which the result depends.
+
+        Raises CheckpointNotWritten, for example if the disk is full, and keeps an earlier file.
+        """
+        text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions() | numerics}, sort_keys=False)
         if self.branched_from is not None:
             text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
         try:

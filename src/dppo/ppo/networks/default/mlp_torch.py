@@ -14,6 +14,7 @@ from typing_extensions import override
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import LearningNetwork
 from dppo.ppo.networks.parameters import FlatParameters
+from dppo.ppo.networks.products import multiply
 
 
 def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
@@ -91,7 +92,7 @@ class HandwrittenMLP(LearningNetwork):
     def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> None:
         """Write the output of each linear layer into `outputs`, and over it that of its activation."""
         for layer, output in zip(layers, outputs, strict=True):
-            x = torch.addmm(layer.bias, x, layer.transposed, out=output)
+            x = multiply(x, layer.transposed, output).add_(layer.bias)
             if layer is not layers[-1]:
                 x = x.tanh_() if self._tanh else x.relu_()
 
@@ -105,10 +106,13 @@ class HandwrittenMLP(LearningNetwork):
         """
         for number in reversed(range(len(layers))):
             layer, x = layers[number], inputs[number]
-            layer.by_weight.addmm_(by_output.t(), x, beta=int(accumulate))  # beta=0 does not read the old contents
+            if accumulate:
+                layer.by_weight.add_(multiply(by_output.t(), x, torch.empty_like(layer.by_weight)))
+            else:
+                multiply(by_output.t(), x, layer.by_weight)
             _sum_rows(by_output, layer.by_bias, accumulate)
             if number:
-                by_input = torch.mm(by_output, layer.weight, out=by_inputs[number])
+                by_input = multiply(by_output, layer.weight, by_inputs[number])
                 if self._tanh:
                     by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
                 else:

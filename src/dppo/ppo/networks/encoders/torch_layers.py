@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
+from dppo.ppo.networks.products import layer_forward
+
 BLOCK = 4  # pixels of a side: four bytes are moved as one number of 32 bits
 
 
@@ -18,9 +20,9 @@ class Output(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the outputs [rows, n] of `hidden` [rows, features]."""
         if precision_on(hidden.device) is None:
-            return super().forward(hidden)
+            return layer_forward(self, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            return super().forward(hidden.to(self.weight.dtype))
+            return layer_forward(self, hidden.to(self.weight.dtype))
 
 
 class PixelConv(nn.Conv2d):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
+
+from dppo.ppo.networks.products import linear, multiply
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
@@ -38,10 +39,10 @@ def over_time(
         with torch.autocast(inputs.device.type, enabled=False):
             return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
     if isinstance(cell, nn.GRUCell):
-        gates = F.linear(inputs, cell.weight_ih, cell.bias_ih)
+        gates = linear(inputs, cell.weight_ih, cell.bias_ih)
         outputs: Tensor = _GRU.apply(gates, cell.weight_hh, cell.bias_hh, state, starts)  # type: ignore[no-untyped-call]
         return outputs, outputs[-1]
-    gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
+    gates = linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
     h, c = state.chunk(2, dim=1)
     outputs, last = _LSTM.apply(gates, cell.weight_hh, h, c, starts)  # type: ignore[no-untyped-call]
     return outputs, torch.cat([outputs[-1], last], dim=1)
@@ -59,12 +60,12 @@ class _LSTM(Function):
         gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
         starting, keep = _kept(starts, gates.dtype)
         h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size).unbind()
-        by_h = weight.t()
+        by_h, of_h = weight.t(), torch.empty_like(gates[0])
         for t, some in enumerate(starting):
             if some:
                 h, c = h * keep[t], c * keep[t]
             h_before[t], c_before[t] = h, c
-            now = gates[t].addmm_(h, by_h)
+            now = gates[t].add_(multiply(h, by_h, of_h))
             now[:, : 2 * size].sigmoid_()
             now[:, 2 * size : 3 * size].tanh_()
             now[:, 3 * size :].sigmoid_()
@@ -95,10 +96,10 @@ class _LSTM(Function):
             now, factor = by_gates[t].view(rows, 4, size), factors[t].view(rows, 4, size)
             torch.mul(by_c.unsqueeze(1), factor[:, :3], out=now[:, :3])
             torch.mul(by_h, factor[:, 3], out=now[:, 3])
-            by_h, by_c = by_gates[t] @ weight, by_c * f[t]
+            by_h, by_c = multiply(by_gates[t], weight, torch.empty_like(by_h)), by_c * f[t]
             if ctx.starting[t]:
                 by_h, by_c = by_h * keep[t], by_c * keep[t]
-        by_weight = by_gates.flatten(0, 1).t() @ h_before.flatten(0, 1)
+        by_weight = multiply(by_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight))
         return by_gates, by_weight, by_h, by_c, None
 
 
@@ -119,7 +120,7 @@ class _GRU(Function):
             if some:
                 h = h * keep[t]
             h_before[t] = h
-            hidden = torch.addmm(bias, h, by_h)
+            hidden = multiply(h, by_h, torch.empty_like(gates[t])).add_(bias)
             hidden_n[t] = hidden[:, 2 * size :]
             rz, n = gates[t, :, : 2 * size], gates[t, :, 2 * size :]
             rz.add_(hidden[:, : 2 * size]).sigmoid_()
@@ -144,12 +145,13 @@ class _GRU(Function):
         for t in reversed(range(length)):
             by_h = torch.add(by_h, by_outputs[t], out=by_each_h[t])
             torch.mul(by_h.unsqueeze(1), factors[t].view(rows, 3, size), out=by_hidden[t].view(rows, 3, size))
-            by_h = torch.addmm(by_h * z[t], by_hidden[t], weight)
+            by_h = (by_h * z[t]).add_(multiply(by_hidden[t], weight, torch.empty_like(h_before[t])))
             if ctx.starting[t]:
                 by_h = by_h * keep[t]
         flat = by_hidden.flatten(0, 1)
         by_gates = torch.cat([by_hidden[..., : 2 * size], by_each_h * by_n], dim=2)
-        return by_gates, flat.t() @ h_before.flatten(0, 1), flat.sum(dim=0), by_h, None
+        by_weight = multiply(flat.t(), h_before.flatten(0, 1), torch.empty_like(weight))
+        return by_gates, by_weight, flat.sum(dim=0), by_h, None
 
 
 def _kept(starts: Tensor, dtype: torch.dtype) -> tuple[list[bool], Tensor]:

@@ -1,0 +1,64 @@
+"""Train six short runs, and print the hash of the weights of each: with portable, strict and native numerics.
+
+    python benchmarks/numerics.py [--kinds portable strict native]
+
+Two machines agree if the column "strict" agrees, and "portable" if both or neither have AVX-512. The hashes seen
+so far are in docs/REPRODUCIBILITY.md. Each run is a command of its own, because NumPy and torch choose their code when
+they are loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dppo.numerics.fingerprint import cpu_name
+
+HERE = Path(__file__).resolve().parent
+COMMANDS = (
+    "CartPole-v1 --total-timesteps 60000",
+    "Pendulum-v1 --norm-obs --norm-reward --total-timesteps 16384",
+    "CartPole-v1 --memory lstm --total-timesteps 16384",
+    "bench_envs:Squares --image-encoder nature --total-timesteps 4096",
+    "bench_envs:Squares --image-encoder impala --total-timesteps 2048",
+    "Acrobot-v1 --total-timesteps 16384",
+)
+
+
+def weights_of(command: str, kind: str) -> str:
+    """Return the first 16 digits of the hash of the weights that `dppo train COMMAND` ends with."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*command.split(), "--preset", "none", "--numerics", kind, "--run-dir", f"{folder}/run"]
+        paths = [str(HERE.parent / "src"), str(HERE)]
+        done = subprocess.run(
+            [sys.executable, "-m", "dppo", "train", *words],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = re.search(r"sha256 ([0-9a-f]{16})", done.stdout)
+    if done.returncode or found is None:
+        sys.exit(f"{command}: {done.stderr or done.stdout}")
+    return found.group(1)
+
+
+def main() -> None:
+    """Print a table in Markdown, row by row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--kinds", nargs="+", choices=["portable", "strict", "native"], default=["portable", "strict", "native"]
+    )
+    kinds = parser.parse_args().kinds
+    print(f"| {cpu_name()}: `dppo train ... --preset none` | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
+    for command in COMMANDS:
+        print(f"| `{command}` | {' | '.join(weights_of(command, kind) for kind in kinds)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

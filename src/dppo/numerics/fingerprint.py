@@ -1,0 +1,127 @@
+"""A fingerprint of numerics: hashes of small computations, through the operations that a run uses."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dppo.errors import ClusterError
+from dppo.numerics.portable import cpu_facts, limit_blas
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The sizes of the computations: those of a run's network."""
+
+    rows: int  # environments that act together
+    widths: tuple[int, ...]  # units of the hidden layers
+    images: bool = False  # include convolutions
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a process computes, and on which machine."""
+
+    node: str
+    cpu: str
+    versions: dict[str, str]
+    results: dict[str, str]
+    """Hashes of results by the name of the operation; those of torch only where the process uses torch."""
+
+    def summary(self) -> dict[str, str]:
+        """Return the CPU, and one hash of all results: equal where runs are equal to the last bit."""
+        return {"cpu": self.cpu, "numerics": hashlib.sha256(str(self.results).encode()).hexdigest()[:16]}
+
+    def differences(self, other: Fingerprint) -> str:
+        """Return what differs, in words: "" if both compute the same wherever both were asked."""
+        names = [name for name, one in self.results.items() if other.results.get(name, one) != one]
+        both = [(name, was, other.versions.get(name, was)) for name, was in self.versions.items()]
+        versions = [f", {name} {now} instead of {was}" for name, was, now in both if now != was]
+        return f"other last bits in {' and '.join(names)}{''.join(versions)}" if names else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The numerics that all processes of a run must have: those of the process that drives it."""
+
+    probe: Probe
+    own: Fingerprint
+    refuse: bool
+
+    def problem(self, *, torch: bool) -> str:
+        """Return how this process computes otherwise: "" if it does not; raise ClusterError if that is refused."""
+        found = fingerprint(self.probe, torch=torch)
+        if not (difference := self.own.differences(found)):
+            return ""
+        fact = f"node {found.node} ({found.cpu}) computes {difference}, compared with {self.own.node} ({self.own.cpu})"
+        if self.refuse:
+            raise ClusterError(f"{fact}. Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`")
+        return f"{fact}: the result depends on which process runs where (docs/REPRODUCIBILITY.md)"
+
+
+def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
+    """Compute a fingerprint in a few milliseconds; with `torch`, include its operations, which loads it."""
+    versions = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
+    with limit_blas(1):
+        found = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
+    if torch:
+        from dppo.numerics.torch_results import torch_results
+
+        versions["torch"] = version("torch")
+        found |= {name: _hash(results) for name, results in torch_results(_numbers, probe.widths, probe.images).items()}
+    return Fingerprint(platform.node(), cpu_name(), versions, found)
+
+
+def cpu_name() -> str:
+    """Return the name of this CPU, with family and model where the system tells: they decide which code runs."""
+    lines = cpu_facts().partition("\n\n")[0].splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
+
+
+def _numbers(*shape: int) -> np.ndarray:
+    """Return float64 numbers between -2 and 2 that are the same everywhere: PCG64 and a product round alike."""
+    return np.random.Generator(np.random.PCG64(sum(shape))).random(shape) * 4 - 2
+
+
+def _hash(results: list[Any]) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in results)).hexdigest()[:12]
+
+
+def _products(probe: Probe) -> Iterator[np.ndarray]:
+    for before, after in pairwise((4, *probe.widths, 2)):
+        weight = _numbers(after, before).astype("f4")
+        yield from (_numbers(rows, before).astype("f4") @ weight.T for rows in (probe.rows, 256))
+    yield _numbers(8, 33) @ _numbers(33, 5)
+
+
+def _functions(dtype: str) -> Iterator[np.ndarray]:
+    x = _numbers(259).astype(dtype)
+    yield from (function(x) for function in (np.tanh, np.exp, np.sin, np.cos, np.expm1, np.cbrt))
+    yield from (function(np.abs(x)) for function in (np.log, np.log1p, np.sqrt))
+    yield np.arctan2(x, x[::-1])
+
+
+NUMPY: dict[str, Callable[[Probe], list[Any]]] = {
+    "NumPy's matrix products": lambda probe: [*_products(probe)],
+    "NumPy's exp, log, sin": lambda probe: [*_functions("f4"), *_functions("f8")],
+    "NumPy's sums": lambda probe: [_numbers(1027).sum(), _numbers(1027).astype("f4").var(), _numbers(64, 9).mean(0)],
+    "NumPy's random numbers": lambda probe: [
+        getattr(np.random.default_rng(0), draw)(size=99) for draw in ("normal", "gumbel", "exponential")
+    ],
+    "the C library's sin, exp, pow": lambda probe: [
+        [f(50 * x) for f in (math.sin, math.cos, math.exp, math.tanh, math.atan) for x in _numbers(999)],
+        [math.pow(abs(x), 1.7) + math.log(abs(x)) for x in _numbers(99)],
+    ],
+}
+"""Operations of actors and of environments; the last also decides what most simulators in Python compute."""

@@ -1,0 +1,235 @@
+"""Portable numerics: equal weights on other types of CPU; fingerprints: they tell where last bits differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import kinds
+import numpy as np
+import pytest
+import torch
+from commandline import fresh_environment, run
+from torch import nn
+
+import dppo
+from dppo.errors import ClusterError
+from dppo.numerics import portable
+from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
+from dppo.ppo.networks.products import linear, multiply, use_in
+
+# MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
+INTEL = """
+int mkl_serv_intel_cpu_true(void) { return 1; }
+int mkl_serv_intel_cpu(void) { return 1; }
+int mkl_serv_cpuiszen(void) { return 0; }
+"""
+CPUS = {
+    "prescott": {"OPENBLAS_CORETYPE": "Prescott", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "SSE4_2"},
+    "skylake": {"OPENBLAS_CORETYPE": "SkylakeX", "ATEN_CPU_CAPABILITY": "avx512", "MKL_CBWR": "AVX2"},
+    "intel": {"LD_PRELOAD": "intel.so"},
+}
+NAMED = {"a": "1", "b": "2"}
+ONE = Fingerprint("n1", "AMD", {"numpy": "2.4"}, NAMED)
+PROBE = Probe(2, (8,), images=True)
+WEIGHTS_OF_KINDS = """
+import sys
+from pathlib import Path
+import dppo
+dppo.portable_numerics()
+import kinds
+for kind in sys.argv[2:]:
+    print(kind, dppo.train(kinds.settings(kind, Path(sys.argv[1]) / kind)).weights_sha256)
+"""
+
+needs_avx2 = pytest.mark.skipif(not portable.has_avx2(), reason="portable numerics need AVX2")
+
+
+def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
+    """Return a line for each kind, trained where the libraries would choose the code of `cpu`."""
+    variables = dict(CPUS.get(cpu, {}))
+    if cpu == "intel":
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("no C compiler")
+        variables["LD_PRELOAD"] = str(folder / "intel.so")
+        (folder / "intel.c").write_text(INTEL)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", variables["LD_PRELOAD"], folder / "intel.c"], check=True)
+    inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
+    inherited.pop("DPPO_NUMERICS", None)
+    command = [sys.executable, "-c", WEIGHTS_OF_KINDS, str(folder / (cpu or "own")), *names]
+    done = subprocess.run(command, env=inherited | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    ("names", "cpus"),
+    [
+        (["mask and lstm", "image"], ["intel"]),
+        pytest.param(list(kinds.KINDS), list(CPUS), marks=pytest.mark.slow),
+    ],
+    ids=["two kinds", "all kinds"],
+)
+def test_weights_are_equal_on_other_types_of_cpu(names: list[str], cpus: list[str], tmp_path: Path) -> None:
+    here = weights_on("", names, tmp_path)
+    assert len(here) == len(names)
+    for cpu in cpus:
+        assert weights_on(cpu, names, tmp_path) == here
+
+
+def test_differences_name_operations_and_versions() -> None:
+    assert ONE.differences(replace(ONE, node="n2", cpu="Intel")) == ""
+    assert ONE.differences(replace(ONE, results={"a": "1"})) == "", "only what both computed counts"
+    other = replace(ONE, versions={"numpy": "2.3"}, results=NAMED | {"b": "3"})
+    assert ONE.differences(other) == "other last bits in b, numpy 2.3 instead of 2.4"
+    assert fingerprint(PROBE, torch=False).differences(fingerprint(PROBE, torch=True)) == ""
+
+
+def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:
+    own = fingerprint(PROBE, torch=True)
+    assert Expected(PROBE, own, refuse=True).problem(torch=True) == ""
+    changed = replace(own, node="n1", cpu="other", results=own.results | {"torch's Adam": ""})
+    problem = Expected(PROBE, changed, refuse=False).problem(torch=True)
+    for fact in ("other last bits in torch's Adam", "n1 (other)", own.node, own.cpu, "depends on which process"):
+        assert fact in problem
+    with pytest.raises(ClusterError, match=r"on_other_cpu=warn"):
+        Expected(PROBE, changed, refuse=True).problem(torch=True)
+
+
+def test_fingerprints_see_another_code() -> None:
+    """A process whose NumPy and torch were told to compute as on an old CPU."""
+    script = (
+        "import json; from dataclasses import asdict; from dppo.numerics.fingerprint import Probe, fingerprint\n"
+        "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=True))))"
+    )
+    inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
+    found = []
+    for variables in ({}, CPUS["prescott"]):
+        environment = inherited | variables
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(Fingerprint(**json.loads(done.stdout)))
+    if portable.has_avx2():
+        assert "NumPy's matrix products" in found[0].differences(found[1])
+
+
+@pytest.mark.parametrize(
+    ("argv", "native"),
+    [
+        (["train", "E-v0"], False),
+        (["train", "E-v0", "--numerics", "native"], True),
+        (["train", "E-v0", "--numerics=native"], True),
+        (["train", "--numerics", "portable", "--config", "native.yaml"], False),
+        (["train", "--config", "native.yaml"], True),
+        (["train", "--config=native.yaml"], True),
+        (["train", "--resume", "run/checkpoints"], True),
+        (["eval", "run"], True),
+        (["train", "E-v0", "--env-kwargs", '{"x": "' + "y" * 5000 + '"}', "--numerics"], False),
+    ],
+)
+def test_a_command_knows_its_numerics_before_it_loads_anything(
+    argv: list[str], native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DPPO_NUMERICS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for file in ("native.yaml", "run/config.yaml"):
+        (tmp_path / file).write_text("run:\n  numerics: native\n")
+    assert portable._native(argv) is native
+
+
+@needs_avx2
+@pytest.mark.parametrize("numerics", ["portable", "strict"])
+def test_variables_are_set_while_a_run_lasts(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in portable.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    monkeypatch.setattr(portable, "numpy_is_portable", lambda: True)
+    with portable.in_force(numerics) as variables:
+        assert os.environ["MKL_CBWR"] == "COMPATIBLE"
+        assert ("ONEDNN_MAX_CPU_ISA" in variables) == (numerics == "strict")
+    assert os.environ["MKL_CBWR"] == "AVX2"
+    assert "OPENBLAS_CORETYPE" not in os.environ
+    with portable.in_force("native") as variables:
+        assert variables == {}
+    monkeypatch.setattr(portable, "numpy_is_portable", lambda: False)
+    with portable.in_force(numerics) as variables:
+        assert variables == {}, "processes of a run compute alike"
+
+
+def test_a_run_on_another_machine_is_noted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = kinds.small(tmp_path / "run", env_id="CartPole-v1")
+    dppo.train(config)
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "cpu: " in text
+    assert "numerics: " in text
+    now = fingerprint
+
+    def elsewhere(probe: Probe, *, torch: bool) -> Fingerprint:
+        found = now(probe, torch=torch)
+        return replace(found, cpu="another", results=found.results | {"NumPy's sums": "other"})
+
+    longer = replace(config, total_timesteps=2 * config.total_timesteps, anneal_lr=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dppo.run.building.fingerprint", elsewhere)
+        dppo.train(replace(longer, run_dir=tmp_path / "branch"), resume=tmp_path / "run", branch=True)
+    notes = [one.getMessage() for one in caplog.records if "differ by rounding" in one.getMessage()]
+    assert len(notes) == 1
+    assert "another, computes other last bits in NumPy's sums" in notes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_and_their_gradients_are_those_of_torch(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Linear(5, 3).to(dtype)
+    inputs = torch.randn(4, 7, 5, dtype=dtype, generator=generator).requires_grad_()
+    by_output = torch.randn(4, 7, 3, dtype=dtype, generator=generator)
+    found = [linear(inputs, layer.weight, layer.bias)]
+    expected = [nn.functional.linear(inputs, layer.weight, layer.bias)]
+    leaves = (inputs, layer.weight, layer.bias)
+    found += torch.autograd.grad(found[0], leaves, by_output, create_graph=True)
+    expected += torch.autograd.grad(expected[0], leaves, by_output, create_graph=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    second = [torch.autograd.grad(grads[1].square().sum(), layer.weight)[0] for grads in (found, expected)]
+    torch.testing.assert_close(*second)
+
+
+def test_products_write_into_parts_of_a_tensor_and_ignore_other_dtypes() -> None:
+    whole = torch.zeros(4, 5)
+    a, b = torch.ones(4, 2), torch.ones(2, 3)
+    multiply(a, b, whole[:, 1:4])
+    assert whole.tolist() == [[0.0, 2.0, 2.0, 2.0, 0.0]] * 4
+    half = nn.Linear(2, 3).half()
+    assert linear(a.half(), half.weight, half.bias).dtype == torch.float16
+    assert linear(a, nn.Linear(2, 3, bias=False).weight, None).shape == (4, 3)
+
+
+def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
+    class Own(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs
+
+    model = nn.Sequential(nn.Linear(2, 2), Own(2, 2), nn.Linear(2, 2))
+    use_in(model)
+    assert ["forward" in layer.__dict__ for layer in model] == [True, False, True]
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+
+
+def test_native_numerics_leave_the_variables_alone(tmp_path: Path) -> None:
+    sizes = ["--total-timesteps", "256", "--num-steps", "32", "--preset", "none", "--progress", "plain"]
+    code, out, err = run(["train", "CartPole-v1", *sizes, "--run-dir", "run", "--numerics", "native"], tmp_path)
+    assert code == 0, err
+    assert "this type of CPU only" not in out
+    state: dict[str, Any] = dppo.load_policy(tmp_path / "run").state
+    assert state["numerics"]["own"].keys() == asdict(ONE).keys()
+    assert np.isfinite(state["global_step"])
