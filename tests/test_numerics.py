@@ -73,10 +73,10 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("names", "cpus"),
     [
-        (["mask and lstm", "image"], ["intel"]),
+        (["mask and lstm"], ["intel"]),
         pytest.param(list(kinds.KINDS), list(CPUS), marks=pytest.mark.slow),
     ],
-    ids=["two kinds", "all kinds"],
+    ids=["one kind", "all kinds"],
 )
 def test_weights_are_equal_on_other_types_of_cpu(names: list[str], cpus: list[str], tmp_path: Path) -> None:
     here = weights_on("", names, tmp_path)
@@ -108,7 +108,7 @@ def test_fingerprints_see_another_code() -> None:
     """A process whose NumPy and torch were told to compute as on an old CPU."""
     script = (
         "import json; from dataclasses import asdict; from dppo.numerics.fingerprint import Probe, fingerprint\n"
-        "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=True))))"
+        "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=False))))"
     )
     inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
     found = []
