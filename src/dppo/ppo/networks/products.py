@@ -20,7 +20,7 @@ from typing_extensions import override
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Write the product of `a` [n, k] and `b` [k, m] into `out` [n, m], and return it; no gradient follows it."""
-    if out.device.type != "cpu":
+    if not out.is_cpu:
         return torch.mm(a, b, out=out)
     if out.is_contiguous():
         np.dot(a.numpy(), b.numpy(), out.numpy())
@@ -30,7 +30,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
-    alike = inputs.device.type == "cpu" and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
+    alike = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
     if not alike or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     rows = inputs.reshape(-1, inputs.shape[-1])
