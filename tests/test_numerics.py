@@ -1,4 +1,4 @@
-"""Portable numerics: equal weights on other types of CPU; fingerprints: they tell where last bits differ."""
+"""Portable numerics: equal weights on other types of CPU; fingerprints, which show where last bits differ."""
 
 from __future__ import annotations
 
@@ -91,6 +91,27 @@ def test_differences_name_operations_and_versions() -> None:
     other = replace(ONE, versions={"numpy": "2.3"}, results=NAMED | {"b": "3"})
     assert ONE.differences(other) == "other last bits in b, numpy 2.3 instead of 2.4"
     assert fingerprint(PROBE, torch=False).differences(fingerprint(PROBE, torch=True)) == ""
+
+
+def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:
+    probe, found = Probe(8, (512, 512), images=True), []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with portable.limit_blas(threads):
+            found.append(fingerprint(probe, torch=True))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert found[0].differences(found[1]) == ""
+
+
+def test_native_numerics_without_effect_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in portable.VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    dppo.train(kinds.small(tmp_path / "run", env_id="CartPole-v1", numerics="native"))
+    assert any("numerics=native: portable code was loaded already" in one.getMessage() for one in caplog.records)
 
 
 def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:

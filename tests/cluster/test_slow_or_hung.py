@@ -26,6 +26,7 @@ from dppo.cluster.collecting.messages import (
 )
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
+from dppo.errors import ClusterError
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
@@ -161,6 +162,18 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     assert driver.killed_at() == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
     words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
     assert words in driver.reported()[0].text
+
+
+def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> None:
+    driver = Driver([[0]])
+    driver.request(0)
+    for number in range(1, LIMITS.max_actor_restarts + 1):
+        driver.on(Answered(Process(0, number), driver.asks[-1].ask_id, ClusterError("node n computes other last bits")))
+        assert "refused: node n computes other last bits" in driver.reported()[-1].text
+        driver.wait(60)
+        driver.on(Started(Process(0, number + 1)))
+    with pytest.raises(ClusterError, match="node n computes"):
+        driver.on(Answered(driver.asks[-1].process, driver.asks[-1].ask_id, ClusterError("node n computes other bits")))
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])

@@ -50,10 +50,10 @@ def _native(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def in_force(numerics: str) -> Iterator[dict[str, str]]:
-    """Set the variables while a run lasts, for what is loaded or started later; yield those that are in force.
+    """Set the variables while a run lasts, for libraries and processes that it loads or starts; yield those in force.
 
-    None are with `numerics=native`, without AVX2, and where NumPy was loaded with other settings: all processes of a
-    run must compute alike.
+    Sets none with `numerics=native`, without AVX2, or if NumPy was loaded with other settings, because all processes of
+    a run must compute alike.
     """
     chosen = VARIABLES | (CONVOLUTIONS if numerics == "strict" else {})
     if numerics == "native" or not has_avx2() or not numpy_is_portable():
@@ -64,7 +64,7 @@ def in_force(numerics: str) -> Iterator[dict[str, str]]:
         yield chosen
     finally:
         for name in chosen:
-            del os.environ[name]
+            os.environ.pop(name, None)
         os.environ.update(before)
 
 
@@ -84,10 +84,9 @@ def has_avx2() -> bool:
 
 def cpu_facts() -> str:
     """Return what Linux knows about the CPUs, "" elsewhere."""
-    try:
+    with suppress(OSError):
         return Path("/proc/cpuinfo").read_text("utf8")
-    except OSError:
-        return ""
+    return ""
 
 
 def limit_blas(threads: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from dppo.config import Config
 from dppo.config.checks import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
-from dppo.numerics.portable import in_force
+from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
@@ -107,6 +108,10 @@ def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
         logger.info(
             "results are equal on this type of CPU only: it has no AVX2, or NumPy was loaded with other code. Call "
             "dppo.portable_numerics() before NumPy is imported, or set numerics=native to say so."
+        )
+    if config.numerics == "native" and VARIABLES.items() <= os.environ.items():
+        logger.warning(
+            "numerics=native: portable code was loaded already. Set DPPO_NUMERICS=native before Python starts."
         )
     return variables
 
