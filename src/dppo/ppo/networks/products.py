@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
-from typing_extensions import override
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -47,13 +46,11 @@ class _Product(Function):
     """y = x W^T: dL/dx = dL/dy W, dL/dW = (dL/dy)^T x."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         return multiply(x, weight.t(), x.new_empty((len(x), len(weight))))
 
     @staticmethod
-    @override
     def backward(ctx: Any, by_y: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         by_x, by_weight = ctx.needs_input_grad
