@@ -1,4 +1,4 @@
-"""Train six short runs, and print the hash of the weights of each: with portable, strict and native numerics.
+"""Train six short runs, and print the hash of the weights and the env steps per second of each: with portable, strict and native numerics.
 
     python benchmarks/numerics.py [--kinds portable strict native]
 
@@ -15,9 +15,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from statistics import median
 
-from dppo.numerics.fingerprint import cpu_name
+from dppo.numerics.fingerprint import Probe, cpu_name, fingerprint
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
@@ -31,7 +33,7 @@ COMMANDS = (
 
 
 def weights_of(command: str, kind: str) -> str:
-    """Return the first 16 digits of the hash of the weights that `dppo train COMMAND` ends with."""
+    """Return the first 16 digits of the hash of the weights that `dppo train COMMAND` ends with, and its speed."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*command.split(), "--preset", "none", "--numerics", kind, "--run-dir", f"{folder}/run"]
         paths = [str(HERE.parent / "src"), str(HERE)]
@@ -43,13 +45,24 @@ def weights_of(command: str, kind: str) -> str:
             check=False,
         )
     found = re.search(r"sha256 ([0-9a-f]{16})", done.stdout)
-    if done.returncode or found is None:
+    speed = re.search(r"\((\S+) steps/s", done.stdout)
+    if done.returncode or found is None or speed is None:
         sys.exit(f"{command}: {done.stderr or done.stdout}")
-    return found.group(1)
+    return f"{found.group(1)}, {speed.group(1)}/s"
+
+
+def milliseconds_of_a_fingerprint() -> float:
+    """Return the time of one fingerprint with torch, images and 64 x 64 units; the first one also loads libraries."""
+    times = []
+    for _ in range(10):
+        began = time.perf_counter()
+        fingerprint(Probe(8, (64, 64), images=True), torch=True)
+        times.append(1e3 * (time.perf_counter() - began))
+    return median(times)
 
 
 def main() -> None:
-    """Print a table in Markdown, row by row."""
+    """Print a table in Markdown, row by row, and the time of a fingerprint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--kinds", nargs="+", choices=["portable", "strict", "native"], default=["portable", "strict", "native"]
@@ -58,6 +71,7 @@ def main() -> None:
     print(f"| {cpu_name()}: `dppo train ... --preset none` | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
     for command in COMMANDS:
         print(f"| `{command}` | {' | '.join(weights_of(command, kind) for kind in kinds)} |", flush=True)
+    print(f"\nA fingerprint takes {milliseconds_of_a_fingerprint():.0f} ms.")
 
 
 if __name__ == "__main__":
