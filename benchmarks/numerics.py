@@ -1,4 +1,4 @@
-"""Train six short runs, and print the hash of the weights and the env steps per second of each: with portable, strict and native numerics.
+"""Train six short runs, and print the hash of their weights and their speed: with portable, strict and native numerics.
 
     python benchmarks/numerics.py [--kinds portable strict native]
 
