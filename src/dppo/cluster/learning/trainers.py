@@ -74,8 +74,7 @@ class LocalTrainer:
         before = self.weights(), self.state()
         try:
             lagged, scales = policy.version < iteration, (policy.obs_scale, reward_scale)
-            with limit_blas(self._plan.learners.learner_threads):
-                return train_on(self._trainer, self._plan, segments, *scales, iteration, lagged=lagged)
+            return train_on(self._trainer, self._plan, segments, *scales, iteration, lagged=lagged)
         except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
             self.load(*before)
             raise
@@ -114,5 +113,5 @@ def train_on(
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)
     share = iteration / plan.sizes.iterations
-    with exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
+    with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
         return trainer.update(batch, annealed(plan.ppo, share).learning_rate, order, share, lagged=lagged)

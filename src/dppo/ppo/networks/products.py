@@ -7,7 +7,8 @@ times as long. NumPy's OpenBLAS computes the same bits on every CPU with AVX2 th
 
 from __future__ import annotations
 
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,55 +17,103 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+WORTH_SHARING = 10**7  # multiplications, which take a thread a third of a millisecond; handing them over takes 0.05 ms
+FEW = 256  # rows of a step
+VIEWS = "_views_of_weights"  # attribute of a layer: address of the weights; the weights [k, m] and the bias as arrays
+
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Write the product of `a` [n, k] and `b` [k, m] into `out` [n, m], and return it; no gradient follows it."""
     if not out.is_cpu:
         return torch.mm(a, b, out=out)
-    if out.is_contiguous():
+    if not out.is_contiguous():
+        return out.copy_(torch.from_numpy(np.dot(a.numpy(), b.numpy())))
+    if out.numel() * len(b) < WORTH_SHARING or torch.get_num_threads() == 1:
         np.dot(a.numpy(), b.numpy(), out.numpy())
-        return out
-    return out.copy_(torch.from_numpy(np.dot(a.numpy(), b.numpy())))
+    else:
+        _share(a.numpy(), b.numpy(), out.numpy(), torch.get_num_threads())
+    return out
+
+
+def _share(a: np.ndarray, b: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Let each thread compute some rows; those of OpenBLAS would wait in a busy loop, and so keep torch's from work."""
+    parts = zip(np.array_split(a, threads), np.array_split(out, threads), strict=True)
+    for done in [_pool(threads).submit(np.dot, rows, b, part) for rows, part in parts]:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
-    alike = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
-    if not alike or torch.is_autocast_enabled("cpu"):
+    if not _alike(inputs, weight):
         return F.linear(inputs, weight, bias)
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    if weight.requires_grad or rows.requires_grad:
-        product: Tensor = _Product.apply(rows, weight)  # type: ignore[no-untyped-call]
+    rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
+    if torch.is_grad_enabled() and (weight.requires_grad or rows.requires_grad):
+        outputs: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     else:
-        product = multiply(rows, weight.t(), rows.new_empty((len(rows), len(weight))))
-    if bias is not None:
-        product += bias
-    return product.view(*inputs.shape[:-1], len(weight))
+        outputs = _affine(
+            rows.numpy(force=True), weight.numpy(force=True).T, None if bias is None else bias.numpy(force=True)
+        )
+    return outputs if inputs.dim() == 2 else outputs.view(*inputs.shape[:-1], len(weight))
 
 
-class _Product(Function):
-    """y = x W^T: dL/dx = dL/dy W, dL/dW = (dL/dy)^T x."""
+def _alike(inputs: Tensor, weight: Tensor) -> bool:
+    """Return whether NumPy can multiply these."""
+    alike = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
+    return alike and not torch.is_autocast_enabled("cpu")
+
+
+class _Linear(Function):
+    """y = x W^T + b: dL/dx = dL/dy W, dL/dW = (dL/dy)^T x, dL/db = sum(dL/dy)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return multiply(x, weight.t(), x.new_empty((len(x), len(weight))))
+        return _affine(x.numpy(), weight.numpy().T, None if bias is None else bias.numpy())
 
     @staticmethod
     def backward(ctx: Any, by_y: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        by_x, by_weight = ctx.needs_input_grad
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        by_bias = by_y.sum(dim=0) if of_bias else None
         if torch.is_grad_enabled():  # a network of a user takes the gradient of a gradient
-            return by_y @ weight, by_y.t() @ x
-        return (
-            multiply(by_y, weight, torch.empty_like(x)) if by_x else None,
-            multiply(by_y.t(), x, torch.empty_like(weight)) if by_weight else None,
-        )
+            return by_y @ weight, by_y.t() @ x, by_bias
+        rows = by_y.numpy()
+        by_x = _affine(rows, weight.numpy(), None) if of_x else None
+        return by_x, _affine(rows.T, x.numpy(), None) if of_weight else None, by_bias
+
+
+def _affine(a: np.ndarray, b: np.ndarray, plus: np.ndarray | None) -> Tensor:
+    """Return a [n, k] times b [k, m], plus a row [m]."""
+    if len(a) * b.size < WORTH_SHARING or torch.get_num_threads() == 1:
+        product = np.dot(a, b)
+    else:
+        product = np.empty((len(a), b.shape[1]), a.dtype)
+        _share(a, b, product, torch.get_num_threads())
+    if plus is not None:
+        product += plus
+    return torch.from_numpy(product)
 
 
 def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Compute a linear layer with `linear`, in place of `nn.Linear.forward`."""
-    return linear(inputs, layer.weight, layer.bias)
+    """Compute a linear layer, in place of `nn.Linear.forward`.
+
+    An actor's step of a few environments keeps views of its weights, because making them takes as long as the product.
+    """
+    weight: Tensor = layer.weight
+    learns = weight.requires_grad or inputs.requires_grad
+    if learns or inputs.dim() != 2 or len(inputs) > FEW or not _alike(inputs, weight):
+        return linear(inputs, weight, layer.bias)
+    address, transposed, bias = layer.__dict__.get(VIEWS, (0, None, None))
+    if address != weight.data_ptr():
+        bias = None if layer.bias is None else layer.bias.numpy(force=True)
+        transposed = weight.numpy(force=True).T
+        layer.__dict__[VIEWS] = weight.data_ptr(), transposed, bias
+    return _affine(inputs.numpy(), transposed, bias)
 
 
 def use_in(module: nn.Module) -> None:
