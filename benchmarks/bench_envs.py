@@ -208,3 +208,57 @@ class Reach(gym.Env):
         self._steps += 1
         distance = float(np.linalg.norm(self._at - self._goal))
         return self._observation(), -distance, False, self._steps == 50, {"is_success": distance < 0.05}
+
+
+class Shop(gym.Env):
+    """Dispatch 6 jobs on 4 machines: a job shop with a mask of the jobs that are not finished.
+
+    Each job passes all machines in an order of its own. An action starts the next operation of a job as early as its
+    machine and the job allow. Return: less the time until all is done, in units of the best bound (the busiest machine
+    or the longest job); -1.72 for random schedules, -1.22 for the operation that can begin earliest.
+    """
+
+    JOBS, MACHINES = 6, 4
+    observation_space = gym.spaces.Box(0, np.inf, (JOBS * (MACHINES + 4) + MACHINES,), np.float32)
+    action_space = gym.spaces.Discrete(JOBS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._order = np.argsort(self.np_random.random((self.JOBS, self.MACHINES)), axis=1)
+        self._durations = self.np_random.integers(1, 10, (self.JOBS, self.MACHINES)).astype(float)
+        loads = np.bincount(self._order.ravel(), self._durations.ravel(), self.MACHINES)
+        self._bound = max(loads.max(), self._durations.sum(axis=1).max())
+        self._next = np.zeros(self.JOBS, int)
+        self._jobs, self._machines = np.zeros(self.JOBS), np.zeros(self.MACHINES)
+        return self._seen(), {}
+
+    def action_masks(self) -> np.ndarray:
+        return self._next < self.MACHINES
+
+    def step(self, action: Any) -> Any:
+        at, before = self._next[action], self._machines.max()
+        machine, duration = self._order[action, at], self._durations[action, at]
+        end = max(self._jobs[action], self._machines[machine]) + duration
+        self._jobs[action] = self._machines[machine] = end
+        self._next[action] += 1
+        cost = (self._machines.max() - before) / self._bound
+        return self._seen(), -cost, bool((self._next == self.MACHINES).all()), False, {}
+
+    def _seen(self) -> np.ndarray:
+        at = np.minimum(self._next, self.MACHINES - 1)
+        rows = np.arange(self.JOBS)
+        left = np.array([self._durations[job, done:].sum() for job, done in enumerate(self._next)])
+        machine = self._order[rows, at]
+        begin = np.maximum(self._jobs, self._machines[machine])
+        columns = [np.eye(self.MACHINES)[machine] * self.action_masks()[:, None], self._next[:, None] / self.MACHINES]
+        times = np.stack([self._durations[rows, at], left, begin - begin.min()], axis=1) / 10
+        busy = (self._machines - self._machines.min()) / 10
+        return np.concatenate([np.hstack([*columns, times]).ravel(), busy]).astype(np.float32)
+
+
+def make_doorkey() -> gym.Env:
+    """Make MiniGrid-DoorKey-5x5-v0: take the key, open the door, go to the goal; 1 - 0.9 * steps / 250."""
+    import minigrid
+
+    gym.register_envs(minigrid)
+    return gym.make("MiniGrid-DoorKey-5x5-v0")

@@ -1,0 +1,105 @@
+"""Train once with Stable-Baselines3, in its own virtual environment, and print the episodes as one line of JSON.
+
+python samples_sb3.py '{"task": "CartPole", "zoo": false, "seed": 1}'
+
+Prints: {"episodes": [[env steps of the run at its end, return], ...]}. Masks and memory are those of sb3-contrib.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def main() -> None:
+    work = json.loads(sys.argv[1])
+    warnings.filterwarnings("ignore")
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import torch
+    from samples_tasks import TASKS, ZOO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+
+    class Episodes(BaseCallback):
+        """Keep the return of each episode, as `Monitor` measures it, with the number of env steps so far."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ended: list[tuple[int, float]] = []
+
+        def _on_step(self) -> bool:
+            new = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            self.ended += [(self.num_timesteps, float(one)) for one in new]
+            return True
+
+    task = TASKS[work["task"]]
+    settings = dict(ZOO[work["task"]]) if work["zoo"] else {}
+    n_envs, normalize = settings.pop("n_envs", 1), settings.pop("normalize", False)
+    envs = make_vec_env(partial(make, task.env_id), n_envs=n_envs, seed=work["seed"])
+    if normalize:
+        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    algorithm, policy = algorithm_for(work["task"])
+    model = algorithm(policy, envs, seed=work["seed"], device="cpu", **arguments(settings))
+    episodes = Episodes()
+    model.learn(task.steps, callback=episodes)
+    envs.close()
+    print(json.dumps({"episodes": episodes.ended}))
+
+
+def make(env_id: str) -> Any:
+    """Make the environment of a task; what the MLP of SB3 cannot read is flattened."""
+    import bench_envs
+    import gymnasium as gym
+
+    if ":" not in env_id:
+        return gym.make(env_id)
+    env = getattr(bench_envs, env_id.partition(":")[2])()
+    if not isinstance(env.observation_space, gym.spaces.Dict):
+        return env
+    parts = [name for name in env.observation_space.spaces if name != "mission"]
+    return gym.wrappers.FlattenObservation(gym.wrappers.FilterObservation(env, parts))
+
+
+def algorithm_for(task: str) -> tuple[Any, str]:
+    """Return the class that can solve the task, and its policy."""
+    import sb3_contrib
+    from stable_baselines3 import PPO
+
+    if task == "Shop":
+        return sb3_contrib.MaskablePPO, "MlpPolicy"
+    if task == "CartPoleNoVelocity":
+        return sb3_contrib.RecurrentPPO, "MlpLstmPolicy"
+    return PPO, "MlpPolicy"
+
+
+def arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate settings: `lin_X` falls linearly from X to zero, and `policy` describes the network."""
+    from torch import nn
+
+    policy = dict(settings.pop("policy", {}))
+    if "activation" in policy:
+        policy |= {"activation_fn": nn.ReLU, "net_arch": policy.pop("hidden_sizes")}
+        del policy["activation"]
+    found = {
+        name: linear(float(str(value)[4:])) if str(value).startswith("lin_") else value
+        for name, value in settings.items()
+    }
+    return found | ({"policy_kwargs": policy} if policy else {})
+
+
+def linear(start: float) -> Any:
+    return lambda left: left * start
+
+
+if __name__ == "__main__":
+    main()
