@@ -61,7 +61,7 @@ def main() -> int:
     from dppo.ppo.learning.batch import make_batch
 
     config = Config(
-        env_id=Noise, num_samplers=1, envs_per_sampler=8, num_steps=options.steps, minibatch_size=256,
+        env_id=Noise, num_samplers=1, envs_per_sampler=8, num_steps=options.steps, minibatch_size=256, update_epochs=4,
         image_encoder=options.encoder, learner_threads=options.threads, precision=options.precision,
     )  # fmt: skip
     torch.set_num_threads(options.threads)

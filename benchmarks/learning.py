@@ -91,6 +91,7 @@ DOORS = {  # bench_envs.py: the best policy has a return of 5; a random one with
     "num_samplers": 4,
     "envs_per_sampler": 2,
     "num_steps": 64,
+    "minibatch_size": 128,
     "learning_rate": 3e-3,
     "gamma": 0.9,
 }
@@ -215,7 +216,9 @@ def learned(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train with these settings on one seed, and evaluate the policy."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        config = Config(**settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
+        config = Config(
+            **presets()["fast"] | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
+        )
         result = train(config)
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed

@@ -46,7 +46,7 @@ def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[
     """Run the command in `folder`, and return its rates, memory and CPU time."""
     batch = 64 * actors
     words = [
-        *("train", "dppo/SlowCartPole-v0", "--preset", "none", "--progress", "off", "--run-dir", "run"),
+        *("train", "dppo/SlowCartPole-v0", "--preset", "fast", "--progress", "off", "--run-dir", "run"),
         *("--env-kwargs", json.dumps({"step_s": step_s})),
         *("--num-actors", str(actors), "--num-samplers", str(actors), "--num-steps", "64"),
         *("--minibatch-size", str(min(512, batch)), "--total-timesteps", str(batch * (WARM_UP + iterations))),

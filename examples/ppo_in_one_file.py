@@ -35,22 +35,22 @@ class Args:
     seed: int = 1  # seed of all randomness
     num_samplers: int = 8  # N
     envs_per_sampler: int = 1  # E
-    num_steps: int = 128  # T, steps of one segment
-    learning_rate: float = 2.5e-4  # Adam's step size at the start
-    anneal_lr: bool = True  # decay the learning rate linearly to zero
+    num_steps: int = 64  # T, steps of one segment
+    learning_rate: float = 3e-4  # Adam's step size at the start
+    anneal_lr: bool = False  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    update_epochs: int = 4  # K, passes over each batch
-    minibatch_size: int | None = None  # most rows of a minibatch; None: a quarter of the batch
+    update_epochs: int = 10  # K, passes over each batch
+    minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
     norm_adv: bool = True  # standardize advantages within each minibatch
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
-    ent_coef: float = 0.01  # weight of the entropy bonus
+    ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
     target_kl: float | None = None  # stop the epochs of an update when approximate KL exceeds this
-    norm_obs: bool = False  # normalize observations by their running mean and deviation
-    norm_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    norm_obs: bool = True  # normalize observations by their running mean and deviation
+    norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy network, and of the value network
     activation: Literal["tanh", "relu"] = "tanh"  # between hidden layers
     dtype: Literal["float32", "float64"] = "float32"  # float64 is for comparing implementations
@@ -229,7 +229,7 @@ def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: li
     """Train K epochs of minibatch SGD on the batch of iteration i; return the last approximate KL."""
     rng, c = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
-    num_minibatches = math.ceil(rows / (args.minibatch_size or math.ceil(rows / 4)))
+    num_minibatches = math.ceil(rows / (args.minibatch_size or max(64, rows // 32)))
     for _ in range(args.update_epochs):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
@@ -293,7 +293,8 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more threads are slower for networks this small
     sizes = Args(total_timesteps=100_000, num_steps=32, update_epochs=20, minibatch_size=256)
-    defaults = replace(sizes, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0)
+    defaults = replace(sizes, learning_rate=1e-3, anneal_lr=True, gamma=0.98, gae_lambda=0.8)
+    defaults = replace(defaults, norm_obs=False, norm_reward=False)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in vars(defaults).items():  # values in Python syntax: 3e-4, None, False, '(32, 32)'
         kind = str if isinstance(default, str) else ast.literal_eval

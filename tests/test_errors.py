@@ -23,7 +23,7 @@ from dppo.errors import CheckpointError
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-SIZES = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "progress": "off"}
+SIZES = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "anneal_lr": True, "progress": "off"}
 TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
 
 # The words after `dppo`, and what the message must contain: the setting, the fact, the remedy.

@@ -168,7 +168,6 @@ def test_a_run_says_which_network_it_trains_and_why(kind: str, network: str, rea
         ("worlds.observed:Everything", {"drop_obs": ("mision",)}, "drop_obs=mision: is not.* camera, dials, gear"),
         ("CartPole-v1", {"drop_obs": ("velocity",)}, "single array, which has no names"),
         ("worlds.observed:Numbers", {"drop_obs": ("goal", "step", "lamps")}, "leaves nothing of the observation"),
-        ("worlds.observed:Picture", {"norm_obs": True}, "norm_obs=True has no effect"),
         ("worlds.observed:Picture", {"image_encoder": "nature"}, "encoder=nature: .* 36 x 36.*`image_encoder=grid`"),
         ("worlds.observed:Picture", {"hidden_sizes": (32,)}, r"hidden_sizes=\(32,\) has no effect.*image_features"),
         ("CartPole-v1", {"image_encoder": "impala"}, "image_encoder=impala has no effect.*no image"),

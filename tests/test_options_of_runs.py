@@ -20,8 +20,8 @@ ROWS = 4 * 40
 EVERYTHING: dict[str, Any] = {
     "env_id": "CartPole-v1", "num_samplers": 4, "num_steps": 40, "total_timesteps": ROWS * ITERATIONS,
     "update_epochs": 3, "learning_rate": 1e-3, "anneal_lr": False, "desired_kl": 0.001, "anneal_clip": True,
-    "anneal_ent": True, "recompute_advantages": True, "norm_obs": True, "norm_reward": True, "norm_value": True,
-    "freeze_norm_after": 2 * ROWS, "clip_reward": 0.7, "progress": "off",
+    "anneal_ent": True, "ent_coef": 0.01, "recompute_advantages": True, "norm_obs": True, "norm_reward": True,
+    "norm_value": True, "freeze_norm_after": 2 * ROWS, "clip_reward": 0.7, "progress": "off",
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> li
         *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
         *("--num-samplers", str(SAMPLERS), "--num-steps", str(STEPS), "--total-timesteps", str(TOTAL)),
-        *("--norm-obs", "--norm-reward", "--update-epochs", "2", *more),
+        *("--anneal-lr", "--update-epochs", "2", *more),
     ]
 
 

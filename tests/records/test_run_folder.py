@@ -348,6 +348,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
     marker = tmp_path / "marker"
     one: dict[str, Any] = {"num_samplers": 1, "num_steps": BATCH, "minibatch_size": 4, "gamma": 0.0, "gae_lambda": 0.0}
     one |= {"env_id": Spiking, "env_kwargs": {"marker": str(marker)}, "checkpoint_interval_s": 0, "scale_reward": 1e13}
+    one |= {"norm_reward": False}
     whole = dppo.train(settings(tmp_path / "whole", **one))
     marker.touch()
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:

@@ -83,10 +83,10 @@ def test_sizes_are_those_of_the_run() -> None:
         env_id="E-v0", num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
     )
     assert sizes_line(config) == (
-        "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 4 epochs of 5 minibatches of "
-        "up to 60 rows: 80 SGD steps in all."
+        "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 10 epochs of 5 minibatches "
+        "of up to 60 rows: 200 SGD steps in all."
     )
-    assert "4 epochs of 1 minibatch of up to 1,024 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=1024))
+    assert "10 epochs of 1 minibatch of up to 512 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=512))
 
 
 @pytest.mark.parametrize(

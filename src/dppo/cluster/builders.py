@@ -17,7 +17,6 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.normalizer import normalized_shape
 from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import INTERRUPTIONS
@@ -117,12 +116,6 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
             "`obs_dtype` out."
         )
     read = spaces.of_network()
-    alone = read.obs.names is None and read.categories
-    if plan.ppo.norm_obs and (alone or normalized_shape(read.obs, spaces.normalized) == (0,)):
-        raise ConfigError(
-            "norm_obs=True has no effect: only floating-point numbers are normalized, and the observation holds images "
-            "or categories. Use `norm_obs=False`."
-        )
     if plan.network.dtype == "float32":
         _check_float32(plan.ppo.norm_obs_keys, read)
     return spaces

@@ -47,13 +47,16 @@ class Config(FlatSettings):
             self.__dict__.update({name: PARTS[name](**own) for name, own in grouped(self.__dict__).items()})
 
     @classmethod
-    def preset(cls, env_id: str, **settings: Any) -> Config:
-        """Return the settings tuned for `env_id`; `settings` replace some of them.
+    def preset(cls, name: str, /, **settings: Any) -> Config:
+        """Return the settings of a preset; `settings` replace some of them.
+
+        Args:
+            name: an environment that there are tuned settings for; or fast, with the environment as `env_id`.
 
         Raises:
-            ConfigError: there is no preset for `env_id`, or a setting is invalid.
+            ConfigError: there is no preset of this name, or a setting is invalid.
         """
-        return cls(**(preset(env_id) | {"env_id": env_id} | flattened(settings)))
+        return cls(**({"env_id": name} | preset(name) | flattened(settings)))
 
 
 def draft(settings: Mapping[str, Any]) -> FlatSettings:

@@ -22,6 +22,7 @@ __all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "an
 PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)}
 
 USUAL_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
+USUAL_MINIBATCH, MOST_MINIBATCHES = 64, 32  # rows; of an epoch, beyond which a policy moves too far for one batch
 
 
 @cache
@@ -81,8 +82,11 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         elif self.model is None and self.sequence_length is None:
             length = max(steps for steps in range(1, USUAL_SEQUENCE + 1) if self.num_steps % steps == 0)
         sequences = max(1, self.batch_size // length)
-        most = math.ceil(sequences / 4) if self.minibatch_size is None else max(1, self.minibatch_size // length)
+        most = max(1, (self.minibatch_size or max(USUAL_MINIBATCH, self.batch_size // MOST_MINIBATCHES)) // length)
         minibatches = math.ceil(sequences / most)
+        if self.minibatch_size is None and self.num_learners > 1:  # they share each minibatch evenly
+            own = max(1, sequences // self.num_learners)
+            minibatches = max(count for count in range(1, minibatches + 1) if own % count == 0)
         rows = math.ceil(sequences / minibatches) * length
         return Sizes(math.ceil(self.total_timesteps / self.batch_size), length, minibatches, rows)
 

@@ -71,7 +71,7 @@ class Sampling:
         gt=0,
     )
     envs_per_sampler: int = setting(1, "Environments E of each sampler, stepped one after the other.", gt=0)
-    num_steps: int = setting(128, "Steps T of each environment in one iteration.", gt=0)
+    num_steps: int = setting(64, "Steps T of each environment in one iteration.", gt=0)
     overlap: bool = setting(
         False,
         "Collect while learning: actors use the weights from before the update. Policy lag is exactly one, which the "

@@ -11,8 +11,8 @@ from dppo.config.field import setting
 class PPO:
     """The algorithm."""
 
-    learning_rate: float = setting(2.5e-4, "Step size of Adam at the start.", gt=0)
-    anneal_lr: bool = setting(True, "Lower the learning rate linearly to zero over the run.")
+    learning_rate: float = setting(3e-4, "Step size of Adam at the start.", gt=0)
+    anneal_lr: bool = setting(False, "Lower the learning rate linearly to zero over the run.")
     desired_kl: float | None = setting(
         None,
         "Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if "
@@ -21,9 +21,9 @@ class PPO:
     )
     gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
     gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
-    update_epochs: int = setting(4, "Epochs K: passes over each batch.", gt=0)
+    update_epochs: int = setting(10, "Epochs K: passes over each batch.", gt=0)
     minibatch_size: int | None = setting(
-        None, "Largest number of rows of a minibatch; none: a quarter of the batch.", gt=0
+        None, "Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048.", gt=0
     )
     norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
     recompute_advantages: bool = setting(
@@ -32,7 +32,7 @@ class PPO:
     clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
     anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
     clip_vloss: bool = setting(False, "Clip the value loss around the old value, as OpenAI Baselines does.")
-    ent_coef: float = setting(0.01, "Weight of the entropy bonus.", ge=0)
+    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
     anneal_ent: bool = setting(False, "Lower the weight of the entropy bonus linearly to zero over the run.")
     vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
     max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
@@ -40,7 +40,9 @@ class PPO:
         None, "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.", gt=0
     )
     norm_obs: bool = setting(
-        False, "Normalize observations by their running mean and standard deviation.", branch=False
+        True,
+        "Normalize floating-point observations by their running mean and standard deviation.",
+        branch=False,
     )
     norm_obs_keys: tuple[str, ...] = setting(
         (),
@@ -49,7 +51,7 @@ class PPO:
         branch=False,
     )
     norm_reward: bool = setting(
-        False, "Divide rewards by the running standard deviation of the discounted return.", branch=False
+        True, "Divide rewards by the running standard deviation of the discounted return.", branch=False
     )
     norm_value: bool = setting(
         False,

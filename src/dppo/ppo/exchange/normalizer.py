@@ -84,7 +84,7 @@ class Moments:
         """Return mean and (population) standard deviation; zero and one if there are no samples."""
         if self.count == 0:
             return np.zeros_like(self.mean), np.ones_like(self.mean)
-        return self.mean, np.sqrt(self.m2 / self.count + EPSILON)
+        return np.asarray(self.mean), np.asarray(np.sqrt(self.m2 / self.count + EPSILON))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +248,12 @@ def normalized_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -
 
 
 def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
-    """Return the statistics of a new run that normalizes observations, returns, or neither."""
-    of_network = spaces.of_network().obs
+    """Return the statistics of a new run that normalizes observations, as far as they are floats, and returns."""
+    read = spaces.of_network()
+    shape = normalized_shape(read.obs, spaces.normalized)
+    only_categories = read.obs.names is None and bool(read.categories)
     return Statistics(
-        obs=Moments.empty(normalized_shape(of_network, spaces.normalized)) if obs else None,
+        obs=Moments.empty(shape) if obs and shape != (0,) and not only_categories else None,
         returns=Moments.empty(()) if returns else None,
         obs_names=spaces.normalized,
     )
