@@ -62,8 +62,8 @@ EXTRA = {  # flags that name a source of settings
     "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
     "preset": (
         "NAME",
-        "Tuned settings of an environment, by its id; none; or auto, those of ENV_ID if there are any. --config and "
-        "flags take precedence over them. (default: auto)",
+        "Tuned settings of an environment, by its id; fast, for environments that cost nothing; none; or auto, those "
+        "of ENV_ID if there are any. --config and flags take precedence over them. (default: auto)",
     ),
     "resume": (
         "RUN",
