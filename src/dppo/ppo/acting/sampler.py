@@ -10,6 +10,7 @@ import numpy as np
 
 from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
 from dppo.ppo.acting.environments import Environments
+from dppo.ppo.exchange.frames import frames_of
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -44,6 +45,8 @@ class PPOSampler:
     """Let segments hold the observations that follow their last rows."""
     sequence_length: int = 1
     """L, the steps of a sequence in training, for a network with memory; divides T."""
+    stack: int = 1
+    """K, the frames of an observation that segments hold once each; 1 for whole observations."""
 
     def __post_init__(self) -> None:
         agent, num_envs = self.agent, self.envs.num_envs
@@ -132,7 +135,7 @@ class _Collection:
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
         ]
         first = samplers[0]
-        self._keep_successors = first.keep_successors
+        self._keep_successors, self._stack = first.keep_successors, first.stack
         self._agent, self._envs = first.agent, [sampler.envs for sampler in samplers]
         self._agent.load(snapshot)
         steps, envs, dtype = first.num_steps, first.envs, self._agent.spec.dtype
@@ -221,8 +224,9 @@ class _Collection:
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
         obs, actions, agent, states = self.obs[s, :-1], self._actions[s], self._agent, self.states
+        seen = agent.readable(obs)
         segment = Segment(
-            obs=agent.readable(obs),
+            obs=seen if self._stack == 1 else frames_of(seen),
             actions=actions,
             logprobs=agent.distribution.log_prob(self._heads[s], actions),
             values=self._values[s],
