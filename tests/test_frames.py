@@ -9,22 +9,23 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import collect, make_config, parts_of
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, GrayscaleObservation
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import LEARNT, RunOf, small
+from recorder import Recorder
 from worlds.observed import Film, Guarded, Picture
 from worlds.simple import Counting
 
 import dppo
 from dppo.config.atari import atari_in_words
 from dppo.config.checks import batch_memory_in_words
-from dppo.envs.frames import make_prepared
-from dppo.envs.make import make_env
+from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.frames import frames_of, rows_of_stacks
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 
@@ -101,7 +102,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (First, {"resize": (4, 4)}, r"resize=4 4: does not fit .*channels last"),
     (Film, {"frame_stack": 2}, r"frame_stack=2: does not fit .*at most three axes"),
     ("worlds.observed:Numbers", {"frame_stack": 2}, r"frame_stack=2: .*this is Dict"),
-    (Picture, {"atari": "v5", "action_repeat": 4}, r"atari=v5: does not fit .*frame-skipping"),
+    (Picture, {"atari": "life", "action_repeat": 4}, r"atari=life: does not fit .*frame-skipping"),
 ]
 
 
@@ -128,7 +129,8 @@ def test_the_size_has_two_numbers() -> None:
         make_config({"env_id": "CartPole-v1", "resize": [84]})
 
 
-GAME = {"atari": "v5", "action_repeat": 4, "grayscale": True, "resize": (84, 84), "frame_stack": 4, "sign_reward": True}
+SIZES = {"resize": (84, 84), "frame_stack": 4, "sign_reward": True}
+GAME = {"atari": "life", "action_repeat": 4, "grayscale": True} | SIZES
 RAW = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1, "sign_reward": False}
 GAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a game": ({}, GAME),
@@ -139,7 +141,7 @@ GAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "own frameskip": ({"env_kwargs": {"frameskip": 2}}, GAME | {"action_repeat": 1}),
     "ram": ({"env_kwargs": {"obs_type": "ram"}}, RAW),
     "no game": ({"env_id": "CartPole-v1"}, RAW),
-    "own factory": ({"env_id": "my:game", "atari": "v5"}, GAME),
+    "own factory": ({"env_id": "my:game", "atari": "life"}, GAME),
 }  # fmt: skip
 
 
@@ -162,16 +164,74 @@ def test_the_memory_of_stacks_counts_each_frame_once() -> None:
     assert batch_memory_in_words(make_config(large | {"num_actors": 8}), pixels, 10**10) is None
 
 
-def test_a_real_game_is_replayed_from_its_seed() -> None:
+@pytest.mark.slow
+def test_a_lost_life_ends_an_episode_for_learning_only(tmp_path: Path) -> None:
+    """A resumed run replays the games that were open, over all of their lives."""
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
-    config = make_config({"env_id": "ALE/Breakout-v5"})
-    env = make_prepared(config.env_id, {}, {name: getattr(config, name) for name in GAME})
-    assert env.observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    raw = make_env("ALE/Breakout-v5", {})
-    assert raw.observation_space.shape == (210, 160, 3)
-    played = []
-    for _ in range(2):
-        seen = [env.reset(seed=5)[0], *(env.step(t % 4)[0] for t in range(60))]
-        played.append([one.copy() for one in seen])
-    np.testing.assert_array_equal(*played)
+    game = {"env_id": "ALE/Breakout-v5", "num_samplers": 2, "num_steps": 60, "total_timesteps": 720, "progress": "off"}
+    run, whole = tmp_path / "run", dppo.train(make_config(game | {"run_dir": tmp_path / "whole", "update_epochs": 1}))
+    config = make_config(game | {"run_dir": run, "update_epochs": 1})
+    dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    resumed = dppo.train(config, resume=run)
+    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+    assert sum(row["replay/steps"] for row in resumed.metrics) > 0
+    assert dppo.evaluate(whole, episodes=1).lengths[0] > 60
+
+
+class Lively(Guarded):
+    """A game with three lives, two of which end at steps 3 and 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fired = 0
+
+    @property
+    def ale(self) -> Any:
+        return self
+
+    def lives(self) -> int:
+        return 3 - (self.steps >= 3) - (self.steps >= 6)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["NOOP", "FIRE", "LEFT"]
+
+    def step(self, action: Any) -> Any:
+        self.fired += action == 1
+        return super().step(action)
+
+
+def alive() -> gym.Env[Any, Any]:
+    return Lives(GrayscaleObservation(Lively()))
+
+
+def lively() -> gym.Env[Any, Any]:
+    return LifeStack(alive(), 2)
+
+
+def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
+    env, fired, lost, same = lively(), [], [], []
+    env.reset(seed=3)
+    for _ in range(6):
+        stack, *_ = env.step(2)
+        fired.append(env.unwrapped.fired)  # type: ignore[attr-defined]
+        lost.append(env.lost)  # type: ignore[attr-defined]
+        same.append(bool((stack[0] == stack[1]).all()))
+    assert fired == [1, 2, 2, 3, 3, 3]  # steps of the game: 2 | 3 4 | 5 | 6 7 | 8 | 9
+    assert lost == same == [False, True, False, True, False, False]
+
+
+def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Path) -> None:
+    settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 8}
+    run, config = tmp_path / "run", small(tmp_path / "run", **settings)
+    samplers, trainer = parts_of(config)
+    reports, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
+    for report, segment in zip(reports, segments, strict=True):
+        assert segment.terminated.sum() >= 2 * len(report.episodes) + 2
+        assert segment.obs.shape == (11, 2, 8, 8)
+        assert [len(own) for own in report.open_actions] == np.minimum(report.carry.episode_lengths, 10).tolist()
+    stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    resumed, whole = dppo.train(config, resume=run), dppo.train(small(tmp_path / "1", **settings))
+    stacks = dppo.train(small(tmp_path / "2", **settings | {"env_id": lively, "frame_stack": 1}))
+    assert (stopped.iterations, resumed.incidents) == (1, {})
+    assert resumed.weights_sha256 == whole.weights_sha256 == stacks.weights_sha256

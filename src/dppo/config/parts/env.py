@@ -71,10 +71,11 @@ class Env:
         gt=0,
         branch=False,
     )
-    atari: Literal["raw", "v5"] = setting(
+    atari: Literal["raw", "game", "life"] = setting(
         "raw",
-        "Preparation of games of the Arcade Learning Environment: v5, the protocol of Machado et al. (2018), see "
-        "ALGORITHM.md; raw: none, and none of these defaults. Games ALE/*: v5.",
+        "Preparation of games of the Arcade Learning Environment: game, with no-ops at the start; life, with FIRE at "
+        "the start of each life, whose loss ends an episode for learning only; raw: none, and none of these defaults. "
+        "Games ALE/*: life.",
         branch=False,
     )
 

@@ -83,17 +83,19 @@ class PPOSampler:
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         done = segment.terminated | segment.truncated
         self.envs.check(run.obs[at], done, log, first=request.index == 0)
+        open_episodes = self.envs.open_episodes()
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
             policy_version=snapshot.version,
             steps=int(segment.valid.sum()),
             carry=SamplerCarry(
-                discounted_returns=self._discounted_returns.copy(),
-                memory=_copy(self.memory),
-                **self.envs.open_episodes(),
+                discounted_returns=self._discounted_returns.copy(), memory=_copy(self.memory), **open_episodes
             ),
-            open_actions=tuple(segment.actions[_open_since(own) :, env].copy() for env, own in enumerate(done.T)),
+            open_actions=tuple(
+                segment.actions[max(0, self.num_steps - length) :, env].copy()
+                for env, length in enumerate(open_episodes["episode_lengths"])
+            ),
             episodes=tuple(log.episodes),
             statistics=seen,
             incidents=(*run.incidents[at], *log.incidents),
@@ -262,12 +264,6 @@ def collect_together(
     run = _Collection(samplers, requests, snapshot)
     run.go()
     return [sampler.finish(run, at) for at, sampler in enumerate(samplers)]
-
-
-def _open_since(done: np.ndarray) -> int:
-    """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
-    ends = np.flatnonzero(done)
-    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def _copy(array: np.ndarray | None) -> np.ndarray | None:
