@@ -231,7 +231,7 @@ def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Pat
         assert segment.obs.shape == (11, 2, 8, 8)
         assert [len(own) for own in report.open_actions] == np.minimum(report.carry.episode_lengths, 10).tolist()
     stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])
-    resumed, whole = dppo.train(config, resume=run), dppo.train(small(tmp_path / "1", **settings))
-    stacks = dppo.train(small(tmp_path / "2", **settings | {"env_id": lively, "frame_stack": 1}))
+    resumed = dppo.train(config, resume=run)
+    whole = dppo.train(small(tmp_path / "whole", **settings | {"env_id": lively, "frame_stack": 1}))
     assert (stopped.iterations, resumed.incidents) == (1, {})
-    assert resumed.weights_sha256 == whole.weights_sha256 == stacks.weights_sha256
+    assert resumed.weights_sha256 == whole.weights_sha256
