@@ -21,6 +21,7 @@ ON_RAY = {"dict action", "mask and lstm"}  # the kinds that the fast tests train
 EVERYTHING = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "norm_obs": True}
 MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
 OWN_MEMORY = {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running", "sequence_length": 10}
+LEARNT = {"memory": "gru", "memory_size": 8, "recompute_advantages": True, "overlap": True, "image_features": 32}
 KINDS: dict[str, dict[str, Any]] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
     "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
@@ -29,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},
     "lstm": {"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
     "gru": {"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
+    "frames": LEARNT | {"env_id": "worlds.observed:Guarded", "grayscale": True, "frame_stack": 3},
     "own memory": OWN_MEMORY | {"norm_obs": True},
 }
 

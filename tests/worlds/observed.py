@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation, GrayscaleObservation
 
 WHOLE = spaces.Dict(
     camera=spaces.Box(0, 255, (8, 9, 3), np.uint8),
@@ -56,6 +57,19 @@ class Picture(World):
 
     def observation(self) -> Any:
         return self.pixels(self.shape)
+
+
+class Guarded(Picture):
+    """An image, of a state in which one of the actions is not allowed."""
+
+    def action_masks(self) -> np.ndarray:
+        allowed: np.ndarray = np.arange(3) != self.steps % 3
+        return allowed
+
+
+def stacked(stack: int) -> gym.Env[Any, Any]:
+    """Return Guarded with stacks of gray frames, by wrappers of its own."""
+    return FrameStackObservation(GrayscaleObservation(Guarded()), stack)
 
 
 class Codes(World):

@@ -11,8 +11,9 @@ from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.observations import FirstSegment
+from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import close_all, make_env
+from dppo.envs.make import close_all
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
@@ -20,7 +21,7 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64
+from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -86,12 +87,14 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         shape_rewards=reward_shaping(plan.ppo),
         keep_successors=plan.ppo.recompute_advantages,
         sequence_length=plan.sizes.sequence_length,
+        stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
     )
 
 
 def _make_env(plan: SamplerPlan, owner: str) -> Any:
     try:
-        return make_env(plan.env.env_id, plan.env.env_kwargs)
+        of = plan.env
+        return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS})
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:

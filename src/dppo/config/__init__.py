@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dppo.config.atari import with_atari
 from dppo.config.checks import check
 from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved
 from dppo.config.parts import PARTS, PPO, Actors, Env, FlatSettings, Learners, Network, Run, Sampling
@@ -63,4 +64,4 @@ def draft(settings: Mapping[str, Any]) -> FlatSettings:
     """Return settings that are not checked against each other yet; raise ConfigError if one of them is not valid."""
     from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
-    return FlatSettings(**validated(flattened(settings)))
+    return FlatSettings(**validated(with_atari(flattened(settings))))

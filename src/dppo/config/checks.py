@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 LARGE_BATCH = 256 * 10**6  # bytes
-COPIES = 2  # of each observation: in its segment, and in the batch; minibatches are cut one at a time
+COPIES = 2  # of each observation or frame: in its segment, and in the batch; minibatches are cut one at a time
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 # fmt: off
@@ -78,6 +78,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
 
 def check(config: FlatSettings) -> None:
     """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
+    if len(config.resize) not in (0, 2):
+        raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
     _check_sizes(config)
     _check_minibatches(config)
     _check_actors(config)
@@ -243,8 +245,13 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
 
     Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
     """
-    each = spaces.obs.itemsize
-    total = COPIES * each * config.batch_size
+    from dppo.spaces.spaces import is_image  # imports NumPy
+
+    stack = config.frame_stack if is_image(spaces.of_network().obs) else 1
+    each, copies, where = spaces.obs.itemsize // stack, COPIES, "once in segments and once in the batch"
+    if stack > 1 and config.num_actors == 0:
+        copies, where = stack + 1, f"in stacks of {stack} while they are collected, and once in segments"
+    total = copies * each * config.batch_size
     if total < LARGE_BATCH:
         return None
     memory = memory or memory_of_this_machine()
@@ -252,11 +259,11 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     if config.num_learners == 0 and memory is not None and total > memory:
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
-            f"{facts}, once in segments and once in the batch, and this machine has {_bytes_in_words(memory)}. Lower "
+            f"{facts}, {where}, and this machine has {_bytes_in_words(memory)}. Lower "
             f"`num_steps` or `num_samplers`."
         )
     shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
-    return f"Memory: {facts}, once in segments and once in the batch{shared}."
+    return f"Memory: {facts}, {where}{shared}."
 
 
 def memory_of_this_machine() -> int | None:

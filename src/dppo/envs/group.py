@@ -14,6 +14,7 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadStep
 from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in, quick_packer
 from dppo.envs.episode import CheckedEnv
+from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.spaces.packing import packer
@@ -62,6 +63,7 @@ class EnvGroup:
         self._envs = [checked(env, index, masks=masks[index]) for index, env in enumerate(envs)]
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
+        self._lives = [(index, env) for index, env in enumerate(envs) if isinstance(env, Lives | LifeStack)]
         self._dropped_in_a_row = [0] * self.num_envs
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
@@ -104,6 +106,8 @@ class EnvGroup:
                 self._dropped_in_a_row[env] = 0
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
+        for env, one in self._lives:
+            terminated[env] |= one.lost  # for learning; the episode goes on
         log.seconds += time.perf_counter() - began
         return final_obs
 

@@ -111,6 +111,8 @@ def _factory(env_id: str) -> Callable[..., Any]:
         from dppo.envs.simulated import register
 
         register()
+    if name.startswith("ALE/") and importlib.util.find_spec("ale_py"):
+        imported_module("ale_py", advice)  # which registers its games
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
         if not callable(factory):
@@ -172,7 +174,7 @@ def check_display() -> None:
         )
 
 
-def make_in_window(env_id: EnvId, env_name: str, env_kwargs: dict[str, Any]) -> Any:
+def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str) -> Any:
     """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from dppo import streams
+from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
+from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_in_window
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -115,10 +118,10 @@ class _Player:
                 )
             return self.env
         check_env_id(self.env)
+        in_window = partial(make_in_window, env_name=self.env_name)
         try:
-            if render:
-                return make_in_window(self.env, self.env_name, self.env_kwargs)
-            return make_env(self.env, self.env_kwargs)
+            settings = flattened(self.policy.state.get("config") or {})  # frames are prepared as in training
+            return make_prepared(self.env, self.env_kwargs, settings, in_window if render else make_env)
         except DppoError:
             raise
         except Exception as error:

@@ -16,6 +16,7 @@ from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
+from dppo.config.atari import atari_in_words
 from dppo.config.checks import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
@@ -176,9 +177,9 @@ def _make_trainers(
     from dppo.cluster.learning.trainers import LocalTrainer
 
     logger.info("%s", choose_network(config.network, spaces))
-    memory = batch_memory_in_words(config, spaces)
-    if memory is not None:
-        logger.info("%s", memory)
+    for text in (atari_in_words(config), batch_memory_in_words(config, spaces)):
+        if text is not None:
+            logger.info("%s", text)
     if config.norm_value and not config.norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "

@@ -54,6 +54,31 @@ class Env:
         branch=False,
     )
 
+    action_repeat: int = setting(
+        1,
+        "Times that each action is repeated in one env step, which returns the sum of the rewards and the last "
+        "observation; of a game with `atari`, the maximum of the last two frames. Games ALE/*: 4.",
+        gt=0,
+    )
+    grayscale: bool = setting(False, "Turn images [height, width, 3] of bytes gray. Games ALE/*: on.", branch=False)
+    resize: tuple[int, ...] = setting(
+        (), "Height and width to which images are resized, by OpenCV. Games ALE/*: 84 84.", gt=0, branch=False
+    )
+    frame_stack: int = setting(
+        1,
+        "Latest observations that the policy sees as one, oldest first; an episode starts with copies of its first. "
+        "Frames of images are stored and sent once each. Games ALE/*: 4.",
+        gt=0,
+        branch=False,
+    )
+    atari: Literal["raw", "game", "life"] = setting(
+        "raw",
+        "Preparation of games of the Arcade Learning Environment: game, with no-ops at the start; life, with FIRE at "
+        "the start of each life, whose loss ends an episode for learning only; raw: none, and none of these defaults. "
+        "Games ALE/*: life.",
+        branch=False,
+    )
+
     @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of a callable."""

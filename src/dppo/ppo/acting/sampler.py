@@ -10,6 +10,7 @@ import numpy as np
 
 from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
 from dppo.ppo.acting.environments import Environments
+from dppo.ppo.exchange.frames import frames_of
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -44,6 +45,8 @@ class PPOSampler:
     """Let segments hold the observations that follow their last rows."""
     sequence_length: int = 1
     """L, the steps of a sequence in training, for a network with memory; divides T."""
+    stack: int = 1
+    """K, the frames of an observation that segments hold once each; 1 for whole observations."""
 
     def __post_init__(self) -> None:
         agent, num_envs = self.agent, self.envs.num_envs
@@ -80,17 +83,19 @@ class PPOSampler:
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         done = segment.terminated | segment.truncated
         self.envs.check(run.obs[at], done, log, first=request.index == 0)
+        open_episodes = self.envs.open_episodes()
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
             policy_version=snapshot.version,
             steps=int(segment.valid.sum()),
             carry=SamplerCarry(
-                discounted_returns=self._discounted_returns.copy(),
-                memory=_copy(self.memory),
-                **self.envs.open_episodes(),
+                discounted_returns=self._discounted_returns.copy(), memory=_copy(self.memory), **open_episodes
             ),
-            open_actions=tuple(segment.actions[_open_since(own) :, env].copy() for env, own in enumerate(done.T)),
+            open_actions=tuple(
+                segment.actions[max(0, self.num_steps - length) :, env].copy()
+                for env, length in enumerate(open_episodes["episode_lengths"])
+            ),
             episodes=tuple(log.episodes),
             statistics=seen,
             incidents=(*run.incidents[at], *log.incidents),
@@ -132,7 +137,7 @@ class _Collection:
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
         ]
         first = samplers[0]
-        self._keep_successors = first.keep_successors
+        self._keep_successors, self._stack = first.keep_successors, first.stack
         self._agent, self._envs = first.agent, [sampler.envs for sampler in samplers]
         self._agent.load(snapshot)
         steps, envs, dtype = first.num_steps, first.envs, self._agent.spec.dtype
@@ -221,8 +226,9 @@ class _Collection:
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
         obs, actions, agent, states = self.obs[s, :-1], self._actions[s], self._agent, self.states
+        seen = agent.readable(obs)
         segment = Segment(
-            obs=agent.readable(obs),
+            obs=seen if self._stack == 1 else frames_of(seen),
             actions=actions,
             logprobs=agent.distribution.log_prob(self._heads[s], actions),
             values=self._values[s],
@@ -258,12 +264,6 @@ def collect_together(
     run = _Collection(samplers, requests, snapshot)
     run.go()
     return [sampler.finish(run, at) for at, sampler in enumerate(samplers)]
-
-
-def _open_since(done: np.ndarray) -> int:
-    """Return the index of the first row of the episode that is still open after the last row of `done` [T]."""
-    ends = np.flatnonzero(done)
-    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def _copy(array: np.ndarray | None) -> np.ndarray | None:

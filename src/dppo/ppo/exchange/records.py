@@ -51,8 +51,9 @@ class Segment(ReadOnly):
     Observations and rewards are not normalized; the trainer does that.
     """
 
-    obs: Shaped[np.ndarray, "T E *O"]
-    """For a Dict or Tuple space: [T, E] of a structured dtype."""
+    obs: Shaped[np.ndarray, "rows E *frame"]
+    """[T, E, *O]; for a Dict or Tuple space [T, E] of a structured dtype. Of stacks of K images, each frame once:
+    [T + K - 1, E, *frame], see `dppo.ppo.exchange.frames`."""
     actions: Shaped[np.ndarray, "T E *A"]
     """Sampled from the policy, before any clipping to the action space."""
     logprobs: Float[np.ndarray, "T E"]
@@ -76,6 +77,11 @@ class Segment(ReadOnly):
     """States of the memory before the first step of each of K sequences; None without memory."""
     successor_states: Float[np.ndarray, " n S"] | None = None
     """States of the memory to which `successors` belong."""
+
+    @property
+    def stack(self) -> int:
+        """Return K, the frames of an observation that are stored once each; 1 where rows are whole observations."""
+        return len(self.obs) - len(self.values) + 1
 
     @property
     def followed(self) -> Bool[np.ndarray, "T E"]:

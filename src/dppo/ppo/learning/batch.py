@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dppo.ppo.exchange.frames import rows_of_stacks
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
@@ -47,7 +48,8 @@ class Batch:
     """
 
     obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
-    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
+    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name. Beside `stored`, numbers
+    of its rows: [B], or [B, K] for stacks of K."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
     """Log-probabilities under the policy that ratios are measured from: the one that collected the segments or, with
@@ -71,6 +73,8 @@ class Batch:
     """Of the sequences, for a network with memory."""
     gae_inputs: GAEInputs | None = None
     """Of a batch whose advantages are recomputed before each further epoch."""
+    stored: Shaped[Tensor, " n *frame"] | dict[str, Shaped[Tensor, "n ..."]] | None = None
+    """Observations or frames that are copied only for the rows that need them, by `formed`."""
 
     def __len__(self) -> int:
         return len(self.logprobs)
@@ -88,7 +92,19 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        return self._of_each(moved, moved)
+        there = self._of_each(moved, moved)
+        return there if self.stored is None else replace(there, stored=each_leaf(self.stored, moved))
+
+    def formed(self) -> Batch:
+        """Return the batch with the observations that `obs` numbers; if it holds them, itself."""
+        if self.stored is None:
+            return self
+        numbers: Any = self.obs
+
+        def copied(leaf: Tensor) -> Tensor:
+            return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+
+        return replace(self, obs=each_leaf(self.stored, copied), stored=None)
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
@@ -121,7 +137,8 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "gae_inputs", "recurrent"))
+NOT_COLUMNS = ("sequence_length", "gae_inputs", "recurrent", "stored")
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -183,9 +200,12 @@ def make_batch(
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
         return torch.from_numpy(in_sequences(array, sequence_length))
 
-    first = segments[0]
+    first, seen, stored = segments[0], merged("obs"), None
+    if first.stack > 1:
+        in_frames = rows_of_stacks(merged("terminated") | merged("truncated"), first.stack)
+        numbers, stored = in_frames * valid.shape[1] + np.arange(valid.shape[1])[:, None], _flat_tensor(seen)
     return Batch(
-        obs=_inputs(merged("obs"), dtype, obs_scale, rows),
+        obs=_inputs(seen, dtype, obs_scale, rows) if stored is None else rows(numbers),
         actions=rows(merged("actions")),
         logprobs=rows(merged("logprobs")),
         values=rows(values),
@@ -196,6 +216,7 @@ def make_batch(
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
+        stored=stored,
     )
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 
@@ -40,11 +38,10 @@ def draw_minibatches(
         standardize: give the advantages of each minibatch mean zero and deviation one (detail 7).
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
-    whole = batch.obs
-    leaves = whole.values() if isinstance(whole, dict) else (whole,)
-    cut_later = sum(leaf.nbytes for leaf in leaves) > LARGE
-    if cut_later:  # the rows of observations are shuffled, not the observations
-        batch = replace(batch, obs=torch.arange(len(batch), device=permutation.device))
+    leaves = batch.obs.values() if isinstance(batch.obs, dict) else (batch.obs,)
+    if batch.stored is None and sum(leaf.nbytes for leaf in leaves) > LARGE:
+        # the rows of observations are shuffled, not the observations
+        batch = replace(batch, obs=torch.arange(len(batch), device=permutation.device), stored=batch.obs)
     shuffled = batch.take(permutation)
     count = min(minibatches, batch.sequences)
     small, larger = divmod(batch.sequences, count)
@@ -54,11 +51,7 @@ def draw_minibatches(
     pieces = shuffled.split(sizes)
     counted = ((piece, float(len(piece))) for piece in pieces) if batch.weights is None else _weighted(pieces, parallel)
     for piece, rows in counted:
-        yield (replace(piece, obs=_rows_at(whole, piece.obs)) if cut_later else piece), rows
-
-
-def _rows_at(obs: Any, index: Any) -> Any:
-    return each_leaf(obs, lambda leaf: leaf.index_select(0, index))
+        yield piece.formed(), rows
 
 
 def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:

@@ -40,7 +40,8 @@ def with_new_advantages(batch: Batch, model: PPOModel, rows: int, scale: ValueSc
         recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
         return model.values(each_leaf(inputs.successors, part), recurrent)
 
-    values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
+    pieces = (piece.formed() for piece in batch.pieces(rows))
+    values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in pieces])
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
@@ -79,7 +80,7 @@ def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
         model: `pi_now`.
         rows: most rows to pass to it at once.
     """
-    pieces = batch.pieces(rows)
+    pieces = (piece.formed() for piece in batch.pieces(rows))
     now = torch.cat([model.log_probs(piece.obs, piece.actions, piece.masks, piece.recurrent) for piece in pieces])
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)

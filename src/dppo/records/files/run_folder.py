@@ -170,6 +170,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     run_dir = _run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
     settings = read_settings(run_dir / CONFIG) if written else _settings_of(find(run_dir))
+    settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = leave_out_ineffective(settings, changes)
     kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON

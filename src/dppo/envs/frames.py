@@ -1,0 +1,135 @@
+"""Prepare frames by settings: repeat actions, turn images gray, resize them, stack them; and games of Atari."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, GrayscaleObservation, ResizeObservation
+
+from dppo.envs.make import EnvId, close_all, make_env
+from dppo.errors import ConfigError
+from dppo.user_code import in_a_line
+
+Make = Callable[[EnvId, dict[str, Any]], gym.Env[Any, Any]]
+SETTINGS = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1}  # and their "off"
+
+
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
+    """Repeat each action, sum the rewards, and return the last observation; stop where an episode ends."""
+
+    def __init__(self, env: gym.Env[Any, Any], times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: Any) -> Any:
+        """Take up to `times` steps."""
+        total: Any = 0.0
+        for _ in range(self._times):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += reward
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+class Lives(gym.Wrapper[Any, Any, Any, Any]):
+    """Press FIRE at the start of each life, where a game has that button, and note when a life is lost.
+
+    The episode goes on, so that it can be replayed from its seed. Source: baselines' EpisodicLifeEnv, FireResetEnv.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._fires = env.unwrapped.get_action_meanings()[1:2] == ["FIRE"]
+        self.lost = False
+        """The last step lost a life, and the game goes on."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Start a game."""
+        self.lost, self._left, answer = False, 0, self.env.reset(**kwargs)
+        return self.step(1)[:5:4] if self._fires else answer
+
+    def step(self, action: Any) -> Any:
+        """Take a step, and another one to start the next life."""
+        obs, reward, *ends, info = self.env.step(action)
+        left = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
+        self.lost = 0 < left < self._left and not any(ends)
+        if self.lost and self._fires:
+            obs, more, *ends, info = self.env.step(1)
+            reward, left = reward + more, self.unwrapped.ale.lives()  # type: ignore[attr-defined,operator]
+            self.lost = not any(ends)
+        self._left = left
+        return obs, reward, *ends, info
+
+
+class LifeStack(FrameStackObservation[Any, Any, Any]):
+    """Stack frames; a new life starts with copies of its first frame, as an episode does."""
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the last step lost a life."""
+        return isinstance(self.env, Lives) and self.env.lost
+
+    def step(self, action: Any) -> Any:
+        """Take a step."""
+        stacked, *others = super().step(action)
+        if self.lost:
+            self.obs_queue.extend([self.obs_queue[-1]] * self.stack_size)
+            stacked = np.stack(self.obs_queue)
+        return stacked, *others
+
+
+def make_prepared(
+    env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], make: Make = make_env
+) -> gym.Env[Any, Any]:
+    """Return an environment created by `make`, with its frames prepared by those of `settings` that are in SETTINGS.
+
+    Raise ConfigError if one of them does not fit its observations, or OpenCV is missing.
+    """
+    of = {name: settings[name] for name, off in SETTINGS.items() if settings.get(name, off) not in (off, [])}
+    env = make(env_id, {"frameskip": 1} | env_kwargs if "atari" in of and isinstance(env_id, str) else env_kwargs)
+    for name, value in of.items():
+        try:
+            env = _wrapped(env, name, of)
+        except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
+            close_all([env])
+            fact = f"{name}={' '.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+            if isinstance(error, ImportError):
+                remedy = f"Install it: {sys.executable} -m pip install opencv-python-headless"
+                raise ConfigError(f"{fact}: needs OpenCV. {remedy}") from None
+            remedy = f"Leave `{name}` out, or convert observations in the environment."
+            raise ConfigError(f"{fact}: does not fit the environment ({in_a_line(error)}). {remedy}") from None
+    return env
+
+
+def _wrapped(env: Any, name: str, of: Mapping[str, Any]) -> Any:
+    """Return `env` in the wrapper that the setting `name` asks for; the settings are applied in their order."""
+    stack, space = of.get("frame_stack", 1), env.observation_space
+    size, is_box = tuple(of.get("resize", ())), isinstance(space, gym.spaces.Box)
+    alone = stack == 1  # without a stack, an image keeps an axis of channels
+    if name in ("atari", "resize"):
+        import cv2
+
+        cv2.setNumThreads(1)  # else it starts a thread for each CPU in each actor
+    if name == "atari":
+        options = {"frame_skip": of.get("action_repeat", 1), "grayscale_obs": "grayscale" in of}
+        env = AtariPreprocessing(env, screen_size=size[::-1] or (160, 210), grayscale_newaxis=alone, **options)
+        return Lives(env) if of[name] == "life" else env
+    if name == "frame_stack":
+        if not is_box or len(space.shape) > 3:
+            raise TypeError(f"only a Box of at most three axes is stacked, and this is {space}")
+        return LifeStack(env, stack)
+    if "atari" in of:  # which has done it
+        return env
+    if name == "resize" and is_box and len(space.shape) == 3 and space.shape[2] > 4:
+        raise ValueError(f"its images {space.shape} do not have their channels last")
+    wrappers: dict[str, Callable[[], Any]] = {
+        "action_repeat": lambda: ActionRepeat(env, of[name]),
+        "grayscale": lambda: GrayscaleObservation(env, keep_dim=alone),
+        "resize": lambda: ResizeObservation(env, size),
+    }
+    return wrappers[name]()

@@ -1,0 +1,237 @@
+"""Frames: prepared by settings, and stored once each, with the results of a wrapper that returns whole stacks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import collect, make_config, parts_of
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation, GrayscaleObservation
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import LEARNT, RunOf, small
+from recorder import Recorder
+from worlds.observed import Film, Guarded, Picture
+from worlds.simple import Counting
+
+import dppo
+from dppo.config.atari import atari_in_words
+from dppo.config.checks import batch_memory_in_words
+from dppo.envs.frames import LifeStack, Lives, make_prepared
+from dppo.errors import ConfigError
+from dppo.ppo.exchange.frames import frames_of, rows_of_stacks
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.spaces.actions import DiscreteActions
+from dppo.spaces.spaces import Spaces
+
+
+def test_frames_stored_once_train_the_same_weights_as_whole_stacks(run_of: RunOf, tmp_path: Path) -> None:
+    """With masks, memory, recomputed advantages and policy lag; episodes end within segments."""
+    whole = LEARNT | {"env_id": "worlds.observed:stacked", "env_kwargs": {"stack": 3}}
+    assert run_of("frames").weights_sha256 == dppo.train(small(tmp_path / "run", **whole)).weights_sha256
+    assert run_of("frames").episodes > 10
+
+
+def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
+    result = run_of("frames")
+    own, by_name = dppo.evaluate(result, episodes=2), dppo.evaluate(result, Guarded, episodes=2)
+    made = dppo.evaluate(result, FrameStackObservation(GrayscaleObservation(Guarded()), 3), episodes=2)
+    assert own.returns == by_name.returns == made.returns
+
+
+@given(st.integers(2, 4), st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12))
+def test_stacks_are_found_in_frames_that_are_stored_once(stack: int, ends: list[list[bool]]) -> None:
+    """The slow way: a list of the latest frames, filled with the first one of each episode."""
+    done, frame = np.array(ends), 100
+    stacks = np.empty((*done.shape, stack, 1), np.int64)
+    for env in range(2):
+        latest = [10 * env + k for k in range(stack)]  # of an episode that began before the segment
+        for t in range(len(done)):
+            stacks[t, env, :, 0] = latest
+            frame += 1
+            latest = [frame] * stack if done[t, env] else [*latest[1:], frame]
+    frames, rows = frames_of(stacks), rows_of_stacks(done, stack)
+    assert len(frames) == len(done) + stack - 1
+    for env in range(2):
+        np.testing.assert_array_equal(frames[rows[:, env], env], stacks[:, env])
+
+
+class Rewarding(Counting):
+    """Returns the number of its step as the reward."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(obs[0]), *rest
+
+
+def test_an_action_is_repeated_until_the_episode_ends() -> None:
+    env = make_prepared(lambda: Rewarding(terminate_after=5), {}, {"action_repeat": 3})
+    env.reset(seed=1)
+    steps = [env.step(0) for _ in range(2)]
+    assert [(obs[0], reward, ended) for obs, reward, ended, *_ in steps] == [(3, 6.0, False), (5, 9.0, True)]
+
+
+SHAPES: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = [
+    (Picture, {"grayscale": True}, (8, 8, 1)),
+    (Picture, {"grayscale": True, "frame_stack": 4}, (4, 8, 8)),
+    (Picture, {"frame_stack": 2}, (2, 8, 8, 3)),
+    (Counting, {"frame_stack": 3}, (3, 1)),
+    (Picture, {"frame_stack": 1, "resize": [], "grayscale": False, "action_repeat": 1, "atari": "raw"}, (8, 8, 3)),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "shape"), SHAPES)
+def test_settings_change_the_shape_of_observations(make: Any, settings: dict[str, Any], shape: tuple[int, ...]) -> None:
+    assert make_prepared(make, {}, settings).observation_space.shape == shape
+
+
+class First(Picture):
+    """Has its channels first."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (3, 8, 8), np.uint8)
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (Counting, {"grayscale": True}, r"grayscale=True: does not fit .*3 channels.* Leave `grayscale` out"),
+    (First, {"resize": (4, 4)}, r"resize=4 4: does not fit .*channels last"),
+    (Film, {"frame_stack": 2}, r"frame_stack=2: does not fit .*at most three axes"),
+    ("worlds.observed:Numbers", {"frame_stack": 2}, r"frame_stack=2: .*this is Dict"),
+    (Picture, {"atari": "life", "action_repeat": 4}, r"atari=life: does not fit .*frame-skipping"),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "words"), REFUSED)
+def test_settings_that_do_not_fit_are_refused(
+    make: Any, settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[gym.Env[Any, Any]] = []
+    monkeypatch.setitem(sys.modules, "cv2", type("Stub", (), {"setNumThreads": print}))
+    monkeypatch.setattr("dppo.envs.frames.close_all", closed.extend)
+    with pytest.raises(ConfigError, match=words):
+        make_prepared(make, {}, settings)
+    assert len(closed) == 1
+
+
+def test_a_missing_opencv_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install opencv-python-headless"):
+        make_prepared(Picture, {}, {"resize": (4, 4)})
+
+
+def test_the_size_has_two_numbers() -> None:
+    with pytest.raises(ConfigError, match="resize=84: must be two numbers"):
+        make_config({"env_id": "CartPole-v1", "resize": [84]})
+
+
+SIZES = {"resize": (84, 84), "frame_stack": 4, "sign_reward": True}
+GAME = {"atari": "life", "action_repeat": 4, "grayscale": True} | SIZES
+RAW = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1, "sign_reward": False}
+GAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a game": ({}, GAME),
+    "with its module": ({"env_id": "ale_py:ALE/Pong-v5"}, GAME),
+    "explicit": ({"frame_stack": 1, "resize": ["40", "40"], "clip_reward": 2.0},
+                 GAME | {"frame_stack": 1, "resize": (40, 40), "sign_reward": False}),
+    "raw": ({"atari": "raw", "grayscale": True}, RAW | {"grayscale": True}),
+    "own frameskip": ({"env_kwargs": {"frameskip": 2}}, GAME | {"action_repeat": 1}),
+    "ram": ({"env_kwargs": {"obs_type": "ram"}}, RAW),
+    "no game": ({"env_id": "CartPole-v1"}, RAW),
+    "own factory": ({"env_id": "my:game", "atari": "life"}, GAME),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GAMES)
+def test_games_have_defaults_of_their_own_and_what_is_given_wins(case: str) -> None:
+    given, expected = GAMES[case]
+    config = make_config({"env_id": "ALE/Pong-v5"} | given)
+    assert {name: getattr(config, name) for name in GAME} == expected
+    said = atari_in_words(config)
+    assert (said is None) == (config.atari == "raw")
+    assert said is None or "atari=raw" in said
+
+
+def test_the_memory_of_stacks_counts_each_frame_once() -> None:
+    pixels = Spaces(np.dtype((np.uint8, (4, 84, 84))), DiscreteActions(3))
+    large = {"env_id": "ALE/Pong-v5", "num_samplers": 64, "num_steps": 256}
+    assert "16,384 observations of 7.06 kB take 578 MB, in stacks of 4 while" in str(
+        batch_memory_in_words(make_config(large), pixels, 10**10)
+    )
+    assert batch_memory_in_words(make_config(large | {"num_actors": 8}), pixels, 10**10) is None
+
+
+@pytest.mark.slow
+def test_a_lost_life_ends_an_episode_for_learning_only(tmp_path: Path) -> None:
+    """A resumed run replays the games that were open, over all of their lives."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    game = {"env_id": "ALE/Breakout-v5", "num_samplers": 2, "num_steps": 60, "total_timesteps": 720, "progress": "off"}
+    run, whole = tmp_path / "run", dppo.train(make_config(game | {"run_dir": tmp_path / "whole", "update_epochs": 1}))
+    config = make_config(game | {"run_dir": run, "update_epochs": 1})
+    dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    resumed = dppo.train(config, resume=run)
+    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+    assert sum(row["replay/steps"] for row in resumed.metrics) > 0
+    assert dppo.evaluate(whole, episodes=1).lengths[0] > 60
+
+
+class Lively(Guarded):
+    """A game with three lives, two of which end at steps 3 and 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fired = 0
+
+    @property
+    def ale(self) -> Any:
+        return self
+
+    def lives(self) -> int:
+        return 3 - (self.steps >= 3) - (self.steps >= 6)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["NOOP", "FIRE", "LEFT"]
+
+    def step(self, action: Any) -> Any:
+        self.fired += action == 1
+        return super().step(action)
+
+
+def alive() -> gym.Env[Any, Any]:
+    return Lives(GrayscaleObservation(Lively()))
+
+
+def lively() -> gym.Env[Any, Any]:
+    return LifeStack(alive(), 2)
+
+
+def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
+    env, fired, lost, same = lively(), [], [], []
+    env.reset(seed=3)
+    for _ in range(6):
+        stack, *_ = env.step(2)
+        fired.append(env.unwrapped.fired)  # type: ignore[attr-defined]
+        lost.append(env.lost)  # type: ignore[attr-defined]
+        same.append(bool((stack[0] == stack[1]).all()))
+    assert fired == [1, 2, 2, 3, 3, 3]  # steps of the game: 2 | 3 4 | 5 | 6 7 | 8 | 9
+    assert lost == same == [False, True, False, True, False, False]
+
+
+def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Path) -> None:
+    settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 8}
+    run, config = tmp_path / "run", small(tmp_path / "run", **settings)
+    samplers, trainer = parts_of(config)
+    reports, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
+    for report, segment in zip(reports, segments, strict=True):
+        assert segment.terminated.sum() >= 2 * len(report.episodes) + 2
+        assert segment.obs.shape == (11, 2, 8, 8)
+        assert [len(own) for own in report.open_actions] == np.minimum(report.carry.episode_lengths, 10).tolist()
+    stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    resumed = dppo.train(config, resume=run)
+    whole = dppo.train(small(tmp_path / "whole", **settings | {"env_id": lively, "frame_stack": 1}))
+    assert (stopped.iterations, resumed.incidents) == (1, {})
+    assert resumed.weights_sha256 == whole.weights_sha256
