@@ -6,7 +6,9 @@ transport execute the commands that come back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from dppo.cluster.collecting import roster
@@ -20,6 +22,7 @@ from dppo.cluster.collecting.messages import (
     Died,
     Event,
     Joined,
+    Kill,
     Left,
     Limits,
     Log,
@@ -43,6 +46,9 @@ class Collecting:
     collects the same segments. While an actor cannot be replaced, its samplers move to the others. Only the first
     answer for a segment counts, and answers from abandoned processes are ignored. Each call raises the error that ends
     the run, if there is one.
+
+    An event costs the same with 8 and with 10,000 actors: nothing here walks over all actors, or over all samplers, but
+    what happens once per iteration or while no actor is running.
     """
 
     def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
@@ -57,7 +63,14 @@ class Collecting:
         self._ledger = ledger
         self._budget = RestartBudget(limits.max_actor_restarts)
         self._actors = {actor_id: Actor(actor_id, set(samplers)) for actor_id, samplers in enumerate(shares)}
-        self._samplers = frozenset[int]().union(*shares)
+        self._hosts = {sampler: actor for actor in self._actors.values() for sampler in actor.samplers}
+        self._first_sampler = min(self._hosts)
+        self._running: dict[int, Actor] = {}  # by id
+        self._nobody_since = 0.0  # while no actor is running
+        self._ready: set[int] = set()  # ids of the actors that may be asked for something new
+        self._alarms: list[tuple[float, int]] = []  # a heap of times and ids of actors; some are out of date
+        self._uneven = False  # True if running actors may host unequal numbers of samplers
+        self._describer: Actor | None = None  # the last one asked for the spaces
         self._owed: set[int] = set()
         self._policy: PolicySnapshot | None = None
         self._index = 0
@@ -72,17 +85,21 @@ class Collecting:
 
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
-        self._describing, self._asked_at, self._news_at = True, now, now
+        self._describing, self._asked_at, self._news_at, self._nobody_since = True, now, now, now
         for actor in self._actors.values():
             actor.wanted(now)
+            self._set_alarm(actor)
         return self.tick(now)
 
     def request(self, policy: PolicySnapshot, index: int, now: float) -> list[Command]:
         """Ask for segment `index` of every sampler, collected with `policy`."""
         assert not self._owed, "the last request is not finished"
         self._policy, self._index, self._asked_at, self._news_at = policy, index, now, now
-        self._owed, self.received, self._timings = set(self._samplers), {}, {}
-        roster.balance(self._actors.values())
+        self._owed, self.received, self._timings = set(self._hosts), {}, {}
+        if self._uneven:
+            roster.balance(self._actors.values(), self._running.values(), self._rehost)
+            self._uneven = False
+        self._ready.update(self._running)
         return self._ask_for_what_is_owed(now)
 
     @property
@@ -92,7 +109,7 @@ class Collecting:
 
     def take(self, collect_s: float, transfer_s: float, incidents: list[Incident]) -> Collected:
         """Return everything collected for the last request, with these figures; keep no segment."""
-        assert self.received.keys() == self._samplers, "receive() without request()"
+        assert self.received.keys() == self._hosts.keys(), "receive() without request()"
         assert self._policy is not None  # which every request brings
         made, self.received = [self.received[sampler] for sampler in sorted(self.received)], {}
         return Collected(
@@ -114,7 +131,7 @@ class Collecting:
     def renew(self, now: float) -> list[Command]:
         """Replace every process and drop the current request: segments were lost, and processes may be too."""
         self._owed.clear()
-        return [actor.end(now) for actor in self._actors.values() if actor.has_process]
+        return [self._end(actor, now) for actor in self._actors.values() if actor.has_process]
 
     def heard(self, now: float) -> None:
         """Note that actors are making env steps, so that no message about waiting is due."""
@@ -135,9 +152,7 @@ class Collecting:
             return []  # from an abandoned process
         match event:
             case Started():
-                commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
-                actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
-                return commands
+                return self._started(actor)
             case Died(error=DppoError() as error):
                 raise error
             case Died(reason=reason):
@@ -147,6 +162,14 @@ class Collecting:
             case Progressed(progress=progress):
                 actor.progressed(progress, now, self.limits)
         return []
+
+    def _started(self, actor: Actor) -> list[Command]:
+        commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
+        actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
+        self._running[actor.actor_id] = actor
+        self._ready.add(actor.actor_id)
+        self._uneven = True
+        return commands
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         self._news_at = now
@@ -178,9 +201,11 @@ class Collecting:
             self._actors[event.actor_id] = actor
             if actor.state is State.LEFT:
                 actor.wanted(now)
+                self._set_alarm(actor)
             return []
-        commands: list[Command] = [actor.end(now)] if actor.has_process else []
+        commands: list[Command] = [self._end(actor, now)] if actor.has_process else []
         actor.state = State.LEFT
+        self._set_alarm(actor)
         return commands
 
     # ------------------------------------------------------------------ time
@@ -188,7 +213,8 @@ class Collecting:
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
         commands: list[Command] = []
-        for actor in self._actors.values():
+        alarmed = self._alarmed(now)
+        for actor in alarmed:
             if actor.is_late(now, self.limits):
                 reason = roster.hung(actor, self.limits, describing=self._describing)
                 commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
@@ -197,19 +223,39 @@ class Collecting:
                 commands.append(Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
                 commands.append(actor.start())
-        commands += self._move(now)
+        commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+        for actor in alarmed:
+            self._set_alarm(actor)
         if self._describing or self._owed:
             self._check_that_somebody_comes(now)
             commands += self._ask_for_what_is_owed(now)
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
-                owed, total = sorted(self._owed), len(self._samplers)
+                owed, total = sorted(self._owed), len(self._hosts)
                 waited_s = now - self._asked_at
                 commands.append(Log(roster.waiting(waited_s, owed, total, self._actors.values(), self.limits)))
         return commands
 
+    def _set_alarm(self, actor: Actor) -> None:
+        """Let a tick attend to this actor when its next deadline passes; a later alarm than before need not be set."""
+        when = actor.next_alarm(self.limits)
+        if when < actor.alarm_at:
+            actor.alarm_at = when
+            heappush(self._alarms, (when, actor.actor_id))
+
+    def _alarmed(self, now: float) -> list[Actor]:
+        """Return the actors whose alarms are due, and forget these alarms."""
+        alarmed = []
+        while self._alarms and self._alarms[0][0] <= now:
+            when, actor_id = heappop(self._alarms)
+            actor = self._actors[actor_id]
+            if when == actor.alarm_at:  # else an earlier one has been set since
+                actor.alarm_at = math.inf
+                alarmed.append(actor)
+        return alarmed
+
     def _check_that_somebody_comes(self, now: float) -> None:
-        if self._running():
+        if self._running or now - self._nobody_since <= self.limits.nobody_s:
             return
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if now - missing[-1].missing_since > self.limits.nobody_s:
@@ -222,19 +268,22 @@ class Collecting:
         if self._describing:
             return self._ask_for_description(now)
         commands: list[Command] = []
-        for actor in self._running():
+        ready, self._ready = self._ready, set()
+        for actor in [self._running[actor_id] for actor_id in ready if actor_id in self._running]:
             samplers = (self._owed & actor.samplers) - actor.pending
             if samplers:
                 commands.append(self._question(actor, tuple(sorted(samplers)), now))
         return commands
 
     def _ask_for_description(self, now: float) -> list[Command]:
-        sampler = min(self._samplers)
-        actor = next(actor for actor in self._actors.values() if sampler in actor.samplers)
-        if actor.state is not State.RUNNING or any(other.asked for other in self._actors.values()):
+        sampler, before = self._first_sampler, self._describer
+        actor = self._hosts[sampler]
+        if actor.state is not State.RUNNING or (before is not None and before.asked):
             return []
+        self._describer = actor
         self._questions += 1
         actor.ask(self._questions, (sampler,), now, self.limits, rebuilds=False)
+        self._set_alarm(actor)
         return [Describe(actor.process, self._questions, sampler)]
 
     def _question(self, actor: Actor, samplers: tuple[int, ...], now: float) -> Ask:
@@ -247,14 +296,20 @@ class Collecting:
         self._questions += 1
         rebuilds = any(request.rebuild is not None for request in requests)
         actor.ask(self._questions, samplers, now, self.limits, rebuilds=rebuilds)
+        self._set_alarm(actor)
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
         question = Question(tuple(requests), tuple(sorted(actor.samplers)), *checks)
         return Ask(actor.process, self._questions, question, self._policy)
 
     # ------------------------------------------------------------------ losing and moving
 
-    def _running(self) -> list[Actor]:
-        return [actor for actor in self._actors.values() if actor.state is State.RUNNING]
+    def _end(self, actor: Actor, now: float) -> Kill:
+        """Abandon an actor's process; a new one is due now."""
+        if self._running.pop(actor.actor_id, None) is not None and not self._running:
+            self._nobody_since = now
+        kill = actor.end(now)
+        self._set_alarm(actor)
+        return kill
 
     def _lose(
         self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
@@ -262,23 +317,27 @@ class Collecting:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
         message = f"actor {actor.actor_id} ({roster.samplers_named(sorted(actor.samplers))}) {reason}"
         self._news_at = now
-        kill, delay = actor.end(now), self._budget.spend(actor.actor_id)
+        kill, delay = self._end(actor, now), self._budget.spend(actor.actor_id)
         if delay is None:
             raise ClusterError(roster.restarts_spent(message, self.limits))
         actor.start_at = now + delay
         replaced = "replaced" + (f" in {delay:.0f} s" if delay else "")
         return [kill, Log(f"{message}; {replaced}", Incident(kind, message))]
 
-    def _move(self, now: float) -> list[Command]:
+    def _move(self, gone: Iterable[Actor], now: float) -> list[Command]:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
         commands: list[Command] = []
-        for actor in self._actors.values():
-            missing_s = now - actor.missing_since
-            patience_s = self.limits.move_after_s if actor.ever_started else self.limits.start_timeout_s
-            gone = actor.state is State.LEFT or (actor.state is not State.RUNNING and missing_s > patience_s)
-            running = self._running() if gone and actor.samplers else []
-            if running:
-                moved, actor.samplers, actor.samplers_moved = sorted(actor.samplers), set(), True
-                message = roster.moved(actor, missing_s, moved, roster.move(moved, running))
-                commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))
+        for actor in gone if self._running else ():
+            moved, actor.samplers_moved = sorted(actor.samplers), True
+            hosts = roster.move(moved, self._running.values(), self._rehost)
+            message = roster.moved(actor, now - actor.missing_since, moved, hosts)
+            commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))
         return commands
+
+    def _rehost(self, sampler: int, host: Actor) -> None:
+        """Let `host` make the next segments of a sampler."""
+        self._hosts[sampler].samplers.remove(sampler)
+        host.samplers.add(sampler)
+        self._hosts[sampler] = host
+        self._ready.add(host.actor_id)
+        self._uneven = True

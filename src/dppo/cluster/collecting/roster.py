@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heapreplace
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.envs.activity import Activity
@@ -51,6 +52,8 @@ class Actor:
     """Time of the next look at its progress."""
     progress: Activity | None = None
     """Result of the last look since the last question."""
+    alarm_at: float = math.inf
+    """Time of its next alarm with the engine."""
 
     @property
     def process(self) -> Process:
@@ -66,6 +69,21 @@ class Actor:
     def pending(self) -> set[int]:
         """Samplers whose segments have been asked for and not been received."""
         return {sampler for samplers in self.asked.values() for sampler in samplers}
+
+    # ------------------------------------------------------------------ its times
+
+    def next_alarm(self, limits: Limits) -> float:
+        """Return the earliest time at which something may have to be done about this actor."""
+        start_at = self.start_at if self.state is State.ABSENT else math.inf
+        return min(self.due, self.look_at, start_at, self.move_at(limits))
+
+    def move_at(self, limits: Limits) -> float:
+        """Return the time after which other actors host its samplers."""
+        if self.state is State.RUNNING or not self.samplers:
+            return math.inf
+        if self.state is State.LEFT:
+            return -math.inf
+        return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
 
     # ------------------------------------------------------------------ its process
 
@@ -140,30 +158,40 @@ def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
     return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
 
 
-def move(samplers: Iterable[int], running: Collection[Actor]) -> list[int]:
-    """Add each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+Rehost = Callable[[int, Actor], None]
+"""Lets an actor host a sampler from now on, and its former host no longer."""
+
+
+def move(samplers: Iterable[int], running: Collection[Actor], rehost: Rehost) -> list[int]:
+    """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
+    heapify(least)
     hosts = set[int]()
     for sampler in samplers:
-        host = min(running, key=lambda actor: len(actor.samplers))
-        host.samplers.add(sampler)
-        hosts.add(host.actor_id)
+        hosted, host_id, host = least[0]
+        rehost(sampler, host)
+        heapreplace(least, (hosted + 1, host_id, host))
+        hosts.add(host_id)
     return sorted(hosts)
 
 
-def balance(actors: Collection[Actor]) -> None:
-    """Even out the samplers of the running actors, to a difference of one; called between two segments.
+def balance(actors: Collection[Actor], running: Collection[Actor], rehost: Rehost) -> None:
+    """Even out the samplers of the running actors, to a difference of one.
 
-    Samplers of other actors come first: these have no room.
+    Samplers of other actors come first: these have no room. An actor that gave one away never takes one, nor the other
+    way round, so the two heaps need not agree.
     """
-    running = [actor for actor in actors if actor.state is State.RUNNING]
-    while running:
-        least = min(running, key=lambda actor: len(actor.samplers))
-        most = max(actors, key=lambda actor: (len(actor.samplers), actor.state is not State.RUNNING))
-        if len(most.samplers) - len(least.samplers) < 2:
+    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
+    most = [(-len(actor.samplers), actor.state is State.RUNNING, actor.actor_id, actor) for actor in actors]
+    heapify(least)
+    heapify(most)
+    while least:
+        (few, taker_id, taker), (minus_many, runs, giver_id, giver) = least[0], most[0]
+        if -minus_many - few < 2:
             return
-        sampler = max(most.samplers)
-        most.samplers.remove(sampler)
-        least.samplers.add(sampler)
+        rehost(max(giver.samplers), taker)
+        heapreplace(least, (few + 1, taker_id, taker))
+        heapreplace(most, (minus_many + 1, runs, giver_id, giver))
 
 
 def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:
