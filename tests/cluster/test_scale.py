@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from test_slow_or_hung import report
+from test_slow_or_hung import answer_to
 
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -26,9 +26,8 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.collecting.roster import shares
-from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
-from dppo.ppo.exchange.records import PolicySnapshot, Timings
+from dppo.ppo.exchange.records import PolicySnapshot
 
 LIMITS = Limits(segment_timeout_s=100, max_actor_restarts=3)
 COUNTED = 100  # times an event of each kind, at least, is counted, if there are as many
@@ -59,8 +58,8 @@ class Counted:
     def __init__(self, num_actors: int) -> None:
         self.most: dict[str, int] = {}
         self._every, self._now, self._seen = max(1, num_actors // COUNTED), 0.0, Counter[str]()
-        self.ledger = ReplayLedger(num_actors, replay=True)
-        self.engine = Collecting(shares(num_actors, num_actors), self.ledger, LIMITS)
+        ledger = ReplayLedger(num_actors, replay=True)
+        self.engine = Collecting(shares(num_actors, num_actors), ledger, LIMITS)
         starts = self.engine.describe(0.0)
         assert len(starts) == num_actors
         for start in starts:
@@ -90,8 +89,7 @@ class Counted:
         return [command for command in self.engine.request(policy, index, self._now) if isinstance(command, Ask)]
 
     def answer(self, ask: Ask) -> list[Command]:
-        made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.question.requests)
-        return self.on(Answered(ask.process, ask.ask_id, Answer(made, Timings())))
+        return self.on(answer_to(ask))
 
 
 def worked(num_actors: int) -> dict[str, int]:
@@ -114,8 +112,7 @@ def worked(num_actors: int) -> dict[str, int]:
             asks += [command for command in asked if isinstance(command, Ask)]
         assert answered == num_actors
         assert run.engine.finished
-        for one in run.engine.take(0.0, 0.0, []).reports:
-            run.ledger.record(one)
+        run.engine.take(0.0, 0.0, [])
     return run.most
 
 

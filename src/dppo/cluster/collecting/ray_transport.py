@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +94,7 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._watching = Watching(ray.get_runtime_context().get_node_id())
-        self._policy: tuple[PolicySnapshot, Any] | None = None
+        self._policies: dict[int, Any] = {}  # as sent, by version
         self._look_s = 0.0  # time of the last look at all pending calls
         self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0
@@ -138,15 +139,19 @@ class RayTransport:
 
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
-        if self._policy is None or self._policy[0] is not policy:
+        if policy.version not in self._policies:
+            asks = [call.command for call in self._calls.values() if isinstance(call.command, Ask)]
+            oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
+            self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
-                self._policy = policy, wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
+                sent = wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
+                self._policies[policy.version] = sent
             except RayError as error:
                 raise ClusterError(
                     f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
                     f"Ray's object store, then resume (--resume)."
                 ) from None
-        return self._policy[1]
+        return self._policies[policy.version]
 
     def _kill(self, process: Process) -> None:
         handle = self._handles.pop(process, None)
@@ -202,15 +207,9 @@ class RayTransport:
         answer = wire.decode_answer([message, *call.segments] if call.segments else message)
         return Answered(command.process, command.ask_id, answer)
 
-    def under_way(self) -> tuple[int, int]:
-        """Return the env steps made for unanswered questions, as seen in progress files, and the number of actors."""
-        asked = self._asked()
-        return sum(map(self._watching.steps_of, asked)), len(asked)
-
-    def _asked(self) -> set[Process]:
-        """Return the processes that have not answered all questions."""
-        asked = {call.command.process for call in self._calls.values() if isinstance(call.command, Ask)}
-        return asked & self._handles.keys()
+    def steps_of(self, processes: Iterable[Process]) -> int:
+        """Return the env steps that these processes have made for the questions that they work on."""
+        return sum(map(self._watching.steps_of, processes))
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -219,7 +218,8 @@ class RayTransport:
 
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
-        patience_s = INTERRUPTED_S if self._asked() else CLOSING_S
+        asked = any(isinstance(call.command, Ask) for call in self._calls.values())
+        patience_s = INTERRUPTED_S if asked else CLOSING_S
         starting = {call.command.process for call in self._calls.values() if isinstance(call.command, Start)}
         closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:

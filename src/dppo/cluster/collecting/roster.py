@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heapreplace
+from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.envs.activity import Activity
@@ -20,6 +21,17 @@ class State(Enum):
     STARTING = "a process has been requested"
     RUNNING = "the process accepts questions"
     LEFT = "no process, and no room for one"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that an actor has not answered yet."""
+
+    index: int
+    """Of the segments; -1 for a question for spaces."""
+    samplers: tuple[int, ...]
+    rebuilds: bool
+    """True if a sampler is rebuilt first."""
 
 
 @dataclass(slots=True)
@@ -39,19 +51,19 @@ class Actor:
     samplers_moved: bool = False
     """True while other actors host its samplers."""
     due: float = math.inf
-    """Deadline of its next answer."""
+    """Deadline of its first answer; questions in the queue behind have none yet."""
     extended: bool = False
     """True if that deadline waits for a look that was overdue."""
-    asked: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Samplers of each unanswered question, by the id of the question."""
+    asked: dict[int, Asked] = field(default_factory=dict)
+    """Unanswered questions by id, in the order in which the process works through them."""
+    early: dict[int, Any] = field(default_factory=dict)
+    """Answers that arrived before that to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
-    """Index of the segment that each of its samplers can collect next without being rebuilt."""
-    rebuilds: bool = False
-    """True while it replays episodes."""
+    """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     look_at: float = math.inf
     """Time of the next look at its progress."""
     progress: Activity | None = None
-    """Result of the last look since the last question."""
+    """Result of the last look since its first question was begun."""
     alarm_at: float = math.inf
     """Time of its next alarm with the engine."""
 
@@ -66,9 +78,14 @@ class Actor:
         return self.state in (State.STARTING, State.RUNNING)
 
     @property
-    def pending(self) -> set[int]:
-        """Samplers whose segments have been asked for and not been received."""
-        return {sampler for samplers in self.asked.values() for sampler in samplers}
+    def first(self) -> Asked:
+        """The question that its process is working on."""
+        return next(iter(self.asked.values()))
+
+    @property
+    def rebuilds(self) -> bool:
+        """True while it may be replaying episodes."""
+        return bool(self.asked) and self.first.rebuilds
 
     # ------------------------------------------------------------------ its times
 
@@ -100,33 +117,33 @@ class Actor:
         """Abandon its process; a new one is due now."""
         self.wanted(now)
         self.asked.clear()
+        self.early.clear()
         self.holds.clear()
         self._rest()
         return Kill(self.process)
 
     # ------------------------------------------------------------------ its questions
 
-    def ask(self, ask_id: int, samplers: tuple[int, ...], now: float, limits: Limits, *, rebuilds: bool) -> None:
-        """Record a question."""
-        self.asked[ask_id] = samplers
-        self.rebuilds |= rebuilds
-        self.progress, self.look_at = None, now + limits.look_s
-        self._extend(now, limits)
+    def ask(self, ask_id: int, question: Asked, now: float, limits: Limits) -> None:
+        """Record a question, which the process begins after all earlier ones."""
+        self.asked[ask_id] = question
+        if len(self.asked) == 1:
+            self._begin(now, limits)
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
-        """Record the answer to a question."""
+        """Record the answer to the first question."""
         del self.asked[ask_id]
         if self.asked:
-            self._extend(now, limits)
+            self._begin(now, limits)
         else:
             self._rest()
 
-    def _extend(self, now: float, limits: Limits) -> None:
-        self.due = now + sum(map(len, self.asked.values())) * limits.segment_timeout_s
-        self.extended = False
+    def _begin(self, now: float, limits: Limits) -> None:
+        self.progress, self.look_at, self.extended = None, now + limits.look_s, False
+        self.due = now + len(self.first.samplers) * limits.segment_timeout_s
 
     def _rest(self) -> None:
-        self.rebuilds, self.progress, self.due, self.look_at = False, None, math.inf, math.inf
+        self.progress, self.due, self.look_at = None, math.inf, math.inf
 
     def progressed(self, progress: Activity, now: float, limits: Limits) -> None:
         """Record a look; extend the deadline if the actor has progressed since the last one.
@@ -151,6 +168,18 @@ class Actor:
 
 
 # ------------------------------------------------------------------ which actor hosts which sampler
+
+
+@dataclass(slots=True)
+class Place:
+    """A sampler's place in the run."""
+
+    host: Actor
+    """The actor that makes its next segments; earlier ones may still be on their way from another."""
+    arrived: int = 0
+    """Index of the first segment that has not arrived."""
+    asked: int = 0
+    """Index of the first segment that has not been asked for."""
 
 
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
