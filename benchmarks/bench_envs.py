@@ -28,6 +28,29 @@ class Sleeping(gym.Wrapper):
         return result
 
 
+class Uneven(gym.Wrapper):
+    """Make steps take times that are drawn from a log-normal distribution with mean `mean_s`, by the episode's seed."""
+
+    def __init__(self, env: gym.Env, mean_s: float, sigma: float) -> None:
+        super().__init__(env)
+        self._median_s, self._sigma = mean_s * np.exp(-(sigma**2) / 2), sigma
+        self._times = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._times = np.random.default_rng(seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._median_s * np.exp(self._sigma * self._times.standard_normal()))
+        return self.env.step(action)
+
+
+def uneven_cartpole(mean_s: float = 0.01, sigma: float = 1.0) -> gym.Env:
+    """Make CartPole whose steps take uneven times."""
+    return Uneven(gym.make("CartPole-v1"), mean_s, sigma)
+
+
 class PositionsOnly(gym.ObservationWrapper):
     """Leave the velocities out: [position of the cart, angle of the pole]. The policy has to remember."""
 

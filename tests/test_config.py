@@ -114,6 +114,12 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             {"total_timesteps": 100, "num_samplers": 2},
             "total_timesteps=100 is less than .* 128 .*2 samplers x 1 env x 64 steps.* Raise it, or .*`num_steps`",
         ),
+        (
+            {"policy_lag": 4, "total_timesteps": 4096},
+            "policy_lag=4 needs more than 4 iterations, .* total_timesteps=4096 makes 4 of 1024 steps. Raise "
+            "`total_timesteps` to more than 4096, or lower `policy_lag`.",
+        ),
+        ({"policy_lag": 2, "overlap": True}, "policy_lag=2: overlap=True sets a lag of 1. Leave one of them out."),
         ({"num_steps": 1, "num_samplers": 1}, "num_steps=1 makes a batch of 1 step .* Raise `num_steps`; 128 is "),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
         ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),

@@ -33,10 +33,17 @@ LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100,
 STEP_S = 0.5
 
 
-def report(sampler: int, index: int) -> SegmentReport:
+def report(sampler: int, index: int, version: int) -> SegmentReport:
     one = np.zeros(1)
     carry = SamplerCarry(one.astype(np.int64), one, one.astype(np.int64), one, one.astype(np.uint32))
-    return SegmentReport(sampler, index, index, 1, carry, (np.zeros(1, np.int64),))
+    return SegmentReport(sampler, index, version, 1, carry, (np.zeros(1, np.int64),))
+
+
+def answer_to(ask: Ask) -> Answered:
+    """Return the answer to a question."""
+    version = ask.policy.version
+    made = tuple((report(one.sampler_id, one.index, version), "segment") for one in ask.question.requests)
+    return Answered(ask.process, ask.ask_id, Answer(made, Timings()))
 
 
 class Driver:
@@ -45,8 +52,8 @@ class Driver:
     def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True) -> None:
         """Start the actors; with `described`, also answer the question for the spaces."""
         self.now = 0.0
-        self.ledger = ReplayLedger(sum(map(len, hosting)), replay=True)
-        self.engine = Collecting(hosting, self.ledger, limits)
+        ledger = ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3)
+        self.engine = Collecting(hosting, ledger, limits)
         self.commands: list[tuple[float, Command]] = []
         self.asks: list[Ask] = []
         self.moving: dict[int, Any] = {}
@@ -76,18 +83,17 @@ class Driver:
             self.now += STEP_S
             self._take(self.engine.tick(self.now))
 
-    def request(self, index: int) -> None:
-        self._take(self.engine.request(PolicySnapshot(index, np.zeros(1, np.float32)), index, self.now))
+    def request(self, index: int, lag: int = 0) -> None:
+        policy = PolicySnapshot(max(0, index - lag), np.zeros(1, np.float32))
+        self._take(self.engine.request(policy, index, self.now))
 
     def answer(self) -> None:
-        """Let each asked actor answer, and record the segments as the learner does."""
+        """Let each asked actor answer, and take the segments."""
         asks, self.asks = self.asks, []
         for ask in asks:
-            if not self.engine.finished:
-                made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.question.requests)
-                self.on(Answered(ask.process, ask.ask_id, Answer(made, Timings())))
-        for one, _ in self.engine.received.values():
-            self.ledger.record(one)
+            self.on(answer_to(ask))
+        if self.engine.finished:
+            self.engine.take(self.now, 0.0, [])
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [command for _, command in self.commands if isinstance(command, kind)]
@@ -264,8 +270,7 @@ def test_the_restart_of_an_actor_is_logged() -> None:
     driver = Driver([[0, 1], [2]], limits)
     driver.request(0)
     for ask in driver.all(Ask)[1:]:
-        made = tuple((report(one.sampler_id, one.index), "segment") for one in ask.question.requests)
-        driver.on(Answered(Process(1, 1), ask.ask_id, Answer(made, Timings())))
+        driver.on(answer_to(ask))
     driver.on(Died(Process(0, 1), "died"))
     driver.wait(35)
     assert driver.logged() == [
@@ -302,3 +307,87 @@ def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
     driver.wait(31)
     assert "actor 3 is being restarted; and so are 5 more; an actor" in driver.logged()[0]
     assert "waiting for 9 of 9 segments" in driver.logged()[0]
+
+
+# ------------------------------------------------------------------ several questions in a queue
+
+
+def asked(driver: Driver) -> list[tuple[int, int, bool]]:
+    """Return sampler, segment and whether it is rebuilt, of all questions since the last call."""
+    asks, driver.asks = driver.asks, []
+    return [(one.sampler_id, one.index, one.rebuild is not None) for ask in asks for one in ask.question.requests]
+
+
+def test_an_actor_that_answers_early_goes_on_while_another_is_at_its_first_segment() -> None:
+    driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=1000))
+    for index in range(4):
+        driver.request(index, lag=3)
+    assert len(driver.asks) == 8, "K + 1 for each actor"
+    for ask in [ask for ask in driver.asks if ask.process.actor_id == 0]:
+        driver.on(answer_to(ask))
+    assert len(driver.asks) == 8, "no further than K segments ahead"
+    assert not driver.engine.finished
+    driver.on(answer_to(next(ask for ask in driver.asks if ask.process.actor_id == 1)))
+    assert [report.sampler_id for report in driver.engine.take(driver.now, 0.0, []).reports] == [0, 1]
+    asked(driver)
+    driver.request(4, lag=3)
+    assert asked(driver) == [(0, 4, False), (1, 4, False)]
+
+
+def test_answers_that_arrive_in_another_order_count_in_order() -> None:
+    driver = Driver([[0]])
+    for index in range(3):
+        driver.request(index, lag=3)
+    first, second, third = driver.asks
+    for ask in (third, second, third):
+        driver.on(answer_to(ask))
+        assert not driver.engine.finished
+    driver.on(answer_to(first))
+    assert [driver.engine.take(driver.now, 0.0, []).index for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_queue_of_a_lost_actor_is_asked_again_in_order_and_only_its_first_question_rebuilds() -> None:
+    driver = Driver([[0, 1], [2]])
+    for index in range(4):
+        driver.request(index, lag=3)
+    driver.on(answer_to(driver.asks[0]))
+    asked(driver)
+    driver.on(Died(Process(0, 1), "died"))
+    driver.on(Started(Process(0, 2)))
+    again = [(sampler, index, index == 1) for index in (1, 2, 3) for sampler in (0, 1)]
+    assert asked(driver) == again
+
+
+def test_samplers_that_move_go_on_where_they_are_and_come_back_one_segment_at_a_time() -> None:
+    driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=1000, move_after_s=1))
+    for index in range(2):
+        driver.request(index, lag=1)
+    asked(driver)
+    driver.on(Died(Process(1, 1), "died"))
+    driver.wait(2)
+    assert asked(driver) == [(1, 0, False), (1, 1, False)], "on actor 0, from the start of the run"
+    driver.on(Started(Process(1, 2)))
+    *first, last = [ask for ask in driver.all(Ask) if ask.process == Process(0, 1)]
+    for ask in first:
+        driver.on(answer_to(ask))
+    driver.engine.take(driver.now, 0.0, [])
+    driver.request(2, lag=1)
+    assert asked(driver) == [(0, 2, False)], "sampler 1 moves back when its last segment has arrived"
+    driver.on(answer_to(last))
+    assert asked(driver) == [(1, 2, True)]
+    assert driver.all(Ask)[-1].process == Process(1, 2)
+
+
+def test_a_question_in_the_queue_has_no_deadline_before_it_is_begun() -> None:
+    driver = Driver([[0]])
+    for index in range(4):
+        driver.request(index, lag=3)
+    for ask in list(driver.asks):
+        driver.wait(9)
+        driver.on(answer_to(ask))
+    assert not driver.all(Kill)
+    driver.request(4, lag=3)
+    driver.forget()
+    began = driver.now
+    driver.wait(20)
+    assert driver.killed_at() == pytest.approx(began + 10, abs=LIMITS.look_s / 2 + 2 * STEP_S)

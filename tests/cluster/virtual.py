@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class Faults:
     replays_long: float = 0.0
     """A replay takes several deadlines, and progresses."""
     repeats: float = 0.0
-    """An answer arrives twice; not counted in `at_most`."""
+    """An answer arrives twice, or late; not counted in `at_most`."""
     leaves: float = 0.0
     """The actor of a question leaves and joins again later, perhaps under a new number."""
     happened: list[str] = field(default_factory=list)
@@ -94,9 +94,10 @@ class Fake:
         self._due: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._actors: dict[Process, PPOActor] = {}
         self._killed: set[Process] = set()
+        self._ended: set[Process] = set()
         self._answers: dict[int, Event] = {}
         self._busy: dict[Process, float] = {}  # time at which a process has answered all questions
-        self._moves: dict[Process, tuple[float, float]] = {}  # a process progresses between these times
+        self._moves: dict[Process, list[tuple[float, float]]] = {}  # a process progresses between these times
 
     def clock(self) -> float:
         return self.now
@@ -129,10 +130,12 @@ class Fake:
         slow = replays and faults.strikes(rng, "replays_long")
         delay = begins + (rng.uniform(30, 90) if slow else rng.uniform(0, 8)) - self.now
         self._busy[who] = self.now + delay
-        self._moves[who] = begins, self.now + delay
+        self._moves.setdefault(who, []).append((begins, self.now + delay))
         if faults.strikes(rng, "dies"):
-            self._later(delay, lambda: Died(who, "died: of a fault in virtual time"))
-        elif not faults.strikes(rng, "hangs"):
+            self._later(delay, lambda: self._stopped(who, Died(who, "died: of a fault in virtual time")))
+        elif faults.strikes(rng, "hangs"):
+            self._later(delay, lambda: self._stopped(who))
+        else:
             forged = faults.strikes(rng, "forges")
             self._later(delay, lambda: self._answer(command, who, forged))
             if rng.random() < faults.repeats:
@@ -144,13 +147,18 @@ class Fake:
 
     def _progress(self, who: Process) -> Activity:
         """Return the progress of a process, which takes ten steps per second while it works."""
-        begins, ends = self._moves.get(who, (0.0, 0.0))
-        done = int(10 * max(0.0, min(self.now, ends) - begins))
-        return Activity(int(10 * begins) + done, int(10 * begins), Phase.REPLAY, 0, 0, done, int(10 * (ends - begins)))
+        moves = began = done = to_do = 0
+        for begins, ends in self._moves.get(who, ()):  # one question after the other
+            if begins <= self.now:
+                began, done, to_do = moves, int(10 * (min(self.now, ends) - begins)), int(10 * (ends - begins))
+                moves += done
+        return Activity(moves, began, Phase.REPLAY, 0, 0, done, to_do)
 
     def _answer(self, command: Ask | Describe, who: Process, forged: bool) -> Event | None:
         if who in self._killed and self._rng.random() < 0.5:
-            return None  # half of the killed processes still answer
+            self._stopped(who)  # the others still answer
+        if who in self._ended:
+            return None
         actor = self._actors[who]
         if isinstance(command, Describe):
             return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
@@ -159,7 +167,16 @@ class Fake:
         if forged:
             (report, segment), *rest = answer.made
             answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))
-        return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
+        event = self._sent(command.ask_id, Answered(who, command.ask_id, answer))
+        if self._rng.random() >= self._faults.repeats:
+            return event
+        self._later(self._rng.uniform(0, 2), lambda: event)  # perhaps after the answer behind it
+        return None
+
+    def _stopped(self, who: Process, event: Event | None = None) -> Event | None:
+        """Let a process not begin the questions that are left in its queue."""
+        self._ended.add(who)
+        return event
 
     def _sent(self, ask_id: int, event: Event) -> Event:
         self._answers[ask_id] = event
@@ -184,8 +201,8 @@ class Fake:
         """Advance the clock while the learner is busy."""
         self.now += seconds
 
-    def under_way(self) -> tuple[int, int]:
-        return 0, len(self._actors)
+    def steps_of(self, processes: Iterable[Process]) -> int:
+        return 0 * len(list(processes))
 
     def take_seconds(self) -> float:
         return 0.0

@@ -81,6 +81,7 @@ def check(config: FlatSettings) -> None:
     if len(config.resize) not in (0, 2):
         raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
     _check_sizes(config)
+    _check_lag(config)
     _check_minibatches(config)
     _check_actors(config)
     _check_learners(config)
@@ -117,6 +118,18 @@ def _check_sizes(config: FlatSettings) -> None:
         raise ConfigError(
             f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
             f"({factors}). Raise it, or lower `num_steps`."
+        )
+
+
+def _check_lag(config: FlatSettings) -> None:
+    lag = config.policy_lag
+    if config.overlap and lag > 1:
+        raise ConfigError(f"policy_lag={lag}: overlap=True sets a lag of 1. Leave one of them out.")
+    if lag and lag >= config.iterations:
+        raise ConfigError(
+            f"policy_lag={lag} needs more than {counted(lag, 'iteration')}, or the first policy collects everything: "
+            f"total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
+            f"`total_timesteps` to more than {lag * config.batch_size}, or lower `policy_lag`."
         )
 
 

@@ -64,7 +64,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.start()
     stack.callback(torch_import.join)
     options = _open_session(config, variables, stop, stack) if config.num_actors > 0 else {}
-    ledger = ReplayLedger(config.num_samplers, replay=config.replay)
+    ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
     collector = _make_collector(config, ledger, stack, on_progress, options)
     spaces = collector.describe(stop)
     for problem in start.damaged if start else ():
@@ -80,7 +80,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         trainers,
         ledger,
         no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
-        overlap=config.overlap,
+        policy_lag=config.lag,
         freeze_norm_after=config.freeze_norm_after,
     )
     parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected)
@@ -136,7 +136,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
-    store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
+    in_flight = 1 + config.lag
+    store_bytes = store_bytes_for(in_flight * config.batch_size, in_flight * most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)

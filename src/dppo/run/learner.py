@@ -58,21 +58,21 @@ class PPOLearner:
         ledger: ReplayLedger,
         statistics: Statistics,
         *,
-        overlap: bool = False,
+        policy_lag: int = 0,
         freeze_norm_after: int | None = None,
     ) -> None:
         """Begin a new run; `load` or `adopt` continue an earlier one.
 
         Args:
-            overlap: request segments with the weights that are about to be updated, so that actors and learner work
-                at the same time; policy lag is then exactly one.
+            policy_lag: K; segment k is collected with policy max(0, k - K), so that with K > 0 actors and learner work
+                at the same time.
             freeze_norm_after: env steps after which statistics no longer change; None: never.
         """
         self._collector = collector
         self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
-        self._overlap = overlap
+        self._lag = policy_lag
         self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         # The policy that collects a segment, and its statistics, by the index of the segment from the current one on.
@@ -91,42 +91,33 @@ class PPOLearner:
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
         """Train until `iterations` are done.
 
-        Consumes: segments of policy version k (with `overlap`, k - 1). Produces: policy version k + 1. Waits for:
-        every sampler. Fails when: an environment raises, the restart budget of an actor is spent, a loss is not
-        finite, or `stop` is requested during a wait. The caller may stop iterating at any time: the state is then
-        that of the last finished iteration.
+        Consumes: segments k, of policy version max(0, k - K). Produces: policy version k + 1. Waits for: every sampler.
+        Fails when: an environment raises, the restart budget of an actor is spent, a loss is not finite, or `stop` is
+        requested during a wait. The caller may stop iterating at any time: the state is then that of the last finished
+        iteration.
         """
+        self._asked = self.iteration - 1
         if self.iteration < iterations:
-            self._request(self.iteration, iterations)
+            self._request(iterations)
         while self.iteration < iterations:
-            collected = self._receive(stop)
-            if self._overlap:
-                self._request(collected.index + 1, iterations)
-            iteration = self._update(collected, stop)
-            if not self._overlap:
-                self._request(collected.index + 1, iterations)
+            iteration = self._update(self._collector.receive(stop), stop)
+            self._request(iterations)
             yield iteration
 
-    def _request(self, index: int, iterations: int) -> None:
-        """Ask for segment `index` with the current policy, unless the run ends before it.
+    def _request(self, iterations: int) -> None:
+        """Ask for the segments that the current policy is to collect: K + 1 at the start, then one per iteration.
 
-        After a resume, a segment that was in flight is requested with the policy that it had then.
+        After a resume, segments that were in flight are requested with the policies that they had then.
         """
-        if index not in self._acting:
-            self._acting[index] = self.snapshot(), self._statistics
-        if index < iterations:
-            self._ask(index)
+        current = self.snapshot(), self._statistics
+        for index in range(self._asked + 1, self.iteration + self._lag + 1):
+            self._acting.setdefault(index, current)
+            if index < iterations:
+                self._ask(index)
 
     def _ask(self, index: int) -> None:
         self._collector.request(self._acting[index][0], index)
         self._asked = index
-
-    def _receive(self, stop: StopSignals) -> Collected:
-        """Wait for the last requested segments, and record how to rebuild the samplers after them."""
-        collected = self._collector.receive(stop)
-        for report in collected.reports:
-            self._ledger.record(report)
-        return collected
 
     def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
         """Train on these segments, and commit them to the run."""
@@ -148,16 +139,13 @@ class PPOLearner:
         return Iteration(self.iteration, update, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
-        """Collect the same segments again, then repeat the request that was in flight."""
+        """Collect the same segments again, and those behind them that were in flight."""
         logger.warning("%s; they are collected again", error)
         self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
-        in_flight = self._asked
         self._collector.renew()
-        self._ask(lost.index)
-        collected = self._receive(stop)
-        if in_flight != lost.index:
-            self._ask(in_flight)
-        return collected
+        for index in range(lost.index, self._asked + 1):
+            self._ask(index)
+        return self._collector.receive(stop)
 
     def _commit(self, collected: Collected, statistics: Statistics) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""
@@ -210,12 +198,13 @@ class PPOLearner:
             "recent": [astuple(episode) for episode in self.recent],
             "incidents": dict(self.incidents),
         }
-        policy, statistics = self._acting.get(self.iteration, (None, self._statistics))
-        if policy is not None and policy.version != self.iteration:
-            arrays["in_flight"] = {"weights": policy.weights} | statistics.arrays()
-            values["version_in_flight"] = policy.version
-            if policy.value_scale is not None:
-                values["value_scale_in_flight"] = astuple(policy.value_scale)
+        for index, (policy, statistics) in self._acting.items():
+            if policy.version != self.iteration:  # else it is the current one
+                name = _in_flight(index - self.iteration)
+                arrays[name] = {"weights": policy.weights} | statistics.arrays()
+                values[f"version_{name}"] = policy.version
+                if policy.value_scale is not None:
+                    values[f"value_scale_{name}"] = astuple(policy.value_scale)
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
@@ -240,9 +229,16 @@ class PPOLearner:
         self.episodes = values["episodes"]
         self.recent.extend(Episode(*episode) for episode in values["recent"])
         self.incidents.update(values["incidents"])
-        if "version_in_flight" in values:
-            weights, statistics = arrays["in_flight"]["weights"], self._statistics.loaded(arrays["in_flight"])
-            scale = values.get("value_scale_in_flight")
-            value_scale = None if scale is None else ValueScale(*scale)
-            policy = PolicySnapshot(values["version_in_flight"], weights, statistics.obs_scale(), value_scale)
-            self._acting[self.iteration] = policy, statistics
+        for ahead in range(self._lag):
+            name = _in_flight(ahead)
+            if name in arrays:
+                statistics, scale = self._statistics.loaded(arrays[name]), values.get(f"value_scale_{name}")
+                value_scale = None if scale is None else ValueScale(*scale)
+                version, weights = values[f"version_{name}"], arrays[name]["weights"]
+                policy = PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)
+                self._acting[self.iteration + ahead] = policy, statistics
+
+
+def _in_flight(ahead: int) -> str:
+    """Return the name in a checkpoint of the policy that collects the segments `ahead` of the current ones."""
+    return f"in_flight_{ahead}" if ahead else "in_flight"

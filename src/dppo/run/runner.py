@@ -258,6 +258,6 @@ class _Run:
                 self.time_split,
                 num_actors=self.config.num_actors,
                 num_samplers=self.config.num_samplers,
-                overlap=self.config.overlap,
+                overlap=self.config.lag > 0,
             ),
         )

@@ -41,6 +41,7 @@ class PPOActor:
         self._progress = ActivityRecord()
         self._progress_file = ""
         self._host: SamplerHost | None = None
+        self._fault: Fault | None = None
 
     def alone_in_process(self, keep_gpus: bool = False) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file."""
@@ -63,14 +64,17 @@ class PPOActor:
             return sendable(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
-        """Collect all requested segments; return a fault if an environment fails."""
+        """Collect all requested segments; return a fault if an environment fails, also for all later questions."""
+        if self._fault is not None:
+            return self._fault
         try:
             host = self._hosted()
             host.close_all_but(question.hosted)
             answer = host.collect(question.requests, policy, question.spaces)
             return answer if question.expected is None else _compared(answer, question.expected)
         except (DppoError, KeyboardInterrupt) as error:
-            return sendable(error)
+            self._fault = sendable(error)
+            return self._fault
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | list[Any]:
         """Do `make_segments` over Ray."""

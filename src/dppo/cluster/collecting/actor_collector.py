@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log
+from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log, Process
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
@@ -30,8 +30,8 @@ class Transport(Protocol):
         Waits for: the first event, half a second at most. Fails when: `stop` was requested.
         """
 
-    def under_way(self) -> tuple[int, int]:
-        """Return the env steps made for unanswered questions, and the actors that work on them; does not wait."""
+    def steps_of(self, processes: Iterable[Process]) -> int:
+        """Return the env steps that these processes have made for the questions that they work on; does not wait."""
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -65,20 +65,20 @@ class ActorCollector:
         self._do(self._engine.describe(self._clock()))
         self._wait(stop, lambda: self._engine.spaces is not None)
         assert self._engine.spaces is not None
+        self._transport.take_seconds()  # not those of collecting
         return self._engine.spaces
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Ask every actor for the segments of its samplers; does not wait."""
-        self._reports.begin(index)
         self._engine.expected = self.expected
-        self._transport.take_seconds()
-        self._do(self._engine.request(policy, index, self._reports.began))
+        self._do(self._engine.request(policy, index, self._clock()))
 
     def receive(self, stop: StopSignals) -> Collected:
-        """Receive all requested segments, in sampler order."""
+        """Receive the segments that were requested first, in sampler order."""
+        self._reports.begin(self._engine.index, self._engine.began)
         self._wait(stop, lambda: self._engine.finished)
         incidents, self._incidents = self._incidents, []
-        return self._engine.take(self._clock() - self._reports.began, self._transport.take_seconds(), incidents)
+        return self._engine.take(self._clock(), self._transport.take_seconds(), incidents)
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
@@ -98,12 +98,16 @@ class ActorCollector:
                 self._do(self._engine.on(event, self._clock()))
             self._do(self._engine.tick(self._clock()))
             if self._reports.due:
-                steps, actors = self._transport.under_way()
-                steps += self._engine.steps_received
-                if steps > self._steps_seen:
-                    self._engine.heard(self._clock())
-                self._steps_seen = steps
-                self._reports.send(steps, actors)
+                self._report()
+
+    def _report(self) -> None:
+        began, working = self._clock(), self._engine.working()
+        steps = self._engine.steps_received
+        steps += self._transport.steps_of(process for process, next_ones in working.items() if next_ones)
+        if steps > self._steps_seen:
+            self._engine.heard(began)
+        self._steps_seen = steps
+        self._reports.send(steps, len(working), self._clock() - began)
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -14,6 +14,7 @@ from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
 PROGRESS_S = 1.0  # shortest interval between two reports of progress
+SPARE = 20.0  # the same, in units of the time that a report takes
 
 OnProgress = Callable[[CollectionProgress], None]
 """Called about once a second while segments are being collected."""
@@ -34,7 +35,8 @@ class Collected:
     timings: list[Timings]
     """One for each process that took part."""
     collect_s: float
-    """Seconds of collecting; with actors, from the request to the last segment."""
+    """Seconds of collecting; with actors, from the request, or from the last segment of the iteration before if that is
+    later, to the last segment."""
     transfer_s: float = 0.0
     """Seconds of `collect_s` spent on sending the policy and receiving segments."""
     incidents: list[Incident] = field(default_factory=list)
@@ -54,17 +56,20 @@ class Collector(Protocol):
         """
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
-        """Ask every sampler for segment `index` of the run, collected with `policy`; does not wait."""
+        """Ask every sampler for segment `index` of the run, collected with `policy`; does not wait.
+
+        Segments are requested in order, and several may be requested before the first is received.
+        """
 
     def receive(self, stop: StopSignals) -> Collected:
-        """Receive all requested segments.
+        """Receive the segments that were requested first, and record in the ledger how to rebuild the samplers.
 
-        Consumes: the last request. Produces: N segments in sampler order. Waits for: every sampler, each actor until
+        Consumes: the first request. Produces: N segments in sampler order. Waits for: every sampler, each actor until
         its deadline. Fails when: an environment raises, or an actor has used up its restarts.
         """
 
     def renew(self) -> None:
-        """Drop the last request and rebuild all samplers, because received segments must be collected again."""
+        """Drop all requests and rebuild all samplers, because received segments must be collected again."""
 
     def alive(self) -> int:
         """Count the actors with a process; 0 in process."""
@@ -82,22 +87,22 @@ class ProgressReports:
         self._clock = clock
         self._index, self._due_at = 0, math.inf
         self.began = 0.0
-        """Time of the last request."""
+        """Time since when the segments have been waited for."""
 
-    def begin(self, index: int) -> None:
-        """Note that the segments of iteration `index` have been requested."""
-        self._index, self.began = index, self._clock()
-        self._due_at = self.began + PROGRESS_S
+    def begin(self, index: int, began: float) -> None:
+        """Note that the segments of iteration `index` have been waited for since `began`."""
+        self._index, self.began = index, began
+        self._due_at = began + PROGRESS_S
 
     @property
     def due(self) -> bool:
         """True when it is time for a report."""
         return self._clock() >= self._due_at
 
-    def send(self, steps: int, processes: int) -> None:
-        """Report that `processes` have made `steps` env steps for the request."""
+    def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
+        """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out."""
         now = self._clock()
-        self._due_at = now + PROGRESS_S
+        self._due_at = now + max(PROGRESS_S, SPARE * took_s)
         self._on_progress(
             CollectionProgress(
                 iteration=self._index + 1,

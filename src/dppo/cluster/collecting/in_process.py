@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from dppo.cluster.collecting.actor import SamplerHost
@@ -35,7 +36,7 @@ class InProcessCollector:
         self._threads = limit_blas(1)
         self.expected: Expected | None = None  # this process has computed it
         self._spaces: Spaces | None = None
-        self._request: tuple[PolicySnapshot, int] | None = None
+        self._requests: deque[tuple[PolicySnapshot, int]] = deque()
         self._next = 0  # index of the segment that the samplers can collect without being rebuilt
 
     def describe(self, stop: StopSignals) -> Spaces:
@@ -46,14 +47,14 @@ class InProcessCollector:
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
         """Store the request, which `receive` carries out."""
-        self._request = policy, index
-        self._reports.begin(index)
+        self._requests.append((policy, index))
 
     def receive(self, stop: StopSignals) -> Collected:
-        """Collect the requested segments; a signal ends this in the middle of a step."""
-        assert self._request is not None, "receive() without request()"
-        (policy, index), self._request = self._request, None
+        """Collect the segments that were requested first; a signal ends this in the middle of a step."""
+        assert self._requests, "receive() without request()"
+        policy, index = self._requests.popleft()
         began = time.monotonic()
+        self._reports.begin(index, began)
         rebuilt = index != self._next
         requests = [
             SegmentRequest(sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None)
@@ -62,6 +63,8 @@ class InProcessCollector:
         with stop.interruptible():
             answer = self._host.collect(requests, policy, self._spaces if rebuilt or index == 0 else None)
         self._next = index + 1
+        for report, _ in answer.made:
+            self._ledger.record(report)
         return Collected(
             index=index,
             policy=policy,
@@ -74,7 +77,8 @@ class InProcessCollector:
     def renew(self) -> None:
         """Close all environments; the next `receive` rebuilds the samplers."""
         self._host.close_all_but()
-        self._request, self._next = None, 0
+        self._requests.clear()
+        self._next = 0
 
     def alive(self) -> int:
         """Return 0: there are no actors."""

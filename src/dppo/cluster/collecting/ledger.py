@@ -23,15 +23,14 @@ class _Moment:
 class ReplayLedger:
     """Keeps the carry of each sampler and the actions of its open episodes, by the index of the next segment.
 
-    The learner records segments when it receives them. The moments before the last two segments are kept, so that
-    either can be collected again: during the update on segment i, segment i + 1 may already be in flight.
+    Collectors record segments when they arrive. With policy lag K, segments up to i + K may have arrived during the
+    update on segment i: the moments before and after each of these are kept, so that any can be collected again.
     """
 
-    KEPT = 2
-
-    def __init__(self, num_samplers: int, *, replay: bool) -> None:
+    def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0) -> None:
         """Create an empty ledger; without `replay`, open episodes are abandoned when a sampler is rebuilt."""
         self._replay = replay
+        self._kept = policy_lag + 2
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 
     def give_up_replay(self) -> None:
@@ -47,7 +46,7 @@ class ReplayLedger:
             goes_on = before is not None and before.carry.episodes[env] == report.carry.episodes[env]
             actions.append((*before.actions[env], new) if before is not None and goes_on else (new,))
         moments[report.index + 1] = _Moment(report.carry, tuple(actions))
-        for index in [index for index in moments if index > report.index + 1 or index <= report.index + 1 - self.KEPT]:
+        for index in [index for index in moments if index > report.index + 1 or index <= report.index + 1 - self._kept]:
             del moments[index]
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
 IDLE_S = 0.05  # pause while no call is pending
+FEW = 32  # pending calls; looking for results among more is worth a pause, in which more results arrive
+PAUSE = 4.0  # this pause, in units of the time of the last look, so that looking takes a fifth of the time at most
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
@@ -91,7 +94,8 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._watching = Watching(ray.get_runtime_context().get_node_id())
-        self._policy: tuple[PolicySnapshot, Any] | None = None
+        self._policies: dict[int, Any] = {}  # as sent, by version
+        self._look_s = 0.0  # time of the last look at all pending calls
         self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0
 
@@ -135,22 +139,25 @@ class RayTransport:
 
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
-        if self._policy is None or self._policy[0] is not policy:
+        if policy.version not in self._policies:
+            asks = [call.command for call in self._calls.values() if isinstance(call.command, Ask)]
+            oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
+            self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
-                self._policy = policy, wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
+                sent = wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
+                self._policies[policy.version] = sent
             except RayError as error:
                 raise ClusterError(
                     f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
                     f"Ray's object store, then resume (--resume)."
                 ) from None
-        return self._policy[1]
+        return self._policies[policy.version]
 
     def _kill(self, process: Process) -> None:
         handle = self._handles.pop(process, None)
         if handle is not None:
             within(KILLING_S, lambda: ray.kill(handle))
-        self._watching.ended(process)
-        self._calls = {ref: call for ref, call in self._calls.items() if call.command.process != process}
+        self._watching.ended(process)  # its calls end as well, and `events` drops them
 
     # ------------------------------------------------------------------ events
 
@@ -158,20 +165,33 @@ class RayTransport:
         """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
         self._stop = stop
         stop.check()
-        seen: list[Event] = [*self._watching.seen()]
-        if seen:
-            return seen
-        calls = list(self._calls)
-        if not calls:
-            time.sleep(IDLE_S)
-            return []
-        ready, _ = ray.wait(calls, num_returns=1, timeout=TICK_S)
-        if ready and len(calls) > 1:
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        events: list[Event] = [*self._watching.seen()]
+        ready = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
-        events = [self._event(ref, self._calls.pop(ref)) for ref in ready]
+        for ref in ready:
+            call = self._calls.pop(ref)
+            if call.command.process in self._handles:  # else it has been killed
+                events.append(self._event(ref, call))
         self._seconds += time.monotonic() - began
         return events
+
+    def _ended_calls(self, timeout_s: float) -> list[ObjectRef[Any]]:
+        """Return all calls that have ended; wait up to `timeout_s` for the first.
+
+        Each look costs time in proportion to the pending calls, so it must find more results if there are more calls.
+        """
+        calls = list(self._calls)
+        if not calls:
+            time.sleep(min(IDLE_S, timeout_s))
+            return []
+        ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s)
+        if ready and len(calls) > 1:
+            if len(calls) > FEW:
+                time.sleep(PAUSE * self._look_s)
+            began = time.monotonic()
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+            self._look_s = time.monotonic() - began
+        return ready
 
     def _event(self, ref: ObjectRef[Any], call: _Call) -> Event:
         command = call.command
@@ -187,10 +207,9 @@ class RayTransport:
         answer = wire.decode_answer([message, *call.segments] if call.segments else message)
         return Answered(command.process, command.ask_id, answer)
 
-    def under_way(self) -> tuple[int, int]:
-        """Return the env steps made for unanswered questions, as seen in progress files, and the number of actors."""
-        asked = {call.command.process for call in self._calls.values() if isinstance(call.command, Ask)}
-        return sum(map(self._watching.steps_of, asked)), len(asked)
+    def steps_of(self, processes: Iterable[Process]) -> int:
+        """Return the env steps that these processes have made for the questions that they work on."""
+        return sum(map(self._watching.steps_of, processes))
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
@@ -199,7 +218,8 @@ class RayTransport:
 
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
-        patience_s = INTERRUPTED_S if any(isinstance(call.command, Ask) for call in self._calls.values()) else CLOSING_S
+        asked = any(isinstance(call.command, Ask) for call in self._calls.values())
+        patience_s = INTERRUPTED_S if asked else CLOSING_S
         starting = {call.command.process for call in self._calls.values() if isinstance(call.command, Start)}
         closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heapreplace
+from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.envs.activity import Activity
@@ -19,6 +21,17 @@ class State(Enum):
     STARTING = "a process has been requested"
     RUNNING = "the process accepts questions"
     LEFT = "no process, and no room for one"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that an actor has not answered yet."""
+
+    index: int
+    """Of the segments; -1 for a question for spaces."""
+    samplers: tuple[int, ...]
+    rebuilds: bool
+    """True if a sampler is rebuilt first."""
 
 
 @dataclass(slots=True)
@@ -38,19 +51,21 @@ class Actor:
     samplers_moved: bool = False
     """True while other actors host its samplers."""
     due: float = math.inf
-    """Deadline of its next answer."""
+    """Deadline of its first answer; questions in the queue behind have none yet."""
     extended: bool = False
     """True if that deadline waits for a look that was overdue."""
-    asked: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Samplers of each unanswered question, by the id of the question."""
+    asked: dict[int, Asked] = field(default_factory=dict)
+    """Unanswered questions by id, in the order in which the process works through them."""
+    early: dict[int, Any] = field(default_factory=dict)
+    """Answers that arrived before that to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
-    """Index of the segment that each of its samplers can collect next without being rebuilt."""
-    rebuilds: bool = False
-    """True while it replays episodes."""
+    """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     look_at: float = math.inf
     """Time of the next look at its progress."""
     progress: Activity | None = None
-    """Result of the last look since the last question."""
+    """Result of the last look since its first question was begun."""
+    alarm_at: float = math.inf
+    """Time of its next alarm with the engine."""
 
     @property
     def process(self) -> Process:
@@ -63,9 +78,29 @@ class Actor:
         return self.state in (State.STARTING, State.RUNNING)
 
     @property
-    def pending(self) -> set[int]:
-        """Samplers whose segments have been asked for and not been received."""
-        return {sampler for samplers in self.asked.values() for sampler in samplers}
+    def first(self) -> Asked:
+        """The question that its process is working on."""
+        return next(iter(self.asked.values()))
+
+    @property
+    def rebuilds(self) -> bool:
+        """True while it may be replaying episodes."""
+        return bool(self.asked) and self.first.rebuilds
+
+    # ------------------------------------------------------------------ its times
+
+    def next_alarm(self, limits: Limits) -> float:
+        """Return the earliest time at which something may have to be done about this actor."""
+        start_at = self.start_at if self.state is State.ABSENT else math.inf
+        return min(self.due, self.look_at, start_at, self.move_at(limits))
+
+    def move_at(self, limits: Limits) -> float:
+        """Return the time after which other actors host its samplers."""
+        if self.state is State.RUNNING or not self.samplers:
+            return math.inf
+        if self.state is State.LEFT:
+            return -math.inf
+        return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
 
     # ------------------------------------------------------------------ its process
 
@@ -82,33 +117,33 @@ class Actor:
         """Abandon its process; a new one is due now."""
         self.wanted(now)
         self.asked.clear()
+        self.early.clear()
         self.holds.clear()
         self._rest()
         return Kill(self.process)
 
     # ------------------------------------------------------------------ its questions
 
-    def ask(self, ask_id: int, samplers: tuple[int, ...], now: float, limits: Limits, *, rebuilds: bool) -> None:
-        """Record a question."""
-        self.asked[ask_id] = samplers
-        self.rebuilds |= rebuilds
-        self.progress, self.look_at = None, now + limits.look_s
-        self._extend(now, limits)
+    def ask(self, ask_id: int, question: Asked, now: float, limits: Limits) -> None:
+        """Record a question, which the process begins after all earlier ones."""
+        self.asked[ask_id] = question
+        if len(self.asked) == 1:
+            self._begin(now, limits)
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
-        """Record the answer to a question."""
+        """Record the answer to the first question."""
         del self.asked[ask_id]
         if self.asked:
-            self._extend(now, limits)
+            self._begin(now, limits)
         else:
             self._rest()
 
-    def _extend(self, now: float, limits: Limits) -> None:
-        self.due = now + sum(map(len, self.asked.values())) * limits.segment_timeout_s
-        self.extended = False
+    def _begin(self, now: float, limits: Limits) -> None:
+        self.progress, self.look_at, self.extended = None, now + limits.look_s, False
+        self.due = now + len(self.first.samplers) * limits.segment_timeout_s
 
     def _rest(self) -> None:
-        self.rebuilds, self.progress, self.due, self.look_at = False, None, math.inf, math.inf
+        self.progress, self.due, self.look_at = None, math.inf, math.inf
 
     def progressed(self, progress: Activity, now: float, limits: Limits) -> None:
         """Record a look; extend the deadline if the actor has progressed since the last one.
@@ -135,35 +170,57 @@ class Actor:
 # ------------------------------------------------------------------ which actor hosts which sampler
 
 
+@dataclass(slots=True)
+class Place:
+    """A sampler's place in the run."""
+
+    host: Actor
+    """The actor that makes its next segments; earlier ones may still be on their way from another."""
+    arrived: int = 0
+    """Index of the first segment that has not arrived."""
+    asked: int = 0
+    """Index of the first segment that has not been asked for."""
+
+
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
     """Return the samplers of each actor at the start."""
     return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
 
 
-def move(samplers: Iterable[int], running: Collection[Actor]) -> list[int]:
-    """Add each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+Rehost = Callable[[int, Actor], None]
+"""Lets an actor host a sampler from now on, and its former host no longer."""
+
+
+def move(samplers: Iterable[int], running: Collection[Actor], rehost: Rehost) -> list[int]:
+    """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
+    heapify(least)
     hosts = set[int]()
     for sampler in samplers:
-        host = min(running, key=lambda actor: len(actor.samplers))
-        host.samplers.add(sampler)
-        hosts.add(host.actor_id)
+        hosted, host_id, host = least[0]
+        rehost(sampler, host)
+        heapreplace(least, (hosted + 1, host_id, host))
+        hosts.add(host_id)
     return sorted(hosts)
 
 
-def balance(actors: Collection[Actor]) -> None:
-    """Even out the samplers of the running actors, to a difference of one; called between two segments.
+def balance(actors: Collection[Actor], running: Collection[Actor], rehost: Rehost) -> None:
+    """Even out the samplers of the running actors, to a difference of one.
 
-    Samplers of other actors come first: these have no room.
+    Samplers of other actors come first: these have no room. An actor that gave one away never takes one, nor the other
+    way round, so the two heaps need not agree.
     """
-    running = [actor for actor in actors if actor.state is State.RUNNING]
-    while running:
-        least = min(running, key=lambda actor: len(actor.samplers))
-        most = max(actors, key=lambda actor: (len(actor.samplers), actor.state is not State.RUNNING))
-        if len(most.samplers) - len(least.samplers) < 2:
+    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
+    most = [(-len(actor.samplers), actor.state is State.RUNNING, actor.actor_id, actor) for actor in actors]
+    heapify(least)
+    heapify(most)
+    while least:
+        (few, taker_id, taker), (minus_many, runs, giver_id, giver) = least[0], most[0]
+        if -minus_many - few < 2:
             return
-        sampler = max(most.samplers)
-        most.samplers.remove(sampler)
-        least.samplers.add(sampler)
+        rehost(max(giver.samplers), taker)
+        heapreplace(least, (few + 1, taker_id, taker))
+        heapreplace(most, (minus_many + 1, runs, giver_id, giver))
 
 
 def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:

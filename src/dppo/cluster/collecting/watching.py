@@ -25,6 +25,7 @@ class Watching:
         self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
+        self._looked_at: set[Process] = set()  # those of the pending looks
         self._seen: list[Progressed] = []
         self._latest: dict[Process, Activity] = {}
 
@@ -52,10 +53,11 @@ class Watching:
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
         self._looks[self._witnesses[file.node_id].look.remote(file.path)] = process, file.node_id
+        self._looked_at.add(process)
 
     def steps_of(self, process: Process) -> int:
         """Return the env steps made for the current question of a process; on another node, as last seen."""
-        if not any(looked_at == process for looked_at, _ in self._looks.values()):
+        if process not in self._looked_at:
             self.look(process)
         progress = self._latest.get(process)
         return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
@@ -66,6 +68,7 @@ class Watching:
             ready, _ = ray.wait(list(self._looks), num_returns=len(self._looks), timeout=0)
             for ref in ready:
                 process, node_id = self._looks.pop(ref)
+                self._looked_at.discard(process)
                 try:
                     self._take(process, ray.get(ref, timeout=1))
                 except RayError:  # the witness is lost, perhaps with its node; the next look starts another
@@ -83,6 +86,7 @@ class Watching:
         witnesses = list(self._witnesses.values())
         self._witnesses.clear()
         self._looks.clear()
+        self._looked_at.clear()
         return witnesses
 
     def _take(self, process: Process, progress: Activity | None) -> None:

@@ -99,10 +99,21 @@ class Sampling:
     num_steps: int = setting(64, "Steps T of each environment in one iteration.", gt=0)
     overlap: bool = setting(
         False,
-        "Collect while learning: actors use the weights from before the update. Policy lag is exactly one, which the "
-        "loss corrects for, but which changes what is learned. Results stay reproducible and independent of the number "
-        "of actors.",
+        "Collect while learning: actors use the weights from before the update. Another name of policy_lag=1.",
     )
+    policy_lag: int = setting(
+        0,
+        "Updates K by which the policy that collects may be behind: segment k is collected with policy max(0, k - K). "
+        "0: collect and learn in turns. With 1 or more, actors collect while the learner updates, and none waits for "
+        "the slowest: each may be up to K segments ahead. The loss corrects for the lag, but the lag changes what is "
+        "learned. Results stay reproducible and independent of the number of actors.",
+        ge=0,
+    )
+
+    @property
+    def lag(self) -> int:
+        """Return K, which `overlap` and `policy_lag` set."""
+        return max(self.policy_lag, int(self.overlap))
 
     @property
     def batch_size(self) -> int:
