@@ -43,25 +43,26 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self._fires = env.unwrapped.get_action_meanings()[1:2] == ["FIRE"]
-        self.lost = False
-        """The last step lost a life, and the game goes on."""
+        self._game: Any = env.unwrapped
+        self._fires = self._game.get_action_meanings()[1:2] == ["FIRE"]
+        self._left, self.lost = 0, False
+        """`lost`: the last step lost a life, and the game goes on."""
 
     def reset(self, **kwargs: Any) -> Any:
         """Start a game."""
-        self.lost, self._left, answer = False, 0, self.env.reset(**kwargs)
+        answer = self.env.reset(**kwargs)
+        self._left, self.lost = 0 if self._fires else self._game.ale.lives(), False
         return self.step(1)[:5:4] if self._fires else answer
 
     def step(self, action: Any) -> Any:
         """Take a step, and another one to start the next life."""
-        obs, reward, *ends, info = self.env.step(action)
-        left = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
-        self.lost = 0 < left < self._left and not any(ends)
+        take: Any = self.env.step
+        obs, reward, *ends, info = take(action)
+        self.lost = 0 < self._game.ale.lives() < self._left and not any(ends)
         if self.lost and self._fires:
-            obs, more, *ends, info = self.env.step(1)
-            reward, left = reward + more, self.unwrapped.ale.lives()  # type: ignore[attr-defined,operator]
-            self.lost = not any(ends)
-        self._left = left
+            obs, more, *ends, info = take(1)
+            reward, self.lost = reward + more, not any(ends)
+        self._left = self._game.ale.lives()
         return obs, reward, *ends, info
 
 
