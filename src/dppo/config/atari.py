@@ -28,12 +28,9 @@ def atari_in_words(config: FlatSettings) -> str | None:
     """Return how a game is prepared, and how to play it raw, in two sentences; None without `atari`."""
     if config.atari == "raw":
         return None
-    details = [
-        "1 to 30 no-ops at the start",
-        f"each action for {config.action_repeat} frames",
-        " x ".join(map(str, config.resize or ("full size",))) + " in gray" * config.grayscale,
-        f"stacks of {config.frame_stack}",
-        *["rewards by their sign"] * config.sign_reward,
-        *["a lost life ends an episode for learning only"] * (config.atari == "life"),
-    ]
-    return f"Frames of {config.env_name}: {', '.join(details)}. Returns are those of games. atari=raw: none of this."
+    size = " x ".join(map(str, config.resize or ("full size",)))
+    life = ", and the loss of a life ends an episode for learning only" * (config.atari == "life")
+    return (
+        f"Frames: {config.env_name} starts with 1 to 30 no-ops; {config.action_repeat} frames an action, {size}, "
+        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. atari=raw turns this off."
+    )

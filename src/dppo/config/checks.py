@@ -263,7 +263,7 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     stack = config.frame_stack if is_image(spaces.of_network().obs) else 1
     each, copies, where = spaces.obs.itemsize // stack, COPIES, "once in segments and once in the batch"
     if stack > 1 and config.num_actors == 0:
-        copies, where = stack + 1, f"in stacks of {stack} while they are collected, and once in segments"
+        copies, where = stack + 1, f"in stacks of {stack} while they are collected and once in segments"
     total = copies * each * config.batch_size
     if total < LARGE_BATCH:
         return None

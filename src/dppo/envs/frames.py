@@ -14,7 +14,6 @@ from dppo.envs.make import EnvId, close_all, make_env
 from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 
-Make = Callable[[EnvId, dict[str, Any]], gym.Env[Any, Any]]
 SETTINGS = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1}  # and their "off"
 
 
@@ -44,25 +43,26 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self._fires = env.unwrapped.get_action_meanings()[1:2] == ["FIRE"]
-        self.lost = False
-        """The last step lost a life, and the game goes on."""
+        self._game: Any = env.unwrapped
+        self._fires = self._game.get_action_meanings()[1:2] == ["FIRE"]
+        self._left, self.lost = 0, False
+        """`lost`: the last step lost a life, and the game goes on."""
 
     def reset(self, **kwargs: Any) -> Any:
         """Start a game."""
-        self.lost, self._left, answer = False, 0, self.env.reset(**kwargs)
+        answer = self.env.reset(**kwargs)
+        self._left, self.lost = 0 if self._fires else self._game.ale.lives(), False
         return self.step(1)[:5:4] if self._fires else answer
 
     def step(self, action: Any) -> Any:
         """Take a step, and another one to start the next life."""
-        obs, reward, *ends, info = self.env.step(action)
-        left = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
-        self.lost = 0 < left < self._left and not any(ends)
+        take: Any = self.env.step
+        obs, reward, *ends, info = take(action)
+        self.lost = 0 < self._game.ale.lives() < self._left and not any(ends)
         if self.lost and self._fires:
-            obs, more, *ends, info = self.env.step(1)
-            reward, left = reward + more, self.unwrapped.ale.lives()  # type: ignore[attr-defined,operator]
-            self.lost = not any(ends)
-        self._left = left
+            obs, more, *ends, info = take(1)
+            reward, self.lost = reward + more, not any(ends)
+        self._left = self._game.ale.lives()
         return obs, reward, *ends, info
 
 
@@ -84,8 +84,8 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
 
 
 def make_prepared(
-    env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], make: Make = make_env
-) -> gym.Env[Any, Any]:
+    env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], make: Callable[..., Any] = make_env
+) -> Any:
     """Return an environment created by `make`, with its frames prepared by those of `settings` that are in SETTINGS.
 
     Raise ConfigError if one of them does not fit its observations, or OpenCV is missing.
@@ -97,39 +97,36 @@ def make_prepared(
             env = _wrapped(env, name, of)
         except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
             close_all([env])
-            fact = f"{name}={' '.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+            text = f"does not fit the environment ({in_a_line(error)}). Leave `{name}` out"
             if isinstance(error, ImportError):
-                remedy = f"Install it: {sys.executable} -m pip install opencv-python-headless"
-                raise ConfigError(f"{fact}: needs OpenCV. {remedy}") from None
-            remedy = f"Leave `{name}` out, or convert observations in the environment."
-            raise ConfigError(f"{fact}: does not fit the environment ({in_a_line(error)}). {remedy}") from None
+                text = f"needs OpenCV. Install it: {sys.executable} -m pip install opencv-python-headless"
+            shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
+            raise ConfigError(f"{name}={shown}: {text}.") from None
     return env
 
 
 def _wrapped(env: Any, name: str, of: Mapping[str, Any]) -> Any:
     """Return `env` in the wrapper that the setting `name` asks for; the settings are applied in their order."""
-    stack, space = of.get("frame_stack", 1), env.observation_space
-    size, is_box = tuple(of.get("resize", ())), isinstance(space, gym.spaces.Box)
-    alone = stack == 1  # without a stack, an image keeps an axis of channels
+    space, stack, size = env.observation_space, of.get("frame_stack", 1), tuple(of.get("resize", ()))
+    axes = space.shape if isinstance(space, gym.spaces.Box) else None
     if name in ("atari", "resize"):
         import cv2
 
         cv2.setNumThreads(1)  # else it starts a thread for each CPU in each actor
     if name == "atari":
         options = {"frame_skip": of.get("action_repeat", 1), "grayscale_obs": "grayscale" in of}
-        env = AtariPreprocessing(env, screen_size=size[::-1] or (160, 210), grayscale_newaxis=alone, **options)
+        env = AtariPreprocessing(env, screen_size=size[::-1] or (160, 210), grayscale_newaxis=stack == 1, **options)
         return Lives(env) if of[name] == "life" else env
     if name == "frame_stack":
-        if not is_box or len(space.shape) > 3:
+        if axes is None or len(axes) > 3:
             raise TypeError(f"only a Box of at most three axes is stacked, and this is {space}")
         return LifeStack(env, stack)
     if "atari" in of:  # which has done it
         return env
-    if name == "resize" and is_box and len(space.shape) == 3 and space.shape[2] > 4:
-        raise ValueError(f"its images {space.shape} do not have their channels last")
-    wrappers: dict[str, Callable[[], Any]] = {
-        "action_repeat": lambda: ActionRepeat(env, of[name]),
-        "grayscale": lambda: GrayscaleObservation(env, keep_dim=alone),
-        "resize": lambda: ResizeObservation(env, size),
-    }
-    return wrappers[name]()
+    if name == "action_repeat":
+        return ActionRepeat(env, of[name])
+    if name == "grayscale":
+        return GrayscaleObservation(env, keep_dim=stack == 1)  # an image has an axis of channels
+    if axes is not None and len(axes) == 3 and axes[2] > 4:
+        raise ValueError(f"its images {axes} do not have their channels last")
+    return ResizeObservation(env, size)
