@@ -27,6 +27,7 @@ from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
+from dppo.spaces.actions import rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -175,10 +176,10 @@ def _make_trainers(
 ) -> Trainers:
     from dppo.cluster.learning.trainers import LocalTrainer
 
-    logger.info("%s", choose_network(config.network, spaces))
-    memory = batch_memory_in_words(config, spaces)
-    if memory is not None:
-        logger.info("%s", memory)
+    rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
+    for line in (choose_network(config.network, spaces), rescaled, batch_memory_in_words(config, spaces)):
+        if line is not None:
+            logger.info("%s", line)
     if config.norm_value and not config.norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
