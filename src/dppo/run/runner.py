@@ -16,6 +16,7 @@ from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import model_class
+from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
@@ -26,7 +27,6 @@ from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
-from dppo.records.words import TimeSplit, bottleneck_line, branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
 from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
@@ -77,7 +77,7 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.prepare(_described(config, folder), waiting_line(config))
+                watching.prepare(_described(config, folder), words.waiting_line(config))
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 watching.start()
@@ -92,11 +92,11 @@ def train(
 
 
 def _described(config: Config, folder: RunFolder) -> RunInfo:
-    lines, start = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"], folder.start
+    lines, start = [words.sizes_line(config), words.hosting_line(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
         lines.append(f"Resuming from {start.path.stem} at step {start.checkpoint.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(branch_line(folder.origin))
+        lines.append(words.branch_line(folder.origin))
     return RunInfo(
         config=config,
         run_dir=folder.path,
@@ -122,7 +122,7 @@ class _Run:
         self.last_checkpoint = folder.start.path.absolute() if folder.start else folder.path
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
-        self.time_split = TimeSplit()
+        self.time_split = words.TimeSplit()
 
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
@@ -254,10 +254,6 @@ class _Run:
             incidents=dict(learner.incidents),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
-            bottleneck=bottleneck_line(
-                self.time_split,
-                num_actors=self.config.num_actors,
-                num_samplers=self.config.num_samplers,
-                overlap=self.config.overlap,
-            ),
+            times=words.times_line(self.time_split, self.config),
+            bottleneck=words.bottleneck_line(self.time_split, self.config),
         )
