@@ -21,6 +21,8 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import RunFolder
+from dppo.records.learning_notes import LearningNotes
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
@@ -31,6 +33,7 @@ from dppo.run.building import Parts, build
 from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
+from dppo.spaces.actions import actions_from_json
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
@@ -132,6 +135,8 @@ class _Run:
             self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
             self.watching.add_file(self.metrics)
             self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+            actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
+            self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save()
