@@ -21,8 +21,8 @@ from dppo.cluster.builders import build_sampler
 from dppo.cluster.plans import sampler_plan
 from dppo.config import Config
 from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
-from dppo.envs.checks.observations import SpaceChecks, quick_packer
-from dppo.envs.spaces.packing import packer
+from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

@@ -102,7 +102,7 @@ TEXTS = ("mission", "robot.note")
 EVERYTHING = world("observed:Everything") | {"drop_obs": TEXTS, "image_features": 32}
 MASKED = world("acting:Masked", source="method", several=True)
 DISCRETE = world("acting:Combined", obs="numbers", act="discrete", masked=False)
-BOX = world("acting:Combined", obs="numbers", act="box", masked=False)
+BOX = world("acting:Combined", obs="numbers", act="box", masked=False) | {"action_bounds": "clip"}
 LSTM = world("memory:Recalls") | {"memory": "lstm", "memory_size": 8}
 OWN_MEMORY = world("memory:Recalls") | {"model": path_of("memory_models:Running"), "sequence_length": 10}
 NORMED: Settings = {"norm_obs": True, "norm_reward": True, "norm_value": True}

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from builders import collect, parts_of, random_weights
 from kinds import small
+from recorder import Notes
 from worlds.acting import SPACES, Masked
 
 import dppo
 from dppo.envs.make import make_env
+from dppo.envs.spaces.action_spaces import actions_of
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
-from dppo.spaces.actions import actions_from_json, boxes
+from dppo.spaces.actions import actions_from_json, boxes, rescaled_in_words
 
 HIDDEN = 2 * 64 + 64 + 64 * 64 + 64  # parameters of the hidden layers of one trunk
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
@@ -65,16 +67,42 @@ def test_actions_are_described_in_json_and_back(kind: str) -> None:
     np.testing.assert_equal(back.each(stored), actions.each(stored))
 
 
-@pytest.mark.parametrize("bounds", ["squash", "rescale"])
+@pytest.mark.parametrize("bounds", ["squash", "rescale", "auto"])
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
-    run = dppo.train(small(tmp_path / "run", **actuated("wide"), action_bounds=bounds)).run_dir
+    with Notes() as notes:
+        run = dppo.train(small(tmp_path / "run", **actuated("wide"), action_bounds=bounds)).run_dir
+    line = (
+        "Actions go to 500: rescaled to their bounds; action_bounds=clip (--action-bounds clip) keeps the raw numbers."
+    )
+    assert (line in notes.texts) == (bounds == "auto")
     policy, rng = dppo.load_policy(run), np.random.default_rng(0)
     drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
     low, high = SPACES["wide"].low, SPACES["wide"].high  # type: ignore[attr-defined]
     assert ((drawn >= low) & (drawn <= high)).all()
     spread = (drawn.max(axis=0) - drawn.min(axis=0)) / (high - low)
     assert (spread > 0.8).all()
+
+
+FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        *((gym.spaces.Box(low, high, (2,)), ["clip"]) for low, high in ((-2, 2), (0, 1), (-0.01, 0.01), (-3e38, 3e38))),
+        *((gym.spaces.Box(low, high, (2,)), ["rescale"]) for low, high in ((-2.5, 0), (0, 512), (10, 11))),
+        (FAR, ["rescale"]),
+        (SPACES["free"], ["clip"]),
+        (gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)]), ["clip", "rescale"]),
+        (gym.spaces.Discrete(2), []),
+    ],
+    ids=str,
+)
+def test_auto_rescales_finite_bounds_beyond_two(space: gym.Space[Any], expected: list[str]) -> None:
+    actions = actions_of(space, "auto")
+    assert [box.bounds for box in boxes(actions_from_json(actions.as_json()))] == expected
+    assert (rescaled_in_words(actions) is not None) == ("rescale" in expected)
 
 
 @pytest.mark.parametrize(("kind", "outputs"), [("wide", 4), ("dict", 2 * 2 + 4 + 8)])

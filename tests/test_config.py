@@ -19,7 +19,7 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.cluster.collecting.roster import shares
-from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, read_settings, resolved
+from dppo.config import PPO, Actors, Config, Env, Sampling, files, fitted_to, grouped, read_settings, resolved
 from dppo.config.parts import PARTS, about, annealed, default_of, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.errors import ConfigError
@@ -293,6 +293,46 @@ def test_presets_are_available_in_python() -> None:
     assert (tuned.gamma, tuned.num_actors, tuned.num_steps) == (0.98, 2, 64)
     with pytest.raises(ConfigError, match=r"CartPol-v1 is not a known preset\. Did you mean CartPole-v1"):
         Config.preset("CartPol-v1")
+
+
+TUNED = {"num_steps": 32, "minibatch_size": 256, "clip_vloss": True, "total_timesteps": 4000, "sequence_length": None}
+
+
+@pytest.mark.parametrize(
+    ("own", "given_way", "notes"),
+    [
+        ({"num_samplers": 8}, {}, []),
+        ({"num_samplers": 4}, {"minibatch_size": 128}, [
+            "preset: minibatch_size=256 is larger than the batch of 128 steps (4 samplers x 1 env x 32 steps); using "
+            "minibatch_size=128"
+        ]),
+        ({"vf_coef": 0.0}, {"clip_vloss": False}, [
+            "preset: clip_vloss=True has no effect: vf_coef=0 disables the value loss; using clip_vloss=False"
+        ]),
+        ({"num_samplers": 126}, {"total_timesteps": 500_000}, [
+            "preset: total_timesteps=4000 is less than one batch of 4032 steps (126 samplers x 1 env x 32 steps); "
+            "using total_timesteps=500000"
+        ]),
+        ({"num_samplers": 4, "memory": "gru", "sequence_length": 32, "num_steps": 64}, {}, []),
+        ({"num_samplers": 4, "minibatch_size": 300}, {}, []),  # the user's own value is refused later
+        ({"gamma": 2.0}, {}, []),
+    ],
+)  # fmt: skip
+def test_tuned_values_give_way_to_those_of_the_user(own: dict[str, Any], given_way: dict[str, Any], notes: Any) -> None:
+    own = {"env_id": "E-v0"} | own
+    fitted, found = fitted_to(own, TUNED)
+    settings = make_config({"env_id": "E-v0"})
+    assert {name: fitted.get(name, getattr(settings, name)) for name in TUNED | own} == TUNED | own | given_way
+    assert list(found) == notes
+
+
+def test_a_preset_that_is_changed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PRESETS", tmp_path)
+    (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 32, minibatch_size: 256}\n", encoding="utf8")
+    with pytest.warns(UserWarning, match=r"^preset: minibatch_size=256 is larger .* using minibatch_size=128$"):
+        assert Config.preset("CartPole-v1", sampling={"num_samplers": 4}).minibatch_size == 128
+    with pytest.raises(ConfigError, match=r"^minibatch_size=300 is larger"):
+        Config.preset("CartPole-v1", num_samplers=4, minibatch_size=300)
 
 
 BEFORE = {"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamma": 0.75, "total_timesteps": 10240}

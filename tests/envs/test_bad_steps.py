@@ -13,12 +13,13 @@ from builders import assert_same_bytes, group_of, make_config, random_weights, s
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import Scripted, Stepper, started
 from worlds.faulty import Faulty
+from worlds.models import Plain
 
 import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY
-from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.checks.observations import SpaceChecks, large_numbers
 from dppo.envs.group import MOST_DROPPED
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import EnvironmentFault
@@ -372,6 +373,44 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
 @pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)])
 def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, scale: float) -> None:
     assert collect(offset_env(offset, scale))[0][0].incidents == ()
+
+
+def numbers(**columns: Any) -> np.ndarray:
+    """Observations [40, 1] with these leaves: a number, or an array [40, ...] of them."""
+    arrays = {name: np.broadcast_to(value, (40,)) if np.ndim(value) == 0 else value for name, value in columns.items()}
+    dtype = np.dtype([(name, array.dtype, array.shape[1:]) for name, array in arrays.items()])
+    obs = np.zeros((40, 1), dtype)
+    for name, array in arrays.items():
+        obs[name][:, 0] = array
+    return obs
+
+
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        (numbers(near=9.0, far=-512.0), "observation leaf 'far' reaches 512; "),
+        (np.arange(80.0).reshape(40, 1, 2), "the observation reaches 79; "),
+        (numbers(pose=np.eye(20)[[3] * 40] * 100), "observation leaf 'pose' reaches 100; "),  # one of many elements
+        (numbers(spike=np.eye(40)[0] * 1e6), None),
+        (numbers(near=9.0, many=512), None),  # integers
+    ],
+)
+def test_observations_are_large_where_an_element_mostly_is(obs: np.ndarray, said: str | None) -> None:
+    found = large_numbers(obs)
+    assert found is said is None or (said is not None and found is not None and found.startswith(said))
+
+
+def far_env() -> gym.Env[Any, Any]:
+    return offset_env(512.0)
+
+
+@pytest.mark.parametrize(
+    "more", [{"norm_obs": False}, {"norm_obs": True}, {"model": Plain, "norm_obs": False}], ids=str
+)
+def test_large_observations_are_reported_unless_they_are_normalized(more: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"num_samplers": 2, "num_steps": 20, "total_timesteps": 40, "progress": "off", "run_dir": tmp_path / "run"}
+    result = dppo.train(make_config({"env_id": far_env} | sizes | more))
+    assert result.incidents == ({"large_observations": 1} if more == {"norm_obs": False} else {})
 
 
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
+from dppo.config import Config, files
 from dppo.records.words import TimeSplit, bottleneck_line
 
 SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")
@@ -50,7 +51,7 @@ def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     row = {"iteration": iteration_s, "collect": collect_s, "slowest_actor": collect_s, "update": update_s}
     for _ in range(3):
         split.add({f"perf/{name}_s": seconds for name, seconds in row.items()})
-    return bottleneck_line(split, num_actors=1, num_samplers=2, overlap=overlap)
+    return bottleneck_line(split, Config(env_id="E-v0", num_actors=1, num_samplers=2, overlap=overlap))
 
 
 def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(train: Train, ray_session: None) -> None:
@@ -71,6 +72,14 @@ def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsy
     [command] = re.findall(r"`dppo (.*?)`", train(*SMALL, run_dir="run", code=2))
     assert main(shlex.split(command)) == 0
     assert "Nothing to do: the run has already completed its 96 steps." in capsys.readouterr().out
+
+
+def test_a_changed_value_of_a_preset_is_printed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PRESETS", tmp_path)
+    (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 16, minibatch_size: 64}\n", encoding="utf8")
+    printed = train("CartPole-v1", "--num-samplers", "2", "--total-timesteps", "32", "--progress", "plain")
+    assert "note: preset: minibatch_size=64 is larger than the batch of 32 steps" in printed
+    assert "minibatch_size=32" in printed
 
 
 def test_tuned_settings_are_left_out_as_printed(train: Train) -> None:

@@ -67,6 +67,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
                 sampler_id=sampler_id,
                 integers=plan.network.dtype == "float32",
                 masks=plan.env.action_mask == "auto",
+                scales=not plan.ppo.norm_obs and plan.network.model is None,
             ),
         )
     except BaseException:

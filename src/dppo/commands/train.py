@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
-from dppo.config import Config, presets, read_settings
+from dppo.config import Config, fitted_to, presets, read_settings
 from dppo.config.files import preset
 from dppo.config.parts import about
 from dppo.config.trust import code_named_by, require_trust
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
     from dppo.run.runner import train
 
-    observers = [] if wanted.preset is None else [_NamePreset(wanted.preset)]
+    observers = [] if wanted.preset is None else [_NamePreset(wanted.preset, wanted.notes)]
     result = train(config, resume=wanted.resume, branch=wanted.branch, observers=observers)
     return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
 
@@ -49,12 +49,13 @@ def main(argv: list[str]) -> int:
 class _NamePreset(Observer):
     """Report the preset of a run, once the run has begun."""
 
-    def __init__(self, preset: str) -> None:
-        self._preset = preset
+    def __init__(self, preset: str, notes: Sequence[str]) -> None:
+        self._lines = (f"using the settings tuned for {preset}; --preset none disables them", *notes)
 
     def on_start(self, run: RunInfo) -> None:
-        """Log the name of the preset."""
-        logger.info("using the settings tuned for %s; --preset none disables them", self._preset)
+        """Log the name of the preset, and the changes to its values."""
+        for line in self._lines:
+            logger.info("%s", line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Arguments:
     """The run to continue, or "auto"."""
     branch: bool = False
     """True to start a new run from `resume` instead."""
+    notes: tuple[str, ...] = ()
+    """Changes to values of the preset that do not fit the other settings."""
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -134,8 +137,9 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     name = wanted if wanted not in ("auto", "none") else None
     if wanted == "auto" and str(env_id) in presets():
         name = str(env_id)
-    tuned = preset(name) if name else {}
-    return Arguments(tuned | settings | flags, name, frozenset(tuned) - {*settings, *flags}, resume)
+    tuned, own = preset(name) if name else {}, settings | flags
+    fitted, notes = fitted_to(own, tuned)
+    return Arguments(fitted, name, frozenset(tuned) - own.keys(), resume, notes=notes)
 
 
 def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:

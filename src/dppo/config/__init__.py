@@ -5,6 +5,7 @@ Importing this loads neither pydantic nor yaml: parts travel to actors.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dppo.config.atari import with_atari
 from dppo.config.checks import check
 from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved
-from dppo.config.parts import PARTS, PPO, Actors, Env, FlatSettings, Learners, Network, Run, Sampling
+from dppo.config.parts import PARTS, PPO, Actors, Env, FlatSettings, Learners, Network, Run, Sampling, default_of
+from dppo.errors import ConfigError
 
 __all__ = [
     "PPO", "Actors", "Config", "Env", "Learners", "Network", "Run", "Sampling",
@@ -54,10 +56,15 @@ class Config(FlatSettings):
         Args:
             name: an environment that there are tuned settings for; or fast, with the environment as `env_id`.
 
+        Where a tuned value does not fit `settings`, it is changed, with a warning.
+
         Raises:
             ConfigError: there is no preset of this name, or a setting is invalid.
         """
-        return cls(**({"env_id": name} | preset(name) | flattened(settings)))
+        fitted, notes = fitted_to({"env_id": name} | flattened(settings), preset(name))
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return cls(**fitted)
 
 
 def draft(settings: Mapping[str, Any]) -> FlatSettings:
@@ -65,3 +72,27 @@ def draft(settings: Mapping[str, Any]) -> FlatSettings:
     from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
     return FlatSettings(**validated(with_atari(flattened(settings))))
+
+
+def fitted_to(own: Mapping[str, Any], tuned: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return flat settings tuned | own, where tuned values that are refused beside `own` give way; and these changes.
+
+    The default takes their place, and minibatches larger than the batch become the batch. Errors in `own` remain.
+    """
+    kept, notes = {name: value for name, value in tuned.items() if name not in own}, list[str]()
+    while kept:
+        try:
+            settings = draft(kept | dict(own))
+            check(settings)
+            break
+        except ConfigError as error:
+            name = str(error).partition("=")[0]
+            if name not in kept:
+                break
+            if name == "minibatch_size" and kept[name] > settings.batch_size:
+                kept[name] = settings.batch_size
+            else:
+                del kept[name]
+            fact = str(error).partition(". ")[0]
+            notes.append(f"preset: {fact}; using {name}={kept.get(name, default_of(name))}")
+    return kept | dict(own), tuple(notes)

@@ -12,12 +12,12 @@ import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadStep
-from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in, quick_packer
+from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
-from dppo.envs.spaces.packing import packer
+from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces

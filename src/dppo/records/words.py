@@ -91,8 +91,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
         lines.append(f"Incidents: {', '.join(counts)}")
     if "other_cpu" in result.incidents:
         lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
-    if result.bottleneck:
-        lines.append(result.bottleneck)
+    lines += [line for line in (result.times, result.bottleneck) if line]
     if result.stopped_by:
         lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
     return lines
@@ -133,15 +132,38 @@ class TimeSplit:
             self.update_s += row["perf/update_s"]
 
 
-def bottleneck_line(split: TimeSplit, *, num_actors: int, num_samplers: int, overlap: bool) -> str:
+def times_line(split: TimeSplit, config: Config) -> str:
+    """Return the times of an iteration, and the gain from fewer epochs, at least half, if updating takes the longest.
+
+    Of an update in K epochs, E of them take about E / K of its time.
+    """
+    if split.rows < 2 or split.iteration_s <= 0:
+        return ""
+    at_once = config.overlap and config.num_actors > 0
+    sums = (split.iteration_s, split.actors_s if at_once else split.collect_s, split.update_s)
+    whole, collect, update = (seconds / (split.rows - 1) for seconds in sums)
+    took = [f"{one:.3g} s" if one >= 1 else f"{1e3 * one:.3g} ms" for one in (whole, collect, update)]
+    times = f"An iteration took {took[0]}: collecting {took[1]}, updating {took[2]}."
+    epochs = max(config.update_epochs // 2, int(config.update_epochs * collect / max(update, 1e-9)))
+    shorter = update * epochs / config.update_epochs
+    gain = _ratio(whole, whole - update + (max(collect, shorter) if at_once else shorter))
+    if update <= collect or not epochs or gain < WORTH_REPORTING:
+        return times
+    return (
+        f"{times} {as_setting_and_flag('update_epochs', epochs)} would make about {gain:.1f} x as many env steps per "
+        f"second, and need more of them to learn the same."
+    )
+
+
+def bottleneck_line(split: TimeSplit, config: Config) -> str:
     """Return one line about the bottleneck and the setting that would relieve it; "" if no setting gains enough.
 
     Without overlap an iteration takes C + u + x: collecting, update, rest. With overlap it takes max(C, u) + x, which
     saves min(C, u).
     """
-    if num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
+    if config.num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
         return ""
-    if not overlap:
+    if not config.overlap:
         gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
         if gain < WORTH_REPORTING:
             return ""
@@ -150,18 +172,14 @@ def bottleneck_line(split: TimeSplit, *, num_actors: int, num_samplers: int, ove
             f"Bottleneck: the actors waited {waited:.0%} of the time for the learner. "
             f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
         )
-    iterations = split.rows - 1
-    whole, update, actors = (
-        f"{1e3 * s / iterations:,.0f} ms" for s in (split.iteration_s, split.update_s, split.actors_s)
-    )
     if _ratio(split.iteration_s, split.update_s) < WORTH_REPORTING:
-        return f"Bottleneck: the learner (updating took {update} of {whole} per iteration). More actors gain nothing."
-    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * num_actors / num_samplers))
+        return "Bottleneck: the learner. More actors gain nothing."
+    samplers = config.num_samplers
+    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.num_actors / samplers))
     if _ratio(split.iteration_s, split.actors_s) < WORTH_REPORTING <= gain:
         return (
-            f"Bottleneck: the actors (collecting took {actors} of {whole} per iteration, updating {update}). "
-            f"{as_setting_and_flag('num_actors', num_samplers)} would be up to {gain:.1f} x as fast if there are CPUs "
-            f"for them, with the same result."
+            f"Bottleneck: the actors. {as_setting_and_flag('num_actors', samplers)} would be up to {gain:.1f} x as "
+            f"fast if there are CPUs for them, with the same result."
         )
     return ""
 

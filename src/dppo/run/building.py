@@ -28,6 +28,7 @@ from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
+from dppo.spaces.actions import rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -177,10 +178,11 @@ def _make_trainers(
 ) -> Trainers:
     from dppo.cluster.learning.trainers import LocalTrainer
 
-    logger.info("%s", choose_network(config.network, spaces))
-    for text in (atari_in_words(config), batch_memory_in_words(config, spaces)):
-        if text is not None:
-            logger.info("%s", text)
+    rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
+    network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)
+    for line in (network, atari_in_words(config), rescaled, memory):
+        if line is not None:
+            logger.info("%s", line)
     if config.norm_value and not config.norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "

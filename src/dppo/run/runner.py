@@ -16,21 +16,24 @@ from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import model_class
+from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import RunFolder
+from dppo.records.learning_notes import LearningNotes
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
-from dppo.records.words import TimeSplit, bottleneck_line, branch_line, hosting_line, sizes_line, waiting_line
 from dppo.run.building import Parts, build
 from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
+from dppo.spaces.actions import actions_from_json
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
@@ -77,7 +80,7 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.prepare(_described(config, folder), waiting_line(config))
+                watching.prepare(_described(config, folder), words.waiting_line(config))
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 watching.start()
@@ -92,11 +95,11 @@ def train(
 
 
 def _described(config: Config, folder: RunFolder) -> RunInfo:
-    lines, start = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"], folder.start
+    lines, start = [words.sizes_line(config), words.hosting_line(config), f"Run folder: {folder.path}"], folder.start
     if start is not None:
         lines.append(f"Resuming from {start.path.stem} at step {start.checkpoint.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(branch_line(folder.origin))
+        lines.append(words.branch_line(folder.origin))
     return RunInfo(
         config=config,
         run_dir=folder.path,
@@ -122,7 +125,7 @@ class _Run:
         self.last_checkpoint = folder.start.path.absolute() if folder.start else folder.path
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
-        self.time_split = TimeSplit()
+        self.time_split = words.TimeSplit()
 
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
@@ -132,6 +135,8 @@ class _Run:
             self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
             self.watching.add_file(self.metrics)
             self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+            actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
+            self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save()
@@ -254,10 +259,6 @@ class _Run:
             incidents=dict(learner.incidents),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
-            bottleneck=bottleneck_line(
-                self.time_split,
-                num_actors=self.config.num_actors,
-                num_samplers=self.config.num_samplers,
-                overlap=self.config.lag > 0,
-            ),
+            times=words.times_line(self.time_split, self.config),
+            bottleneck=words.bottleneck_line(self.time_split, self.config),
         )

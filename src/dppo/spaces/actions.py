@@ -227,6 +227,13 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
             yield from boxes(part)
 
 
+def rescaled_in_words(actions: Actions) -> str | None:
+    """Return the largest bound of actions that are rescaled, and how to prevent this; None if there are none."""
+    reach = [np.abs([box.low, box.high]).max() for box in boxes(actions) if box.bounds == "rescale"]
+    clip = "action_bounds=clip (--action-bounds clip) keeps the raw numbers"
+    return f"Actions go to {max(reach):g}: rescaled to their bounds; {clip}." if reach else None
+
+
 def actions_from_json(described: dict[str, Any]) -> Actions:
     """Convert the result of `Actions.as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     ((kind, values),) = described.items()

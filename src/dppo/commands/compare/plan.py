@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -73,6 +74,8 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     if asks_for_help(argv):
         print_help(argv, make_parser, lambda words: _parse(words)[1])
     options, training = _parse(argv)
+    for note in training.notes:
+        print(note, file=sys.stderr)
     return options, training.settings
 
 

@@ -41,10 +41,10 @@ class Env:
         "beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart.",
         branch=False,
     )
-    action_bounds: Literal["clip", "squash", "rescale"] = setting(
-        "clip",
-        "Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly, "
-        "for bounds that are far from 1; squash: tanh, then map linearly.",
+    action_bounds: Literal["auto", "clip", "squash", "rescale"] = setting(
+        "auto",
+        "Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly; "
+        "squash: tanh, then map linearly; auto: rescale if the bounds are finite and go beyond 2, else clip.",
         branch=False,
     )
     action_mask: Literal["auto", "info", "off"] = setting(

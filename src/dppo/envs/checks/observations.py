@@ -22,6 +22,8 @@ from dppo.spaces.spaces import Spaces, is_image, leaves
 
 LEAST_SPREAD = 1e-4  # less variation is noise rather than information
 LOST = 0.05  # share of its standard deviation that rounding may take from a number
+LARGE = 10.0  # inputs beyond this saturate units of tanh, so that nothing is learned through them
+OFTEN = 0.9  # quantile of the rows that must be large: a spike now and then does no harm
 STILL = 16  # observations in a row; a scene may rest for a few
 MASK_NOT_USED = (
     "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
@@ -105,22 +107,6 @@ class SpaceChecks:
         return limited
 
 
-def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return `pack` with a short cut for arrays of the right form, whose numbers are checked later.
-
-    The sampler looks for those that are not finite before it acts on them, `SpaceChecks.outside` at the others.
-    """
-    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array = np.ndarray
-
-    def quick(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-            return returned.copy()
-        return pack(returned)
-
-    return quick if obs.names is None else pack
-
-
 def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
     """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
     named = leaves(obs) if obs.dtype.names else {"": obs}
@@ -197,18 +183,27 @@ def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outsid
 
 
 class FirstSegment:
-    """Find numbers that float32 cannot tell apart, an image that never changes, and an action mask that is not used."""
+    """Find numbers too large, or too close for float32, a constant image, and an action mask that is not used."""
 
     def __init__(
-        self, spaces: Spaces, owner: str, *, sampler_id: int = 0, integers: bool = True, masks: bool = False
+        self,
+        spaces: Spaces,
+        owner: str,
+        *,
+        sampler_id: int = 0,
+        integers: bool = True,
+        masks: bool = False,
+        scales: bool = False,
     ) -> None:
         """Prepare for the first segment of a sampler; `owner` is a prefix of messages.
 
-        Report `integers` that float32 cannot tell apart, and `masks` in the info of the first reset that are not used.
+        Report `integers` that float32 cannot tell apart, `masks` in the info of the first reset that are not used, and
+        the `scales` of floats that are large and not normalized.
         """
         self._obs, self._owner = spaces.returned, owner
         self._is_watched = sampler_id == 0  # the observations and masks of the other samplers are alike
         self._masks = masks and self._is_watched and spaces.mask is None and spaces.actions.choices is not None
+        self._scales = scales and self._is_watched
         self._kinds = "fiu" if integers else "f"
         self._seen: dict[str, list[np.ndarray]] = {}
 
@@ -234,8 +229,10 @@ class FirstSegment:
     def findings(self, obs: np.ndarray) -> list[Incident]:
         """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered."""
         seen, self._seen = self._seen, {}
+        lost = precision_lost(seen, self._obs)  # its remedy is that of large numbers, too
         found = {
-            IncidentKind.PRECISION_LOST: precision_lost(seen, self._obs),
+            IncidentKind.PRECISION_LOST: lost,
+            IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if self._scales and not lost else None,
             IncidentKind.IMAGE_CONSTANT: constant_image(obs),
         }
         return [Incident(kind, f"{self._owner}: {text}.") for kind, text in found.items() if text]
@@ -269,6 +266,18 @@ def _loss(seen: np.ndarray, done: str) -> str | None:
         f"{step:g} there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
         f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
     )
+
+
+def large_numbers(obs: np.ndarray) -> str | None:
+    """Describe floats in observations [n, E, *O] of which an element is mostly large; None if there are none."""
+    for name, leaf in leaves(obs).items():
+        sizes = np.abs(leaf.reshape(leaf.shape[0] * leaf.shape[1], -1))
+        if leaf.dtype.kind == "f" and (large := sizes[:, np.quantile(sizes, OFTEN, axis=0) > LARGE]).size:
+            return (
+                f"{f'observation leaf {name!r}' if name else 'the observation'} reaches {large.max():.3g}; networks "
+                f"learn from numbers of about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
+            )
+    return None
 
 
 def constant_image(obs: np.ndarray) -> str | None:

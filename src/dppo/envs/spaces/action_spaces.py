@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -13,21 +13,23 @@ from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, Mu
 from dppo.spaces.spaces import MOST_WHOLE
 
 MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
+NEAR = 2.0  # a fresh policy, of mean 0 and deviation 1, reaches bounds up to here by itself
+NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 MOST_PARTS = 8  # of a space, listed in a message
 
 
-def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
+def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip") -> Actions:
     """Return an action space as plain data; raise ConfigError, with a remedy, if it or its `bounds` do not fit."""
     actions = _converted(space, bounds, "action_space")
     real = list(boxes(actions))
-    if bounds != "clip" and not real:
+    if bounds not in ("auto", "clip") and not real:
         raise ConfigError(
             f"action_bounds={bounds}: has no effect on {actions} actions, which are not real numbers. Leave "
             f"`action_bounds` out."
         )
     for box in real:
         infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
-        if bounds != "clip" and len(infinite):
+        if box.bounds != "clip" and len(infinite):
             at = int(infinite[0])
             raise ConfigError(
                 f"action_bounds={bounds}: needs finite bounds, and element {at} of an action lies between "
@@ -36,7 +38,7 @@ def actions_of(space: gym.Space[Any], bounds: Bounds = "clip") -> Actions:
     return actions
 
 
-def _converted(space: gym.Space[Any], bounds: Bounds, name: str) -> Actions:
+def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: str) -> Actions:
     what = f"{name}={short(space)}"
     check_package(space, what)
     if 0 in (space.shape or ()):
@@ -44,6 +46,8 @@ def _converted(space: gym.Space[Any], bounds: Bounds, name: str) -> Actions:
     if isinstance(space, gym.spaces.Discrete):
         return DiscreteActions(int(space.n), int(space.start))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        if bounds == "auto":
+            bounds = "rescale" if NEAR < np.abs([space.low, space.high]).max() <= NO_BOUND else "clip"
         return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
     choices = _choices(space)
     if choices is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +35,7 @@ def describe_spaces(
     *,
     drop_obs: Collection[str] = (),
     norm_obs_keys: Collection[str] = (),
-    action_bounds: Bounds = "clip",
+    action_bounds: Bounds | Literal["auto"] = "clip",
     action_mask: MaskSetting = "auto",
     obs_dtype: str = "float32",
 ) -> Spaces:

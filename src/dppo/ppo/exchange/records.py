@@ -120,6 +120,7 @@ class IncidentKind(str, Enum):
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
+    LARGE_OBSERVATIONS = "large_observations"
     MASK_NOT_USED = "mask_not_used"
     OTHER_CPU = "other_cpu"
     LEARNERS_REBUILT = "learners_rebuilt"

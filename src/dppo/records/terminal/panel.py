@@ -191,6 +191,7 @@ def _speed(view: View, now: float) -> list[Text]:
         _item("now", speed(row.get("charts/SPS_iteration"))),
         *(_pace(view) or [_item("iteration", number(row.get("iteration"), digits=0))]),
     ]
+    items += [_item(name, f"{number(row.get(f'perf/{name}_s'))} s", 6) for name in ("collect", "update")]
     if row.get("actors/alive"):
         items.append(_item("actors", number(row["actors/alive"], digits=0)))
     silent = now - max(view.row_at, view.moved_at)

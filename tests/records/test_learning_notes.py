@@ -1,0 +1,144 @@
+"""A run that does not learn says so, once; one that learns, or has learned, says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import BOX, DISCRETE, make_config
+from recorder import Notes
+
+import dppo
+from dppo.records.learning_notes import ITERATIONS, NOTES, LearningNotes
+from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
+
+ROWS = 100
+SETTINGS: dict[str, Any] = {"env_id": "E-v0", "learning_rate": 3e-4, "gamma": 0.99, "norm_reward": False}
+HEALTHY = {
+    "charts/learning_rate": 3e-4, "losses/approx_kl": 5e-3, "losses/entropy": 0.6, "losses/explained_variance": 0.7,
+}  # fmt: skip
+Changes = dict[str, Any]  # of each row, by the last word of the key: a number, or a function of the iteration
+
+
+def rows(changes: Changes) -> list[dict[str, float]]:
+    """Rows of a healthy run whose return rises from 20 to 119, with `changes`."""
+    found = []
+    for i in range(ROWS):
+        row = {"iteration": i + 1, "global_step": 1000 * (i + 1), "charts/episodes": 10 * (i + 1)} | HEALTHY
+        row |= {"charts/episodic_return": 20.0 + i, "charts/episodic_length": 20.0 + i}
+        for key in row:
+            if (value := changes.get(key.rpartition("/")[2])) is not None:
+                row[key] = value(i) if callable(value) else value
+        found.append(row)
+    return found
+
+
+def noted(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
+    """Names of the notes, in order; each is given once."""
+    notes = LearningNotes(make_config(SETTINGS | settings), actions)
+    texts = [note for row in rows(changes) for note in notes.notes(row)]
+    return [next(name for name, text in NOTES.items() if one.startswith(text[:20])) for one in texts]
+
+
+def falling(start: float) -> Callable[[int], float]:
+    return lambda i: max(0.0, start * (1 - i / 40))
+
+
+FLAT = {"episodic_return": lambda i: 20.0 + 2 * (i % 2)}  # noise
+POOR = {"explained_variance": lambda i: 0.02 * (i % 2) - 0.01}
+NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
+    (["still"], FLAT | {"approx_kl": 7.6e-9}, {}),
+    (["certain"], FLAT | {"entropy": falling(1.1)}, {}),
+    (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
+    (["certain"], {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i}, {}),  # it has got worse
+    (["unexplained"], FLAT | POOR, {}),
+    (["constant"], {"episodic_return": -200.0, "episodic_length": 200.0}, {"norm_reward": True}),
+    (["constant"], {"episodic_return": 0.0}, {}),
+    (["scale"], {"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {}),
+    (["scale"], {"episodic_return": lambda i: 4e-4 + 1e-5 * (i % 2)}, {}),
+]
+LEARNING: list[tuple[Changes, dict[str, Any]]] = [
+    ({}, {}),
+    (FLAT, {}),
+    (FLAT | {"approx_kl": lambda i: 5e-3 if i % 20 == 0 else 1e-9}, {}),  # not in a row
+    (FLAT | {"learning_rate": 1e-5, "approx_kl": 1e-9}, {}),  # annealed
+    ({"approx_kl": lambda i: 5e-3 / 3**i, "entropy": falling(1.1)}, {}),  # solved
+    (FLAT | {"entropy": lambda i: 2.8 - 0.05 * i}, {"actions": BOX}),  # a deviation of 0.08
+    (FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": NestedActions((DiscreteActions(3), BOX), None)}),
+    (FLAT | {"explained_variance": lambda i: -0.5 if i < 25 else 0.5}, {}),  # a slow start
+    (FLAT | {"explained_variance": float("nan")}, {}),
+    (FLAT | POOR, {"vf_coef": 0.0}),
+    ({"episodic_return": 500.0, "episodes": lambda i: i // 3}, {"norm_reward": True}),  # few episodes
+    ({"episodic_return": lambda i: 20.0 + min(i, 40)}, {}),  # constant after a rise
+    (FLAT | {"approx_kl": float("nan"), "entropy": float("nan")}, {}),
+    *(
+        ({"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {name: value})
+        for name, value in (("norm_reward", True), ("norm_value", True), ("sign_reward", True), ("clip_reward", 1.0))
+    ),
+    ({"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {"gamma": 0.9}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "changes", "more"), NOT_LEARNING)
+def test_each_sign_of_a_run_that_does_not_learn_is_noted_once(names: list[str], changes: Changes, more: Any) -> None:
+    assert noted(changes, **more) == names
+
+
+@pytest.mark.parametrize(("changes", "more"), LEARNING)
+def test_runs_that_learn_or_have_learned_get_no_notes(changes: Changes, more: dict[str, Any]) -> None:
+    assert noted(changes, **more) == []
+
+
+def test_notes_have_the_numbers_and_a_remedy() -> None:
+    notes = LearningNotes(make_config(SETTINGS | {"norm_reward": True}), DISCRETE)
+    assert notes.notes({"iteration": 0}) == [], "a row that somebody else wrote"
+    texts = [note for row in rows({"approx_kl": 7.6e-9, "episodic_return": -200.0}) for note in notes.notes(row)]
+    assert texts == [
+        "the policy hardly changes: approx_kl is 8e-09. Raise learning_rate (0.0003 now) or update_epochs, and check "
+        "that actions affect rewards",
+        "no return other than -200 in 34,000 env steps (340 episodes): there is nothing to learn from. Reward progress "
+        "on the way, or explore more (ent_coef)",
+    ]
+
+
+class Same(gym.Env[Any, Any]):
+    """Five steps with the reward 1000, whatever the actions are."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full(2, self.steps / 5, np.float32), 1000.0, self.steps == 5, False, {}
+
+
+class StopAfter(dppo.Observer):
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        return row["iteration"] == ITERATIONS + 20
+
+
+def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
+    sizes = {"num_samplers": 1, "num_steps": 20, "total_timesteps": 20 * 60, "update_epochs": 1, "progress": "off"}
+    config = make_config(
+        {"env_id": Same, "learning_rate": 1e-12, "norm_reward": False, "run_dir": tmp_path / "run", **sizes}
+    )
+    with Notes() as first:
+        dppo.train(config, observers=[StopAfter()])
+    with Notes() as second:
+        result = dppo.train(config, resume=tmp_path / "run")
+    for beginning in (
+        "the policy hardly changes: ",
+        "no return other than 5000 in ",
+        "discounted returns are about 5e+03",
+    ):
+        assert len([text for text in first.texts if text.startswith(beginning)]) == 1
+        assert not any(text.startswith(beginning) for text in second.texts)
+    assert result.iterations == 60
+    assert result.times.startswith("An iteration took ")
