@@ -143,8 +143,8 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytes
     [
         ("CartPole-v1 --help", "0.5", "64", "tuned for CartPole-v1"),
         ("-h CartPole-v1", "0.5", "64", "tuned for CartPole-v1"),
-        ("CartPole-v1 --nonsense --help", "0.99", "128", ""),
-        ("--resume RUN --help", "0.75", "128", "Defaults are the settings of"),
+        ("CartPole-v1 --nonsense --help", "0.99", "64", ""),
+        ("--resume RUN --help", "0.75", "64", "Defaults are the settings of"),
     ],
 )
 def test_help_shows_the_defaults_that_apply(

@@ -66,10 +66,10 @@ def test_numbers_of_actors_take_turns_forwards_and_backwards(words: str, runs: l
 @pytest.mark.parametrize(
     ("equal", "words"),
     [
-        ("batch", "E-v0, 3 seeds. Equal batch: the same 8 samplers of 128 steps, hosted by 1 or 8 actors."),
+        ("batch", "E-v0, 3 seeds. Equal batch: the same 8 samplers of 64 steps, hosted by 1 or 8 actors."),
         (
             "segment",
-            "E-v0, 3 seeds. Equal segments: 128 steps for each of 1 or 8 actors, so the batch is 128 or 1,024 steps.",
+            "E-v0, 3 seeds. Equal segments: 64 steps for each of 1 or 8 actors, so the batch is 64 or 512 steps.",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         (["--equal", "segment", "--num-samplers", "8"], "--num-samplers has no effect with --equal segment"),
         (["--actor", "1", "8"], "--actor is not a known flag"),
         (["--num-samplers", "4"], "num_actors=8 is more than num_samplers=4"),
-        (["--minibatch-size", "9999"], "minibatch_size=9999 is larger than the batch of 1024 steps"),
+        (["--minibatch-size", "9999"], "minibatch_size=9999 is larger than the batch of 512 steps"),
         (["--out", "."], "out=.: is not an empty folder"),
     ],
 )

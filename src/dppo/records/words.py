@@ -139,7 +139,7 @@ def times_line(split: TimeSplit, config: Config) -> str:
     """
     if split.rows < 2 or split.iteration_s <= 0:
         return ""
-    at_once = config.overlap and config.num_actors > 0
+    at_once = config.lag > 0 and config.num_actors > 0
     sums = (split.iteration_s, split.actors_s if at_once else split.collect_s, split.update_s)
     whole, collect, update = (seconds / (split.rows - 1) for seconds in sums)
     took = [f"{one:.3g} s" if one >= 1 else f"{1e3 * one:.3g} ms" for one in (whole, collect, update)]
@@ -163,7 +163,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
     """
     if config.num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
         return ""
-    if not config.overlap:
+    if config.lag == 0:
         gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
         if gain < WORTH_REPORTING:
             return ""
