@@ -102,7 +102,8 @@ class Batch:
         numbers: Any = self.obs
 
         def copied(leaf: Tensor) -> Tensor:
-            return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+            rows: Tensor = leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+            return rows
 
         return replace(self, obs=each_leaf(self.stored, copied), stored=None)
 
