@@ -24,7 +24,7 @@ from dppo.config.atari import atari_in_words
 from dppo.config.checks import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.frames import frames_of, rows_of_stacks
+from dppo.ppo.exchange.frames import frames_of, stack_numbers
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
@@ -55,10 +55,9 @@ def test_stacks_are_found_in_frames_that_are_stored_once(stack: int, ends: list[
             stacks[t, env, :, 0] = latest
             frame += 1
             latest = [frame] * stack if done[t, env] else [*latest[1:], frame]
-    frames, rows = frames_of(stacks), rows_of_stacks(done, stack)
+    frames = frames_of(stacks)
     assert len(frames) == len(done) + stack - 1
-    for env in range(2):
-        np.testing.assert_array_equal(frames[rows[:, env], env], stacks[:, env])
+    np.testing.assert_array_equal(frames.reshape(-1, 1)[stack_numbers(done, stack)], stacks)
 
 
 class Rewarding(Counting):

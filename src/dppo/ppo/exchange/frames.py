@@ -15,15 +15,16 @@ def frames_of(stacks: Shaped[np.ndarray, "T E K *frame"]) -> Shaped[np.ndarray, 
     return np.concatenate([stacks[0].swapaxes(0, 1), stacks[1:, :, -1]])
 
 
-def rows_of_stacks(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray, "T E K"]:
-    """Return the row in `frames_of` of each frame of each stack, the oldest first.
+def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray, "T E K"]:
+    """Return the place of each frame of each stack, the oldest first, in `frames_of`, flat: its row times E, plus e.
 
         row[t, k] = max(t + k, first[t])        first[t]: the row of the first frame of the episode of step t
 
     because an episode starts with K copies of its first frame. What precedes the segment is in the first stack.
     """
-    steps = np.arange(len(done))[:, None]
+    steps, envs = np.arange(len(done))[:, None], done.shape[1]
     first = np.zeros(done.shape, np.int64)
     first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
-    rows: np.ndarray = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
-    return rows
+    rows = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
+    numbers: np.ndarray = rows * envs + np.arange(envs)[:, None]
+    return numbers

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.frames import rows_of_stacks
+from dppo.ppo.exchange.frames import stack_numbers
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
@@ -201,12 +201,10 @@ def make_batch(
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
         return torch.from_numpy(in_sequences(array, sequence_length))
 
-    first, seen, stored = segments[0], merged("obs"), None
-    if first.stack > 1:
-        in_frames = rows_of_stacks(merged("terminated") | merged("truncated"), first.stack)
-        numbers, stored = in_frames * valid.shape[1] + np.arange(valid.shape[1])[:, None], _flat_tensor(seen)
+    first, seen = segments[0], merged("obs")
+    numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
     return Batch(
-        obs=_inputs(seen, dtype, obs_scale, rows) if stored is None else rows(numbers),
+        obs=_inputs(seen, dtype, obs_scale, rows) if numbers is None else rows(numbers),
         actions=rows(merged("actions")),
         logprobs=rows(merged("logprobs")),
         values=rows(values),
@@ -217,7 +215,7 @@ def make_batch(
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
-        stored=stored,
+        stored=None if numbers is None else _flat_tensor(seen),
     )
 
 
