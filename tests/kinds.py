@@ -29,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},
     "lstm": {"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
     "gru": {"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
+    "reuse": MASKED
+    | {"env_kwargs": {"source": "leaf"}, "memory": "gru", "memory_size": 8, "reuse": 2, "norm_obs": True},
     "own memory": OWN_MEMORY | {"norm_obs": True},
 }
 

@@ -110,6 +110,10 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             {"total_timesteps": 100, "num_samplers": 2},
             "total_timesteps=100 is less than .* 256 .*2 samplers x 1 env x 128 steps.* Raise it, or .*`num_steps`",
         ),
+        (
+            {"total_timesteps": 2048, "reuse": 3},
+            "reuse=3 is more than the 2 iterations of 1024 steps .* Use `reuse=2` or less, or lower `num_steps`",
+        ),
         ({"num_steps": 1, "num_samplers": 1}, "num_steps=1 makes a batch of 1 step .* Raise `num_steps`; 128 is "),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
         ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
@@ -178,6 +182,10 @@ OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_
         (
             {"desired_kl": 0.01, "anneal_lr": False, "update_epochs": 1, "minibatch_size": 1024},
             "an update is a single ",
+        ),
+        (
+            {"desired_kl": 0.01, "anneal_lr": False, "reuse": 3},
+            "reuse=3 adapts the learning rate to the total variation",
         ),
         ({"anneal_ent": True, "ent_coef": 0}, "ent_coef=0 leaves the entropy out"),
         ({"recompute_advantages": True, "update_epochs": 1}, "advantages of the only epoch are fresh"),

@@ -74,6 +74,10 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces, start)
     trainers = _make_trainers(config, spaces, stop, stack, expected, options)
+    if config.reuse > 1:
+        from dppo.cluster.learning.reuse import ReusingTrainers
+
+        trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
     learner = PPOLearner(
         collector,
         trainers,
@@ -135,7 +139,7 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
-    store_bytes = store_bytes_for(config.batch_size, most_parameters(config))
+    store_bytes = store_bytes_for(config.batch_size * config.reuse, most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
@@ -159,7 +163,7 @@ def _make_collector(
     else:
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
-        by_reference = config.num_learners > 0
+        by_reference = config.num_learners > 0 and config.reuse == 1  # else this process keeps the arrays
         collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference, **options)
     stack.callback(collector.close)
     return collector

@@ -17,6 +17,7 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.off_policy import OffPolicyTrainer
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_state import exact_on
@@ -89,7 +90,7 @@ class LocalTrainer:
 
 
 def train_on(
-    trainer: PPOTrainer,
+    trainer: PPOTrainer | OffPolicyTrainer,
     plan: TrainerPlan,
     segments: Sequence[Segment],
     obs_scale: ObsScale | None,
@@ -108,6 +109,7 @@ def train_on(
         gae_lambda=plan.ppo.gae_lambda,
         sequence_length=plan.sizes.sequence_length,
         shape_rewards=reward_shaping(plan.ppo),
+        iterations=min(iteration + 1, plan.ppo.reuse),
     )
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)

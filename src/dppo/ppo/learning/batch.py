@@ -37,6 +37,8 @@ class GAEInputs:
     """Step and environment of the row that each of them followed."""
     recurrent: RecurrentInputs | None
     """Of `successors`, each a sequence of one step, for a network with memory."""
+    traces: Float[np.ndarray, "T envs"] | None = None
+    """Truncated importance weights of rows from older policies; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,12 @@ class Batch:
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
+    clip: Float[Tensor, " B"] | None = None
+    """Clipping range of each row's ratio, relative to `clip_coef`; None where it is that of all rows."""
     masks: Bool[Tensor, "B M"] | None = None
     """The choices that were allowed; None if all always are."""
+    iterations: int = 1
+    """Number of iterations whose segments it holds."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
@@ -81,8 +87,8 @@ class Batch:
         return len(self) // self.sequence_length
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; on the CPU, the batch itself."""
-        if device.type == "cpu":
+        """Return the batch on `device`; the batch itself if it is there."""
+        if device.type == self.logprobs.device.type:
             return self
 
         def moved(tensor: Tensor) -> Tensor:
@@ -121,7 +127,8 @@ class Batch:
         return replace(self, **changed)
 
 
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in ("sequence_length", "gae_inputs", "recurrent"))
+NO_COLUMNS = ("iterations", "sequence_length", "gae_inputs", "recurrent")
+COLUMNS = tuple(name for name in Batch.__slots__ if name not in NO_COLUMNS)
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -148,6 +155,7 @@ def make_batch(
     gae_lambda: float,
     sequence_length: int = 1,
     shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+    iterations: int = 1,
 ) -> Batch:
     """Merge segments into one batch: normalize, estimate advantages and flatten.
 
@@ -159,6 +167,7 @@ def make_batch(
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
         sequence_length: L, the steps of a sequence; must divide T.
         shape_rewards: transforms raw rewards before they are normalized; None to leave them as they are.
+        iterations: number of iterations that the segments are from.
     """
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
@@ -193,6 +202,7 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
+        iterations=iterations,
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),

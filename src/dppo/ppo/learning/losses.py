@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 def policy_loss(
     ratio: Float[Tensor, " rows"],
     advantages: Float[Tensor, " rows"],
-    clip_coef: float,
+    clip_coef: float | Float[Tensor, " rows"],
     weights: Float[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
     """Return the clipped surrogate loss, to be minimized (detail 8), and its gradient.
@@ -26,7 +26,7 @@ def policy_loss(
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
 
     Source: arXiv:1707.06347, eq. 7. Returns: the loss, and its gradient with respect to the log-probabilities.
-    Each row is multiplied by its weight.
+    Each row is multiplied by its weight, and may have its own `clip_coef`.
     """
     surrogate = advantages * ratio
     clipped = advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
