@@ -182,9 +182,9 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     segments = (segments[0], spoil(segments[1], led_to[1]))
     options: dict[str, Any] = {"update_epochs": 3, "reuse": reuse, "recompute_advantages": True, "minibatches": 2}
     alone = make_trainer(specs[0], **options)
-    rates: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA, "iterations": reuse}
-    shares = [make_batch([one], None, None, **rates) for one in segments]
-    together = make_batch(segments, None, None, **rates)
+    rates: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    batches = [make_batch(one, None, None, **rates) for one in (segments[:1], segments[1:], segments)]
+    *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
     own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches)
@@ -219,7 +219,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
         def inputs(obs: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4).astype(np.float64)))
 
-        shape, actions = segment.valid.shape, torch.from_numpy(segment.actions).flatten()
+        shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
         ratios = np.exp(model.log_probs(inputs(segment.obs), actions).numpy().reshape(shape) - segment.logprobs)
         ratios[~segment.valid] = 1
         values, following = (model.values(inputs(obs)).numpy().reshape(shape) for obs in (segment.obs, after))
@@ -252,7 +252,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
         for epochs in (1, 2)
     )
     prepared = of_several_policies(batch, two.model, len(batch), None, 0.5)
-    figures = [trainer.update(batch, 3e-2, np.random.default_rng(0)).figures for trainer in (one, two)]
+    figures = [trainer.update(batch, 1e-2, np.random.default_rng(0)).figures for trainer in (one, two)]
 
     ratio = (one.model.log_probs(batch.obs, batch.actions) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()

@@ -74,10 +74,6 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces, start)
     trainers = _make_trainers(config, spaces, stop, stack, expected, options)
-    if config.reuse > 1:
-        from dppo.cluster.learning.reuse import ReusingTrainers
-
-        trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
     learner = PPOLearner(
         collector,
         trainers,
@@ -177,6 +173,7 @@ def _make_trainers(
     expected: Expected,
     options: dict[str, Any],
 ) -> Trainers:
+    from dppo.cluster.learning.reuse import reusing
     from dppo.cluster.learning.trainers import LocalTrainer
 
     logger.info("%s", choose_network(config.network, spaces))
@@ -192,14 +189,14 @@ def _make_trainers(
     if config.num_learners == 0:
         local = LocalTrainer(plan, spaces)
         stack.callback(local.close)
-        return local
+        return reusing(local, config.reuse, spaces)
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
     trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **options)
     stack.callback(trainers.close)
     if config.num_learners > 1:
         logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
-    return trainers
+    return reusing(trainers, config.reuse, spaces)
 
 
 def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:

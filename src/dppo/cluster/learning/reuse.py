@@ -9,22 +9,26 @@ import numpy as np
 
 from dppo.cluster.learning.trainers import Trainers
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
-from dppo.spaces.spaces import leaves
+from dppo.spaces.spaces import Spaces, leaves
 
-KEPT = "kept"  # begins the names of kept arrays in the state
-OF_OBSERVATIONS = {"obs": 2, "successors": 1}  # axes before those of an observation
+KEPT = "kept."  # begins the names of kept arrays in the state
+OBSERVATIONS = {"obs": 2, "successors": 1}  # and the axes before those of an observation
+
+
+def reusing(trainers: Trainers, reuse: int, spaces: Spaces) -> Trainers:
+    """Let `trainers` train on the segments of the last `reuse` iterations."""
+    return trainers if reuse == 1 else ReusingTrainers(trainers, reuse, spaces.of_network().obs)
 
 
 class ReusingTrainers:
     """Trainers that train on the segments of the last R iterations in each update.
 
-    This process keeps the segments of the last R - 1 iterations, and they are part of the state. So nothing is lost
-    with an actor, a rank or a node, and a resumed run goes on with the same rows. Only the policies that made them
-    could make them again.
+    This process keeps the R - 1 older ones, in the state, because only the policies that made them could make them
+    again. So neither the loss of an actor, a rank or a node nor a resume changes what is trained on.
     """
 
     def __init__(self, trainers: Trainers, reuse: int, obs: np.dtype[Any]) -> None:
-        """Wrap `trainers`, to train on `reuse` iterations at once; `obs` is the dtype of an observation in segments."""
+        """Wrap `trainers`; `obs` is the dtype of an observation in segments."""
         self._trainers, self._reuse, self._obs = trainers, reuse, obs
         self.spec, self.weights = trainers.spec, trainers.weights
         self.take_incidents, self.close = trainers.take_incidents, trainers.close
@@ -37,50 +41,48 @@ class ReusingTrainers:
         batches = [*self._kept, segments]
         of_samplers = [batch[sampler] for sampler in range(len(segments)) for batch in batches]
         update = self._trainers.update(of_samplers, policy, reward_scale, iteration)
-        # Copies, because views of Ray's store would fill it.
-        newest = [_segment(_arrays(one), self._obs) for one in segments]
+        newest = [_copied(_arrays(one), self._obs) for one in segments]  # views of Ray's store would fill it
         self._kept = [*self._kept, newest][1 - self._reuse :]
         return update
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the state of the trainers, and all kept segments."""
         return self._trainers.state() | {
-            f"{KEPT}.{number}.{sampler}.{name}": array
+            f"{KEPT}{number}.{sampler}.{name}": array
             for number, batch in enumerate(self._kept)
             for sampler, segment in enumerate(batch)
             for name, array in _arrays(segment).items()
         }
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Restore the result of `state`; there are no kept segments in that of another run."""
+        """Restore the result of `state`; that of another run holds no segments."""
+        self._trainers.load(weights, {name: array for name, array in state.items() if not name.startswith(KEPT)})
         kept: dict[int, dict[int, dict[str, np.ndarray]]] = {}
         for name, array in state.items():
-            if name.startswith(f"{KEPT}."):
-                _, number, sampler, rest = name.split(".", 3)
+            if name.startswith(KEPT):
+                number, sampler, rest = name.removeprefix(KEPT).split(".", 2)
                 kept.setdefault(int(number), {}).setdefault(int(sampler), {})[rest] = array
-        of_trainers = {name: array for name, array in state.items() if not name.startswith(f"{KEPT}.")}
-        self._trainers.load(weights, of_trainers)
         batches = [[batch[sampler] for sampler in sorted(batch)] for _, batch in sorted(kept.items())]
-        self._kept = [[_segment(arrays, self._obs) for arrays in batch] for batch in batches]
+        self._kept = [[_copied(arrays, self._obs) for arrays in batch] for batch in batches]
 
 
 def _arrays(segment: Segment) -> dict[str, np.ndarray]:
     """Return the arrays of a segment by name; observations leaf by leaf."""
-    found = {}
-    for name in Segment.__slots__:
-        array = getattr(segment, name)
-        if array is not None:
-            found |= {f"{name}.{leaf}".rstrip("."): np.ascontiguousarray(part) for leaf, part in leaves(array).items()}
-    return found
+    columns = {name: getattr(segment, name) for name in Segment.__slots__}
+    named = {name: leaves(column) for name, column in columns.items() if column is not None}
+    return {_joined(name, leaf): np.ascontiguousarray(one) for name, own in named.items() for leaf, one in own.items()}
 
 
-def _segment(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
-    """Return a copy of the segment of these arrays, whose observations have dtype `obs`."""
-    whole = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
-    for name, axes in OF_OBSERVATIONS.items():
-        parts = {leaf: arrays[f"{name}.{leaf}".rstrip(".")] for leaf in leaves(obs)}
-        stored = np.empty(next(iter(parts.values())).shape[:axes], obs)
-        for leaf, view in leaves(stored).items():
-            view[...] = parts[leaf]
-        whole[name] = stored
-    return Segment(**whole)
+def _copied(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
+    """Return the segment of copies of these arrays, whose observations have dtype `obs`."""
+    columns = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
+    for name, axes in OBSERVATIONS.items():
+        parts = [arrays[_joined(name, leaf)] for leaf in leaves(obs)]
+        columns[name] = np.empty(parts[0].shape[:axes], obs)
+        for to, part in zip(leaves(columns[name]).values(), parts, strict=True):
+            to[...] = part
+    return Segment(**columns)
+
+
+def _joined(name: str, leaf: str) -> str:
+    return f"{name}.{leaf}" if leaf else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,8 +110,8 @@ def train_on(
         gae_lambda=plan.ppo.gae_lambda,
         sequence_length=plan.sizes.sequence_length,
         shape_rewards=reward_shaping(plan.ppo),
-        iterations=min(iteration + 1, plan.ppo.reuse),
     )
+    batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)

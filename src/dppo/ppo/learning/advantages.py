@@ -39,9 +39,8 @@ def generalized_advantages(
     no other row.
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
-    al., arXiv:1712.00378. Traces: Espeholt et al., arXiv:1802.01561, eq. 1.
-    Args: `valid`: None if all rows are valid. `traces`: the truncated importance weights c of V-trace; None: all one.
-    Returns: advantages in the dtype of `values`.
+    al., arXiv:1712.00378. Traces (c of V-trace; None: all one): Espeholt et al., arXiv:1802.01561, eq. 1.
+    Args: `valid`: None if all rows are valid. Returns: advantages in the dtype of `values`.
     """
     dtype = values.dtype
     deltas = rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values

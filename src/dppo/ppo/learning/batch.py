@@ -37,8 +37,8 @@ class GAEInputs:
     """Step and environment of the row that each of them followed."""
     recurrent: RecurrentInputs | None
     """Of `successors`, each a sequence of one step, for a network with memory."""
-    traces: Float[np.ndarray, "T envs"] | None = None
-    """Truncated importance weights of rows from older policies; None if there are none."""
+    traces: Float[np.ndarray, " B"] | None = None
+    """Truncated importance weights of the rows, in their order in the batch; None where all are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,6 @@ def make_batch(
     gae_lambda: float,
     sequence_length: int = 1,
     shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
-    iterations: int = 1,
 ) -> Batch:
     """Merge segments into one batch: normalize, estimate advantages and flatten.
 
@@ -167,7 +166,6 @@ def make_batch(
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
         sequence_length: L, the steps of a sequence; must divide T.
         shape_rewards: transforms raw rewards before they are normalized; None to leave them as they are.
-        iterations: number of iterations that the segments are from.
     """
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
@@ -202,7 +200,6 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
-        iterations=iterations,
         sequence_length=sequence_length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),

@@ -13,7 +13,7 @@ from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Alone, Parallel
-from dppo.ppo.learning.recompute import estimates, from_current_policy, in_steps
+from dppo.ppo.learning.recompute import estimates, from_current_policy
 from dppo.ppo.learning.trainer import PPOTrainer
 
 FACTOR = "rate_factor"  # its name in the state
@@ -28,15 +28,12 @@ class OffPolicyTrainer:
 
         max(-A r, -A clip(r, r_k - e, r_k + e)),  e = 2 c / (R + 1)
 
-    so that each update moves the policy as little as R policies may differ together. With ratios from pi_k this is
-    r_k times the loss of PPO with the clipping range e / r_k, which is how it is computed. Advantages are estimated by
-    V-trace with the values of the current network. After each update the learning rate is lowered or raised by 3 %,
-    so that the total variation distance of the policies before and after it stays between e / 4 and e / 2.
+    With ratios from pi_k this is r_k times the loss of PPO with the clipping range e / r_k, and is computed so.
+    Advantages are those of V-trace with the values of the current network. The learning rate changes by 3 % after an
+    update, to keep the total variation distance of the policies before and after it between e / 4 and e / 2.
 
-    Source: Queeney, Paschalidis, Cassandras, "Generalized Proximal Policy Optimization with Sample Reuse"
-    (arXiv:2111.00072), eq. 9, algorithm 1 and section 5, with uniform weights of policies.
-    Deviations: r_k is limited to 2, and advantages are standardized before they are weighted, as with policy lag; the
-    rate is that of policy and values, and is changed by a factor of 0.01 to 10 at most.
+    Source: Queeney, Paschalidis, Cassandras, arXiv:2111.00072, eq. 9, algorithm 1, with uniform weights of policies.
+    Deviation: r_k is limited to 2, and advantages are standardized before they are weighted, as with policy lag.
     """
 
     def __init__(self, trainer: PPOTrainer, parallel: Parallel | None = None) -> None:
@@ -54,10 +51,7 @@ class OffPolicyTrainer:
         *,
         lagged: bool = False,
     ) -> Update:
-        """Train on `batch` as `PPOTrainer.update` does; `lagged` is of no concern, since any row may be.
-
-        The figures `clipfrac` and `total_variation` compare the policies after and before the update.
-        """
+        """Do `PPOTrainer.update`, `lagged` or not; `clipfrac` is that of the policy after the update."""
         trainer = self._trainer
         batch, rows = batch.to(trainer.device), trainer.rows_at_once(batch)
         batch = of_several_policies(batch, self.model, rows, trainer.value_scale(), self._width)
@@ -92,18 +86,16 @@ class OffPolicyTrainer:
 
 
 def of_several_policies(batch: Batch, model: PPOModel, rows: int, scale: ValueScale | None, width: float) -> Batch:
-    """Return the batch with ratios, advantages, returns and values by `model`, and a clipping range for each row.
+    """Return the batch with ratios, advantages, returns and values by `model`, at most `rows` at once, and clips.
 
     Args:
-        rows: most rows to pass to it at once.
-        scale: the unit of its values; None: that of rewards, in which all values of the batch are.
+        scale: the unit of the values of `model`; those of the batch are in that of rewards.
         width: clipping range of rows of `model` itself, relative to `clip_coef`.
     """
     batch = from_current_policy(batch, model, rows)
     inputs, importance = batch.gae_inputs, batch.importance
-    assert inputs is not None
-    assert importance is not None
-    traces = in_steps(importance.clamp(max=1).numpy(force=True), inputs.valid.shape, batch.sequence_length)
+    assert inputs is not None and importance is not None  # noqa: PT018
+    traces = importance.clamp(max=1).numpy(force=True)
     batch = replace(batch, gae_inputs=replace(inputs, traces=traces), clip=width / importance)
     values, advantages, returns = estimates(batch, model, rows, scale)
     return replace(batch, values=values, advantages=advantages, returns=returns)

@@ -61,23 +61,20 @@ def estimated_again(
     inputs: GAEInputs, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], sequence_length: int
 ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
     """Return advantages and returns by the values of all rows, in their order in the batch, and of successors."""
-    steps = in_steps(values, inputs.valid.shape, sequence_length)
+
+    def in_steps(column: np.ndarray) -> np.ndarray:  # [T, envs]
+        if sequence_length > 1:  # undo `in_sequences`
+            column = column.reshape(-1, inputs.valid.shape[1], sequence_length).swapaxes(1, 2)
+        return column.reshape(inputs.valid.shape)
+
+    steps, traces = in_steps(values), None if inputs.traces is None else in_steps(inputs.traces)
     next_values = np.empty_like(steps)
     next_values[:-1] = steps[1:]
     next_values[inputs.followed] = successors
-    advantages = inputs.estimate(values=steps, next_values=next_values, traces=inputs.traces)
-    gains = advantages if inputs.traces is None else inputs.traces * advantages
+    advantages = inputs.estimate(values=steps, next_values=next_values, traces=traces)
+    gains = advantages if traces is None else traces * advantages
     returns = np.where(inputs.valid, gains + steps, steps.dtype.type(0))
     return in_sequences(advantages, sequence_length), in_sequences(returns, sequence_length)
-
-
-def in_steps(
-    column: Float[np.ndarray, " B"], shape: tuple[int, int], sequence_length: int
-) -> Float[np.ndarray, "T envs"]:
-    """Undo `in_sequences` for an array of `shape` [T, envs]."""
-    if sequence_length > 1:
-        column = column.reshape(-1, shape[1], sequence_length).swapaxes(1, 2)
-    return column.reshape(shape)
 
 
 def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
