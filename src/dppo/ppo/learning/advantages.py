@@ -49,8 +49,7 @@ def generalized_advantages(
         deltas, discounts = np.where(valid, deltas, dtype.type(0)), discounts * valid
     if traces is not None:
         discounts[:-1] *= traces[1:]
-    advantages = np.empty_like(values)
-    following = np.zeros_like(values[0])
+    advantages, following = np.empty_like(values), np.zeros_like(values[0])
     for t in range(len(values) - 1, -1, -1):
         following = deltas[t] + discounts[t] * following
         advantages[t] = following
