@@ -86,6 +86,9 @@ def test_sizes_are_those_of_the_run() -> None:
         "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 4 epochs of 5 minibatches of "
         "up to 60 rows: 80 SGD steps in all."
     )
+    reusing = Config(env_id="E-v0", total_timesteps=3 * 1024, minibatch_size=512, update_epochs=2, reuse=2)
+    assert "each trained with the 1 before it for 2 epochs of 4 minibatches" in sizes_line(reusing)
+    assert ": 20 SGD steps in all." in sizes_line(reusing)
     assert "4 epochs of 1 minibatch of up to 1,024 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=1024))
 
 

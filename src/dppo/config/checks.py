@@ -251,13 +251,12 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
     """
     each = spaces.obs.itemsize
-    total = COPIES * each * config.batch_size * config.reuse
+    rows = config.batch_size * config.reuse
+    total = COPIES * each * rows
     if total < LARGE_BATCH:
         return None
     memory = memory or memory_of_this_machine()
-    facts = (
-        f"{config.batch_size * config.reuse:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
-    )
+    facts = f"{rows:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
     if config.num_learners == 0 and memory is not None and total > memory:
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
@@ -265,7 +264,7 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
             f"`num_steps` or `num_samplers`."
         )
     shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
-    older = _bytes_in_words(each * config.batch_size * (config.reuse - 1))
+    older = _bytes_in_words(each * (rows - config.batch_size))
     stored = "" if config.reuse == 1 else f" Each checkpoint stores {older} of them for reuse."
     return f"Memory: {facts}, once in segments and once in the batch{shared}.{stored}"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.cluster.learning.trainers import Trainers
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
-from dppo.spaces.spaces import Spaces, leaves
+from dppo.spaces.spaces import Spaces, leaves, walk
 
 KEPT = "kept."  # begins the names of kept arrays in the state
 OBSERVATIONS = {"obs": 2, "successors": 1}  # and the axes before those of an observation
@@ -68,21 +68,17 @@ class ReusingTrainers:
 
 def _arrays(segment: Segment) -> dict[str, np.ndarray]:
     """Return the arrays of a segment by name; observations leaf by leaf."""
-    columns = {name: getattr(segment, name) for name in Segment.__slots__}
-    named = {name: leaves(column) for name, column in columns.items() if column is not None}
-    return {_joined(name, leaf): np.ascontiguousarray(one) for name, own in named.items() for leaf, one in own.items()}
+    columns = ((name, getattr(segment, name)) for name in Segment.__slots__)
+    parts = (part for name, column in columns if column is not None for part in walk(column, name=name))
+    return {name: np.ascontiguousarray(leaf) for name, leaf, is_leaf in parts if is_leaf}
 
 
 def _copied(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
     """Return the segment of copies of these arrays, whose observations have dtype `obs`."""
     columns = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
     for name, axes in OBSERVATIONS.items():
-        parts = [arrays[_joined(name, leaf)] for leaf in leaves(obs)]
-        columns[name] = np.empty(parts[0].shape[:axes], obs)
-        for to, part in zip(leaves(columns[name]).values(), parts, strict=True):
-            to[...] = part
+        names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
+        columns[name] = np.empty(arrays[names[0]].shape[:axes], obs)
+        for leaf, to in zip(names, leaves(columns[name]).values(), strict=True):
+            to[...] = arrays[leaf]
     return Segment(**columns)
-
-
-def _joined(name: str, leaf: str) -> str:
-    return f"{name}.{leaf}" if leaf else name
