@@ -18,6 +18,7 @@ import dppo
 from dppo.cluster.learning.reuse import ReusingTrainers
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 
 T, E, SAMPLERS = 3, 2, 2
@@ -29,7 +30,7 @@ class Trained:
     """Stands at the seam of trainers: notes what an update trains on, and may fail."""
 
     def __init__(self) -> None:
-        self.spec = spec_of()
+        self.spec: NetworkSpec = spec_of()
         self.seen: list[list[Segment]] = []
         self.fails = False
         self.loaded: dict[str, np.ndarray] = {}

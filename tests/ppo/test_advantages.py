@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -80,7 +82,7 @@ def test_rows_of_older_policies_count_by_their_traces(
     seed: int, steps: int, envs: int, gamma: float, gae_lambda: float
 ) -> None:
     rollout = random_rollout(seed, steps, envs)
-    rates = {"gamma": gamma, "gae_lambda": gae_lambda}
+    rates: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda}
     traces = np.random.default_rng(seed).random((steps, envs))
     expected = v_trace(*rollout, **rates, traces=traces)
     found = generalized_advantages(*rollout, **rates, traces=traces)

@@ -6,7 +6,7 @@ Tests compare each of them with autograd.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ def policy_loss(
     Each row is multiplied by its weight, and may have its own `clip_coef`.
     """
     surrogate = advantages * ratio
-    clipped = advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    limits: Any = (1 - clip_coef, 1 + clip_coef)
+    clipped = advantages * ratio.clamp(*limits)
     gradient = (surrogate * (surrogate <= clipped)).mul_(-1 / len(ratio))
     losses = torch.min(surrogate, clipped).neg_()
     return weighted_mean(losses, weights), _weighted(gradient, weights)
