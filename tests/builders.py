@@ -22,6 +22,7 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.result import Result
@@ -60,10 +61,12 @@ def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: fl
     return agent
 
 
-def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], Any]:
+def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
     """The samplers and the trainer of a run, in this process."""
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
-    return samplers, build_trainer(trainer_plan(config), samplers[0].spaces)
+    trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
+    assert isinstance(trainer, PPOTrainer)  # of a run without reuse
+    return samplers, trainer
 
 
 def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:
