@@ -64,7 +64,9 @@ def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: fl
 def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
     """The samplers and the trainer of a run, in this process."""
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
-    return samplers, build_trainer(trainer_plan(config), samplers[0].spaces)
+    trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
+    assert isinstance(trainer, PPOTrainer)  # of a run without reuse
+    return samplers, trainer
 
 
 def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:

@@ -31,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "lstm": {"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
     "gru": {"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
     "frames": LEARNT | {"env_id": "worlds.observed:Guarded", "grayscale": True, "frame_stack": 3},
+    "reuse": MASKED
+    | {"env_kwargs": {"source": "leaf"}, "memory": "gru", "memory_size": 8, "reuse": 2, "norm_obs": True},
     "own memory": OWN_MEMORY | {"norm_obs": True},
 }
 

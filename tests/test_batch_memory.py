@@ -29,6 +29,11 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
     assert found == ("Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch.")
     shared = config(**LARGE, num_actors=1, num_learners=2)  # on Ray they have memory elsewhere
     assert "shared by 2 learners" in str(batch_memory_in_words(shared, IMAGES, memory=9 * 10**8))
+    reusing = batch_memory_in_words(config(**LARGE, reuse=3), IMAGES, memory=10**10)
+    assert reusing == (
+        "Memory: 49,152 observations of 28.2 kB take 2.77 GB, once in segments and once in the batch. Each checkpoint "
+        "stores 925 MB of them for reuse."
+    )
     assert batch_memory_in_words(config(**LARGE), NUMBERS) is None  # little memory is not worth a line
     assert batch_memory_in_words(config(), IMAGES) is None
 

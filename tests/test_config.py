@@ -115,11 +115,15 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             "total_timesteps=100 is less than .* 128 .*2 samplers x 1 env x 64 steps.* Raise it, or .*`num_steps`",
         ),
         (
-            {"policy_lag": 4, "total_timesteps": 4096},
-            "policy_lag=4 needs more than 4 iterations, .* total_timesteps=4096 makes 4 of 1024 steps. Raise "
-            "`total_timesteps` to more than 4096, or lower `policy_lag`.",
+            {"policy_lag": 4, "total_timesteps": 2048},
+            "policy_lag=4 needs more than 4 iterations, .* total_timesteps=2048 makes 4 of 512 steps. Raise "
+            "`total_timesteps` to more than 2048, or lower `policy_lag`.",
         ),
         ({"policy_lag": 2, "overlap": True}, "policy_lag=2: overlap=True sets a lag of 1. Leave one of them out."),
+        (
+            {"total_timesteps": 1024, "reuse": 3},
+            "reuse=3 is more than the 2 iterations of 512 steps .* Use `reuse=2` or less, or lower `num_steps`",
+        ),
         ({"num_steps": 1, "num_samplers": 1}, "num_steps=1 makes a batch of 1 step .* Raise `num_steps`; 128 is "),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
         ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
@@ -188,6 +192,10 @@ OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_
         (
             {"desired_kl": 0.01, "update_epochs": 1, "minibatch_size": 512},
             "an update is a single ",
+        ),
+        (
+            {"desired_kl": 0.01, "anneal_lr": False, "reuse": 3},
+            "reuse=3 adapts the learning rate to the total variation",
         ),
         ({"anneal_ent": True, "ent_coef": 0}, "ent_coef=0 leaves the entropy out"),
         ({"recompute_advantages": True, "update_epochs": 1}, "advantages of the only epoch are fresh"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,6 +59,36 @@ def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, g
     expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
     found = generalized_advantages(*rollout, gamma=gamma, gae_lambda=gae_lambda)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def v_trace(*rollout: np.ndarray, gamma: float, gae_lambda: float, traces: np.ndarray) -> np.ndarray:
+    """Return the sums of discounted, weighted errors (arXiv:1802.01561, eq. 1, less the weight of the first step)."""
+    rewards, values, next_values, terminated, truncated = rollout
+    advantages = np.zeros_like(values)
+    for t, e in np.ndindex(values.shape):
+        factor = 1.0
+        for j in range(t, len(values)):
+            if j > t:
+                factor *= gamma * gae_lambda * traces[j, e]
+            advantages[t, e] += factor * (rewards[j, e] - values[j, e])
+            advantages[t, e] += 0.0 if terminated[j, e] else factor * gamma * next_values[j, e]
+            if terminated[j, e] or truncated[j, e]:
+                break
+    return advantages
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
+def test_rows_of_older_policies_count_by_their_traces(
+    seed: int, steps: int, envs: int, gamma: float, gae_lambda: float
+) -> None:
+    rollout = random_rollout(seed, steps, envs)
+    rates: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda}
+    traces = np.random.default_rng(seed).random((steps, envs))
+    expected = v_trace(*rollout, **rates, traces=traces)
+    found = generalized_advantages(*rollout, **rates, traces=traces)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    on_policy = generalized_advantages(*rollout, **rates, traces=np.ones((steps, envs)))
+    np.testing.assert_array_equal(on_policy, generalized_advantages(*rollout, **rates))
 
 
 def test_hand_worked_numbers() -> None:

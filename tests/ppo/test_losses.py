@@ -65,6 +65,22 @@ def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
     assert 0 < share_clipped < 1
 
 
+def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_newest() -> None:
+    """GePPO's objective (arXiv:2111.00072, eq. 9) is PPO's with advantages and clips of their own for the rows."""
+    new, now, old = (normal(500, seed, 0.3) for seed in range(3))
+    new.requires_grad_()
+    advantages, width = normal(500, 3), 0.1
+    ratio, center = (new - old).exp(), (now - old).exp()
+    clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
+    expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
+    expected.backward()
+    loss, gradient = losses.policy_loss((new - now).exp().detach(), advantages * center, width / center)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert new.grad is not None
+    np.testing.assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
+    assert 0 < float((gradient == 0).double().mean()) < 1
+
+
 def test_value_loss_is_half_the_mean_squared_error() -> None:
     loss, gradient = losses.value_loss(tensor(1, 2, 3), tensor(2, 2, 0))
     assert loss.item() == pytest.approx(0.5 * (1 + 0 + 9) / 3)

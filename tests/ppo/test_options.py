@@ -27,6 +27,7 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
@@ -88,19 +89,30 @@ STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
 
 
-def collect(sampler_id: int, obs_scale: ObsScale | None = None) -> tuple[Segment, np.ndarray, NetworkSpec]:
-    """A segment with deaths and time limits, and the observations [T, E, O] that its steps led to."""
+def collect(
+    sampler_id: int, obs_scale: ObsScale | None = None, drift: float = 0.0
+) -> tuple[Segment, np.ndarray, NetworkSpec]:
+    """A segment with deaths and time limits, and the observations [T, E, O] that its steps led to.
+
+    The policy is that of `make_trainer`, but for `drift`.
+    """
     envs = [Telling(TimeLimit(CartPoleEnv(), limit)) for limit in (7, 60)]
     sampler, spec = sampler_of(
         envs, num_steps=STEPS, seed=3, sampler_id=sampler_id, hidden_sizes=(16, 8), keep_successors=True
     )
-    snapshot = PolicySnapshot(0, random_weights(spec), obs_scale)
+    snapshot = PolicySnapshot(0, random_weights(spec) + drift * random_weights(spec, 1), obs_scale)
     _, segment = sampler.collect(SegmentRequest(sampler_id, 0), snapshot)
     return segment, np.stack([env.led_to for env in envs], axis=1), spec
 
 
-def slow_advantages(segment: Segment, values: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and returns [T, E] by the definition, from the values of observations and of what they led to."""
+def slow_advantages(
+    segment: Segment, values: np.ndarray, after: np.ndarray, traces: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and returns [T, E] by the definition, from the values of observations and of what they led to.
+
+    `traces` are the weights of V-trace, one without them.
+    """
+    traces = np.ones(segment.rewards.shape) if traces is None else traces
     advantages, values = np.zeros(segment.rewards.shape), np.where(segment.valid, values, 0.0)
     for env in range(segment.rewards.shape[1]):
         following = 0.0
@@ -113,7 +125,8 @@ def slow_advantages(segment: Segment, values: np.ndarray, after: np.ndarray) -> 
             delta = segment.rewards[t, env] + GAMMA * bootstrap - values[t, env]
             following = delta + (0.0 if done else GAMMA * LAMBDA * following)
             advantages[t, env] = following
-    return advantages, advantages + values
+            following *= traces[t, env]  # the weight of the first step of a sum is left out
+    return advantages, traces * advantages + values
 
 
 def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
@@ -162,24 +175,105 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
 
 
-def test_ranks_estimate_advantages_anew_as_one_trainer_does() -> None:
-    segments, _, specs = zip(*(collect(sampler) for sampler in range(2)), strict=True)
-    alone = make_trainer(specs[0], update_epochs=3)
-    shares = [make_batch([one], None, None, gamma=GAMMA, gae_lambda=LAMBDA) for one in segments]
-    together = make_batch(segments, None, None, gamma=GAMMA, gae_lambda=LAMBDA)
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
+    """With `reuse`, before the first epoch and by V-trace; then half of the rows are of older policies."""
+    segments, led_to, specs = zip(*(collect(n, None, 0.1 * n * (reuse > 1)) for n in range(2)), strict=True)
+    segments = (segments[0], spoil(segments[1], led_to[1]))
+    options: dict[str, Any] = {"update_epochs": 3, "reuse": reuse, "recompute_advantages": True, "minibatches": 2}
+    alone = make_trainer(specs[0], **options)
+    rates: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    batches = [make_batch(one, None, None, **rates) for one in (segments[:1], segments[1:], segments)]
+    *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
-    own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], alone.minibatches)
+    own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches)
     order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
-    alone.update(together, 1e-2, order)
+    expected = (alone if reuse == 1 else OffPolicyTrainer(alone)).update(together, 1e-2, order).figures
 
-    def train(parallel: Parallel) -> np.ndarray:
-        trainer = make_trainer(specs[0], parallel, update_epochs=3)
-        trainer.update(shares[parallel.rank], 1e-2, np.random.default_rng(parallel.rank))
-        return trainer.weights()
+    def train(parallel: Parallel) -> tuple[np.ndarray, dict[str, float]]:
+        trainer = make_trainer(specs[0], parallel, **options)
+        reusing = trainer if reuse == 1 else OffPolicyTrainer(trainer, parallel)
+        figures = reusing.update(shares[parallel.rank], 1e-2, np.random.default_rng(parallel.rank)).figures
+        return trainer.weights(), figures
 
-    for weights in Meeting(2).all_do(train):
+    for weights, figures in Meeting(2).all_do(train):
         np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
+        assert figures == pytest.approx(expected, rel=1e-9)
+    assert expected["minibatches"] == 3 * 2 * reuse
+    assert reuse == 1 or expected["total_variation"] > 0.01
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(length: int) -> None:
+    segments, led_to, specs = zip(*(collect(n, SCALE, drift) for n, drift in ((0, 0.5), (1, 0.0))), strict=True)
+    segments = (segments[0], spoil(segments[1], led_to[1]))
+    model = make_trainer(specs[0]).model
+    discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA, "sequence_length": length}
+    batch = make_batch(segments, SCALE, None, **discounts)
+    found = of_several_policies(batch, model, 8, None, 0.4)
+
+    def anew(segment: Segment, after: np.ndarray) -> tuple[Segment, Segment]:
+        """Return the segment with advantages and returns, then with ratios and values, in place of other columns."""
+
+        def inputs(obs: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4).astype(np.float64)))
+
+        shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
+        ratios = np.exp(model.log_probs(inputs(segment.obs), actions).numpy().reshape(shape) - segment.logprobs)
+        ratios[~segment.valid] = 1
+        values, following = (model.values(inputs(obs)).numpy().reshape(shape) for obs in (segment.obs, after))
+        advantages, returns = slow_advantages(segment, values, following, np.minimum(1, ratios))
+        return (
+            dataclasses.replace(segment, logprobs=advantages, values=returns),
+            dataclasses.replace(segment, logprobs=ratios, values=values),
+        )
+
+    estimated, measured = zip(*map(anew, segments, led_to), strict=True)
+    expected, other = make_batch(estimated, None, None, **discounts), make_batch(measured, None, None, **discounts)
+    counted = batch.weights > 0 if batch.weights is not None else torch.ones(len(batch), dtype=torch.bool)
+    ratios = other.logprobs[counted]
+    assert ratios.min() < 0.7
+    assert ratios.max() > 1.4
+    assert found.importance is not None
+    assert found.clip is not None
+    np.testing.assert_allclose(found.importance[counted], ratios.clamp(max=2), rtol=1e-9)
+    np.testing.assert_allclose(found.clip[counted], 0.4 / ratios.clamp(max=2), rtol=1e-9)
+    np.testing.assert_allclose(found.advantages, expected.logprobs, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.returns, expected.values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.values[counted], other.values[counted], rtol=1e-9)
+
+
+def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> None:
+    segments, _, specs = zip(*(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True)
+    batch = make_batch(segments, None, None, gamma=GAMMA, gae_lambda=LAMBDA)
+    one, two = (
+        OffPolicyTrainer(make_trainer(specs[0], update_epochs=epochs, minibatches=1, norm_adv=False, reuse=3))
+        for epochs in (1, 2)
+    )
+    prepared = of_several_policies(batch, two.model, len(batch), None, 0.5)
+    figures = [trainer.update(batch, 1e-2, np.random.default_rng(0)).figures for trainer in (one, two)]
+
+    ratio = (one.model.log_probs(batch.obs, batch.actions) - batch.logprobs).exp()
+    center = (prepared.logprobs - batch.logprobs).exp()
+    width, advantages = 2 / (3 + 1) * PPO().clip_coef, prepared.advantages
+    clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
+    second = torch.max(-advantages * ratio, -advantages * clipped).mean().item()
+    assert center.max() < 2
+    assert 2 * figures[1]["policy_loss"] - figures[0]["policy_loss"] == pytest.approx(second, rel=1e-9)
+    moved = (ratio - center).abs()
+    assert figures[0]["total_variation"] == pytest.approx(moved.mean().item() / 2, rel=1e-9)
+    assert figures[0]["clipfrac"] == pytest.approx((moved > width).double().mean().item())
+    assert 0 < figures[0]["clipfrac"] < 1
+    assert figures[0]["total_variation"] > width / 2
+    assert one.state()[FACTOR] == 1 / CHANGE
+
+
+def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
+    assert adapted_factor(1.0, 0.051, 0.1) == 1 / 1.03
+    assert adapted_factor(1.0, 0.024, 0.1) == 1.03
+    assert [adapted_factor(1.0, distance, 0.1) for distance in (0.026, 0.049, math.nan)] == [1.0] * 3
+    assert (adapted_factor(0.01, 1.0, 0.1), adapted_factor(10.0, 0.0, 0.1)) == (0.01, 10.0)
 
 
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:

@@ -32,7 +32,7 @@ NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
     *("norm_obs", "norm_obs_keys"),
     *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
-    *("sign_reward", "clip_reward", "scale_reward"),
+    *("sign_reward", "clip_reward", "scale_reward", "reuse"),
 }
 
 

@@ -25,6 +25,7 @@ from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
+    from dppo.ppo.learning.off_policy import OffPolicyTrainer
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.trainer import PPOTrainer
 
@@ -86,7 +87,7 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
         track_returns=plan.ppo.norm_reward,
         shape_rewards=reward_shaping(plan.ppo),
-        keep_successors=plan.ppo.recompute_advantages,
+        keep_successors=plan.ppo.recompute_advantages or plan.ppo.reuse > 1,
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
     )
@@ -145,9 +146,10 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
                 )
 
 
-def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
+def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer | OffPolicyTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.model import PPOModel
+    from dppo.ppo.learning.off_policy import OffPolicyTrainer
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.modules import learn_in_bfloat16
 
@@ -160,7 +162,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     )
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)
-    return PPOTrainer(
+    trainer = PPOTrainer(
         model,
         plan.ppo,
         minibatches=plan.sizes.minibatches_per_epoch,
@@ -168,6 +170,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
         parallel=parallel,
         sequence_length=plan.sizes.sequence_length,
     )
+    return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
 
 
 def _device(wanted: str) -> str:

@@ -27,6 +27,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "the network reads float32. Use `norm_obs=True`, which normalizes before rounding, or `dtype=float64`"),
     ("desired_kl", lambda c: not c.anneal_lr,
      "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out"),
+    ("desired_kl", lambda c: c.reuse == 1,
+     "reuse={config.reuse} adapts the learning rate to the total variation. Leave one of them out"),
     ("desired_kl target_kl", lambda c: c.update_epochs * c.minibatches_per_epoch > 1,
      "an update is a single SGD step here. Leave it out, or raise `update_epochs`"),
     ("recompute_advantages", lambda c: c.update_epochs > 1,
@@ -118,6 +120,11 @@ def _check_sizes(config: FlatSettings) -> None:
         raise ConfigError(
             f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
             f"({factors}). Raise it, or lower `num_steps`."
+        )
+    if config.reuse > config.iterations:
+        raise ConfigError(
+            f"reuse={config.reuse} is more than the {counted(config.iterations, 'iteration')} of {config.batch_size} "
+            f"steps ({factors}) of this run. Use `reuse={config.iterations}` or less, or lower `num_steps`."
         )
 
 
@@ -264,11 +271,12 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     each, copies, where = spaces.obs.itemsize // stack, COPIES, "once in segments and once in the batch"
     if stack > 1 and config.num_actors == 0:
         copies, where = stack + 1, f"in stacks of {stack} while they are collected and once in segments"
-    total = copies * each * config.batch_size
+    rows = config.batch_size * config.reuse
+    total = copies * each * rows
     if total < LARGE_BATCH:
         return None
     memory = memory or memory_of_this_machine()
-    facts = f"{config.batch_size:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
+    facts = f"{rows:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
     if config.num_learners == 0 and memory is not None and total > memory:
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
@@ -276,7 +284,9 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
             f"`num_steps` or `num_samplers`."
         )
     shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
-    return f"Memory: {facts}, {where}{shared}."
+    older = _bytes_in_words(each * (rows - config.batch_size))
+    stored = "" if config.reuse == 1 else f" Each checkpoint stores {older} of them for reuse."
+    return f"Memory: {facts}, {where}{shared}.{stored}"
 
 
 def memory_of_this_machine() -> int | None:

@@ -18,13 +18,15 @@ WORTH_REPORTING = 1.1  # a smaller gain is within the noise
 
 def sizes_line(config: Config) -> str:
     """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
-    per_epoch = config.minibatches_per_epoch
+    per_epoch, reuse = config.minibatches_per_epoch, config.reuse
+    older = "" if reuse == 1 else f" with the {reuse - 1} before it"
+    batches = reuse * config.iterations - reuse * (reuse - 1) // 2  # the first iterations have fewer before them
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
     return (
-        f"{counted(config.iterations, 'iteration')} of {batch}, each trained "
-        f"for {counted(config.update_epochs, 'epoch')} of {counted(per_epoch, 'minibatch', 'minibatches')} of up to "
-        f"{config.minibatch_rows:,} rows: "
-        f"{counted(config.iterations * config.update_epochs * per_epoch, 'SGD step')} in all."
+        f"{counted(config.iterations, 'iteration')} of {batch}, each trained{older} "
+        f"for {counted(config.update_epochs, 'epoch')} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "
+        f"of up to {config.minibatch_rows:,} rows: "
+        f"{counted(batches * config.update_epochs * per_epoch, 'SGD step')} in all."
     )
 
 

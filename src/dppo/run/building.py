@@ -138,7 +138,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
 
     stop.check()
     in_flight = 1 + config.lag
-    store_bytes = store_bytes_for(in_flight * config.batch_size, in_flight * most_parameters(config))
+    segments = (config.lag + config.reuse) * config.batch_size
+    store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
     session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
@@ -162,7 +163,7 @@ def _make_collector(
     else:
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
-        by_reference = config.num_learners > 0
+        by_reference = config.num_learners > 0 and config.reuse == 1  # else this process keeps the arrays
         collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference, **options)
     stack.callback(collector.close)
     return collector
@@ -176,6 +177,7 @@ def _make_trainers(
     expected: Expected,
     options: dict[str, Any],
 ) -> Trainers:
+    from dppo.cluster.learning.reuse import reusing
     from dppo.cluster.learning.trainers import LocalTrainer
 
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
@@ -192,14 +194,14 @@ def _make_trainers(
     if config.num_learners == 0:
         local = LocalTrainer(plan, spaces)
         stack.callback(local.close)
-        return local
+        return reusing(local, config.reuse, spaces)
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
     trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **options)
     stack.callback(trainers.close)
     if config.num_learners > 1:
         logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
-    return trainers
+    return reusing(trainers, config.reuse, spaces)
 
 
 def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:

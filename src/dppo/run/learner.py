@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.learning.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
+OF_ONE_RUN = ("learning_rate", "rate_factor", "kept")  # in the state of the trainers
 
 logger = logging.getLogger("dppo")
 
@@ -210,9 +211,11 @@ class PPOLearner:
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
         """Start with the weights, optimizer state and normalizer statistics of another run.
 
-        An adapted learning rate is left out: this run starts with that of its settings.
+        An adapted learning rate and kept segments are left out: this run starts with that of its settings, and with
+        its own segments.
         """
-        moments = {name: array for name, array in arrays["optimizer"].items() if name != "learning_rate"}
+        optimizer = arrays["optimizer"].items()
+        moments = {name: array for name, array in optimizer if name.partition(".")[0] not in OF_ONE_RUN}
         self._start_with(arrays, moments)
 
     def _start_with(self, arrays: dict[str, dict[str, np.ndarray]], optimizer: dict[str, np.ndarray]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.off_policy import OffPolicyTrainer
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_state import exact_on
@@ -89,7 +91,7 @@ class LocalTrainer:
 
 
 def train_on(
-    trainer: PPOTrainer,
+    trainer: PPOTrainer | OffPolicyTrainer,
     plan: TrainerPlan,
     segments: Sequence[Segment],
     obs_scale: ObsScale | None,
@@ -109,6 +111,7 @@ def train_on(
         sequence_length=plan.sizes.sequence_length,
         shape_rewards=reward_shaping(plan.ppo),
     )
+    batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
     # One learner draws the same numbers as training in the driver.
     index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
     order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)

@@ -25,6 +25,12 @@ class PPO:
     minibatch_size: int | None = setting(
         None, "Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048.", gt=0
     )
+    reuse: int = setting(
+        1,
+        "Train on the batches of the last so many iterations, with importance weights and a clip and a learning rate "
+        "for them (GePPO); 1: on the newest alone.",
+        gt=0,
+    )
     norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
     recompute_advantages: bool = setting(
         False, "Recompute advantages and returns before each further epoch, with the values of the current network."

@@ -24,11 +24,12 @@ def generalized_advantages(
     gamma: float,
     gae_lambda: float,
     valid: Bool[np.ndarray, " T *E"] | None = None,
+    traces: Float[np.ndarray, " T *E"] | None = None,
 ) -> Float[np.ndarray, " T *E"]:
     """Estimate the advantage of each action by GAE.
 
         delta[t] = rewards[t] + gamma * next_values[t] * (not terminated[t]) - values[t]
-        adv[t]   = delta[t] + gamma * lambda * (not (terminated[t] or truncated[t])) * adv[t+1]
+        adv[t]   = delta[t] + gamma * lambda * (not (terminated[t] or truncated[t])) * traces[t+1] * adv[t+1]
 
     `next_values[t]` is the value of the true successor of step t, also at a time limit. So neither a time limit nor the
     end of the segment needs a special case, and neither is treated as a terminal state.
@@ -38,7 +39,7 @@ def generalized_advantages(
     no other row.
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
-    al., arXiv:1712.00378.
+    al., arXiv:1712.00378. Traces (c of V-trace; None: all one): Espeholt et al., arXiv:1802.01561, eq. 1.
     Args: `valid`: None if all rows are valid. Returns: advantages in the dtype of `values`.
     """
     dtype = values.dtype
@@ -46,8 +47,9 @@ def generalized_advantages(
     discounts = dtype.type(gamma * gae_lambda) * ~(terminated | truncated)
     if valid is not None:
         deltas, discounts = np.where(valid, deltas, dtype.type(0)), discounts * valid
-    advantages = np.empty_like(values)
-    following = np.zeros_like(values[0])
+    if traces is not None:
+        discounts[:-1] *= traces[1:]
+    advantages, following = np.empty_like(values), np.zeros_like(values[0])
     for t in range(len(values) - 1, -1, -1):
         following = deltas[t] + discounts[t] * following
         advantages[t] = following

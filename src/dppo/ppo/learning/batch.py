@@ -38,6 +38,8 @@ class GAEInputs:
     """Step and environment of the row that each of them followed."""
     recurrent: RecurrentInputs | None
     """Of `successors`, each a sequence of one step, for a network with memory."""
+    traces: Float[np.ndarray, " B"] | None = None
+    """Truncated importance weights of the rows, in their order in the batch; None where all are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,12 @@ class Batch:
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
+    clip: Float[Tensor, " B"] | None = None
+    """Clipping range of each row's ratio, relative to `clip_coef`; None where it is that of all rows."""
     masks: Bool[Tensor, "B M"] | None = None
     """The choices that were allowed; None if all always are."""
+    iterations: int = 1
+    """Number of iterations whose segments it holds."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
@@ -85,8 +91,8 @@ class Batch:
         return len(self) // self.sequence_length
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; on the CPU, the batch itself."""
-        if device.type == "cpu":
+        """Return the batch on `device`; the batch itself if it is there."""
+        if device.type == self.logprobs.device.type:
             return self
 
         def moved(tensor: Tensor) -> Tensor:
@@ -138,7 +144,7 @@ class Batch:
         return replace(self, **changed)
 
 
-NOT_COLUMNS = ("sequence_length", "gae_inputs", "recurrent", "stored")
+NOT_COLUMNS = ("iterations", "sequence_length", "gae_inputs", "recurrent", "stored")
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 

@@ -6,7 +6,7 @@ Tests compare each of them with autograd.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 def policy_loss(
     ratio: Float[Tensor, " rows"],
     advantages: Float[Tensor, " rows"],
-    clip_coef: float,
+    clip_coef: float | Float[Tensor, " rows"],
     weights: Float[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
     """Return the clipped surrogate loss, to be minimized (detail 8), and its gradient.
@@ -26,10 +26,11 @@ def policy_loss(
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
 
     Source: arXiv:1707.06347, eq. 7. Returns: the loss, and its gradient with respect to the log-probabilities.
-    Each row is multiplied by its weight.
+    Each row is multiplied by its weight, and may have its own `clip_coef`.
     """
     surrogate = advantages * ratio
-    clipped = advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    limits: Any = (1 - clip_coef, 1 + clip_coef)
+    clipped = advantages * ratio.clamp(*limits)
     gradient = (surrogate * (surrogate <= clipped)).mul_(-1 / len(ratio))
     losses = torch.min(surrogate, clipped).neg_()
     return weighted_mean(losses, weights), _weighted(gradient, weights)

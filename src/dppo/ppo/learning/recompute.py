@@ -30,6 +30,14 @@ def with_new_advantages(batch: Batch, model: PPOModel, rows: int, scale: ValueSc
         rows: most observations to pass to it at once.
         scale: the unit of the values of `model` and of the returns in the batch; None: that of rewards.
     """
+    _, advantages, returns = estimates(batch, model, rows, scale)
+    return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
+
+
+def estimates(
+    batch: Batch, model: PPOModel, rows: int, scale: ValueScale | None
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Return values by `model`, and advantages and returns by these, in units of rewards."""
     inputs, device = batch.gae_inputs, batch.logprobs.device
     assert inputs is not None, "the batch keeps nothing to estimate advantages from"
 
@@ -47,21 +55,26 @@ def with_new_advantages(batch: Batch, model: PPOModel, rows: int, scale: ValueSc
         values, successors = scale.restore(values), scale.restore(successors)
     again = estimated_again(inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length)
     advantages, returns = (torch.from_numpy(estimate).to(device) for estimate in again)
-    return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
+    return values, advantages, returns
 
 
 def estimated_again(
     inputs: GAEInputs, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], sequence_length: int
 ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
     """Return advantages and returns by the values of all rows, in their order in the batch, and of successors."""
-    if sequence_length > 1:  # undo `in_sequences`
-        values = values.reshape(-1, inputs.valid.shape[1], sequence_length).swapaxes(1, 2)
-    steps = values.reshape(inputs.valid.shape)  # [T, envs]
+
+    def in_steps(column: np.ndarray) -> np.ndarray:  # [T, envs]
+        if sequence_length > 1:  # undo `in_sequences`
+            column = column.reshape(-1, inputs.valid.shape[1], sequence_length).swapaxes(1, 2)
+        return column.reshape(inputs.valid.shape)
+
+    steps, traces = in_steps(values), None if inputs.traces is None else in_steps(inputs.traces)
     next_values = np.empty_like(steps)
     next_values[:-1] = steps[1:]
     next_values[inputs.followed] = successors
-    advantages = inputs.estimate(values=steps, next_values=next_values)
-    returns = np.where(inputs.valid, advantages + steps, steps.dtype.type(0))
+    advantages = inputs.estimate(values=steps, next_values=next_values, traces=traces)
+    gains = advantages if traces is None else traces * advantages
+    returns = np.where(inputs.valid, gains + steps, steps.dtype.type(0))
     return in_sequences(advantages, sequence_length), in_sequences(returns, sequence_length)
 
 

@@ -56,7 +56,7 @@ class PPOTrainer:
     ppo: PPO
     _: KW_ONLY
     minibatches: int
-    """In an epoch."""
+    """In an epoch, for each iteration of a batch."""
     micro_batch_size: int | None = None
     """Most rows that go through the network at once; None for whole minibatches."""
     parallel: InitVar[Parallel | None] = None
@@ -100,14 +100,14 @@ class PPOTrainer:
             batch = weighted_on_all(batch, self._parallel)
         explained_variance = self._explained_variance(batch)
         if lagged:
-            batch = from_current_policy(batch, self.model, self._rows_at_once(batch))
+            batch = from_current_policy(batch, self.model, self.rows_at_once(batch))
         ppo = annealed(self.ppo, share)
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
         steps = self._epochs(ppo, batch, learning_rate, order)
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
-        scale = self._value_scale()
+        scale = self.value_scale()
         if scale is not None:
             figures |= {"value_mean": scale.mean, "value_std": scale.std}
         return Update(figures, learning_rate if self._adapted is None else self._adapted, scale)
@@ -117,19 +117,22 @@ class PPOTrainer:
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
             if number and batch.gae_inputs is not None:
-                batch = with_new_advantages(batch, self.model, self._rows_at_once(batch), self._value_scale())
-            epoch = draw_minibatches(batch, order, self.minibatches, standardize=ppo.norm_adv, parallel=self._parallel)
+                batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
+            count = self.minibatches * batch.iterations
+            epoch = draw_minibatches(batch, order, count, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
             if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return steps
 
-    def _value_scale(self) -> ValueScale | None:
+    def value_scale(self) -> ValueScale | None:
+        """Return the unit of the model's values; None: that of rewards."""
         return None if self._popart is None else self._popart.scale
 
-    def _rows_at_once(self, batch: Batch) -> int:
-        return self.micro_batch_size or math.ceil(len(batch) / self.minibatches)
+    def rows_at_once(self, batch: Batch) -> int:
+        """Return the most rows that go through the network at once."""
+        return self.micro_batch_size or math.ceil(len(batch) / (self.minibatches * batch.iterations))
 
     # ------------------------------------------------------------------ one step
 
@@ -178,7 +181,8 @@ class PPOTrainer:
             if weights is not None:
                 log_ratio = torch.where(weights > 0, log_ratio, 0.0)
             advantages = rows.advantages if rows.importance is None else rows.advantages * rows.importance
-            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), advantages, ppo.clip_coef, weights)
+            clip = ppo.clip_coef if rows.clip is None else ppo.clip_coef * rows.clip
+            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), advantages, clip, weights)
             if ppo.clip_vloss:
                 v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
             else:

@@ -1,0 +1,168 @@
+"""Segments of earlier iterations are kept, trained on again, stored, and never lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import assert_same_bytes, make_config, spec_of
+from processes import in_the_middle_of_an_update, send
+from recorder import Recorder, lasting
+
+import dppo
+from dppo.cluster.learning.reuse import ReusingTrainers
+from dppo.errors import TrainingDiverged
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.records.files import checkpoint as checkpoints
+
+T, E, SAMPLERS = 3, 2, 2
+OBS = np.dtype([("at", np.float32, (2,)), ("inner", [("turn", np.int64), ("image", np.uint8, (2, 2, 3))])])
+POLICY = PolicySnapshot(0, np.zeros(1))
+
+
+class Trained:
+    """Stands at the seam of trainers: notes what an update trains on, and may fail."""
+
+    def __init__(self) -> None:
+        self.spec: NetworkSpec = spec_of()
+        self.seen: list[list[Segment]] = []
+        self.fails = False
+        self.loaded: dict[str, np.ndarray] = {}
+        self.weights: Any = dict
+        self.take_incidents: Any = list
+        self.close: Any = list
+
+    def update(self, segments: Sequence[Segment], *_: Any) -> Update:
+        if self.fails:
+            raise TrainingDiverged("a loss is nan")
+        self.seen.append(list(segments))
+        return Update({}, 0.0, None)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"step": np.array(len(self.seen))}
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        self.loaded = state
+
+
+def segment(number: int) -> Segment:
+    """A segment of random contents, with a time limit and without the last optional columns."""
+    rng = np.random.default_rng(number)
+    bits = rng.integers(0, 256, (T * E + 4) * OBS.itemsize, np.uint8)
+    bits[:4] = number
+    obs = np.frombuffer(bits.tobytes(), OBS)
+    numbers = {name: rng.normal(size=(T, E)) for name in ("logprobs", "values", "next_values", "rewards")}
+    ends = {name: rng.random((T, E)) < 0.3 for name in ("terminated", "truncated", "valid")}
+    masks = rng.random((T, E, 3)) < 0.5
+    return Segment(
+        obs=obs[: T * E].reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
+        successors=obs[T * E :], masks=masks,
+        states=rng.normal(size=(1, E, 5)), successor_states=rng.normal(size=(4, 5)),
+    )  # fmt: skip
+
+
+def batch(iteration: int) -> list[Segment]:
+    return [segment(10 * iteration + sampler) for sampler in range(SAMPLERS)]
+
+
+def assert_same(found: list[Segment], expected: list[Segment]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert_same_bytes(one, other)
+
+
+def of_samplers(*iterations: int) -> list[Segment]:
+    return [segment(10 * iteration + sampler) for sampler in range(SAMPLERS) for iteration in iterations]
+
+
+def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
+    inner = Trained()
+    trainers = ReusingTrainers(inner, 3, OBS)
+    for iteration in range(5):
+        trainers.update(batch(iteration), POLICY, None, iteration)
+    for seen, iterations in zip(inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True):
+        assert_same(seen, of_samplers(*iterations))
+
+
+def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
+    inner, other = Trained(), Trained()
+    trainers, restored = (ReusingTrainers(one, 3, OBS) for one in (inner, other))
+    for iteration in range(2):
+        trainers.update(batch(iteration), POLICY, None, iteration)
+    inner.fails = True
+    with pytest.raises(TrainingDiverged):
+        trainers.update(batch(7), POLICY, None, 2)
+    state = trainers.state()
+    assert all(array.dtype.name in checkpoints.DTYPES for array in state.values())
+    restored.load(np.zeros(1), state)
+    assert set(other.loaded) == {"step"}
+    restored.update(batch(2), POLICY, None, 2)
+    assert_same(other.seen[0], of_samplers(0, 1, 2))
+    restored.load(np.zeros(1), {"step": np.array(0)})  # the state of another run, or of the start
+    restored.update(batch(5), POLICY, None, 0)
+    assert_same(other.seen[1], of_samplers(5))
+
+
+def test_kept_segments_are_copies() -> None:
+    """Views of Ray's store would fill it."""
+    inner, mine = Trained(), batch(0)
+    trainers = ReusingTrainers(inner, 2, OBS)
+    trainers.update(mine, POLICY, None, 0)
+    trainers.update([replace(one) for one in mine], POLICY, None, 1)
+    kept = inner.seen[1][0]
+    for name in Segment.__slots__:
+        assert not np.shares_memory(getattr(kept, name), getattr(mine[0], name)), name
+
+
+ITERATIONS, ROWS = 5, 2 * 40
+SETTINGS: dict[str, Any] = {
+    "env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 40, "total_timesteps": ROWS * ITERATIONS, "reuse": 3,
+    "update_epochs": 2, "minibatch_size": 40, "learning_rate": 1e-3, "norm_obs": True, "norm_reward": True,
+    "norm_value": True, "recompute_advantages": True, "progress": "off",
+}  # fmt: skip
+
+
+def train(run_dir: Path, *, resume: Path | None = None, stop_after: int | None = None, **changes: Any) -> dppo.Result:
+    config = make_config(SETTINGS | {"run_dir": run_dir} | changes)
+    return dppo.train(config, resume=resume, observers=[Recorder(interrupt_at=stop_after)])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_resumes_exactly_at_any_moment(overlap: bool, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", overlap=overlap)
+    assert [row["losses/minibatches"] for row in whole.metrics] == [4, 8, 12, 12, 12]
+    rates = [row["charts/learning_rate"] for row in whole.metrics]
+    for moment in (1, 2, 4):
+        run = tmp_path / str(moment)
+        half = train(run, stop_after=moment, overlap=overlap)
+        kept = {name.split(".")[1] for name in checkpoints.load(half.checkpoint).arrays["optimizer"] if "kept" in name}
+        assert len(kept) == min(moment, 2)
+        resumed = train(run, resume=run, overlap=overlap)
+        assert resumed.weights_sha256 == whole.weights_sha256 != half.weights_sha256
+        assert [row["charts/learning_rate"] for row in resumed.metrics] == rates[moment:]
+
+
+def test_a_branch_starts_without_kept_segments_and_with_its_own_learning_rate(tmp_path: Path) -> None:
+    origin = train(tmp_path / "origin", stop_after=3)
+    settings = SETTINGS | {"anneal_lr": False, "run_dir": tmp_path / "branch"}
+    branch = dppo.train(make_config(settings), resume=origin.run_dir, branch=True)
+    assert [row["losses/minibatches"] for row in branch.metrics] == [4, 8, 12, 12, 12]
+    assert branch.metrics[0]["charts/learning_rate"] == 1e-3
+
+
+@pytest.mark.slow
+def test_learners_train_on_kept_segments_also_after_a_loss_and_a_resume(tmp_path: Path, ray_session: None) -> None:
+    one = train(tmp_path / "one", num_actors=1, num_learners=1)
+    assert one.weights_sha256 == train(tmp_path / "none").weights_sha256
+    two: dict[str, Any] = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5, "update_epochs": 100}
+    whole, half = train(tmp_path / "whole", **two), train(tmp_path / "half", stop_after=2, **two)
+    with in_the_middle_of_an_update(send(signal.SIGKILL)):  # whose batch holds two kept iterations
+        resumed = train(half.run_dir, resume=half.run_dir, **two)
+    assert lasting(resumed) == {"learners_rebuilt": 1}
+    assert resumed.weights_sha256 == whole.weights_sha256
