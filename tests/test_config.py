@@ -181,6 +181,7 @@ OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_
         *(({name: value}, "num_actors=0") for name, value in OF_ACTORS.items()),
         ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
         ({"micro_batch_size": 256}, "a minibatch has 64 rows"),
+        ({"reuse": 2, "frame_stack": 4}, "frame_stack=4 stores stacks of frames in parts"),
         ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a running cluster has its own dashboard"),
         ({"clip_vloss": True, "vf_coef": 0}, "vf_coef=0 disables the value loss"),
         ({"activation": "relu", "hidden_sizes": ()}, "hidden_sizes is empty"),

@@ -71,6 +71,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "dtype={config.dtype} asks for more precision than float32. Leave one of them out"),
     ("micro_batch_size", lambda c: (c.micro_batch_size or 0) * max(1, c.num_learners) < c.minibatch_rows,
      "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out"),
+    ("reuse", lambda c: c.frame_stack == 1,
+     "frame_stack={config.frame_stack} stores stacks of frames in parts, which are not kept. Leave one of them out"),
     ("learner_gpus", lambda c: c.device != "cpu",
      "device=cpu trains on the CPU. Use `device=cuda`"),
 )

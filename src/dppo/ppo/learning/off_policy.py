@@ -18,7 +18,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 
 FACTOR = "rate_factor"  # its name in the state
 CHANGE = 1.03  # of the learning rate after an update
-LOWEST, HIGHEST = 0.01, 10.0  # of the factor of the learning rate
+LOWEST, HIGHEST = 0.01, 1.0  # of the factor of the learning rate; a solved task moves little, and would raise it
 
 
 class OffPolicyTrainer:
