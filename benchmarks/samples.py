@@ -239,7 +239,7 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
     for name in both:
         own, other = typical(runs, side, name, "good"), typical(runs, peer, name, "good")
         if not (math.isinf(own) and math.isinf(other)):
-            ratios[name] = 0.0 if math.isinf(other) else own / other
+            ratios[name] = own / min(other, TASKS[name].steps)
         own_end, other_end = (fmean(line["final"] for line in runs[which, name].values()) for which in (side, peer))
         if own_end < other_end:
             ends.append(f"{name} ({own_end:.4g} against {other_end:.4g})")
@@ -247,7 +247,8 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
     areas = fmean(_normalized(runs, side, name) - _normalized(runs, peer, name) for name in both)
     return (
         f"env steps to the good threshold, of those of {peer}: median {median(ratios.values() or [math.nan]):.2f} over "
-        f"{len(ratios)} of {len(both)} tasks (neither learns the others); more on {', '.join(more) or 'none'}. "
+        f"{len(ratios)} of {len(both)} tasks (neither learns the others; where only {peer} does not, its "
+        f"whole run counts); more on {', '.join(more) or 'none'}. "
         f"Ends lower on {', '.join(ends) or 'none'}. Area under the curve: {areas:+.2f} of the good return on average."
     )
 

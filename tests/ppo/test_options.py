@@ -271,7 +271,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
 
 def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
     assert adapted_factor(1.0, 0.051, 0.1) == 1 / 1.03
-    assert adapted_factor(1.0, 0.024, 0.1) == 1.03
+    assert adapted_factor(0.5, 0.024, 0.1) == 0.5 * 1.03
     assert [adapted_factor(1.0, distance, 0.1) for distance in (0.026, 0.049, math.nan)] == [1.0] * 3
     assert (adapted_factor(0.01, 1.0, 0.1), adapted_factor(1.0, 0.0, 0.1)) == (0.01, 1.0)
 
