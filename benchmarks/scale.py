@@ -4,8 +4,8 @@
     python benchmarks/scale.py --actors 64 1000 10000
 
 Each actor hosts one sampler. Answers arrive one at a time, in a random order, each in a batch of its own, which is the
-worst case. The time that counts is that of the engine alone: requests, events, ticks, questions and the ledger. The
-last lines have, for each number of actors, this number and the microseconds per answer, the median of some repeats.
+worst case. The CPU time that counts is that of the engine alone: requests, events, ticks, questions, ledger. The last
+lines have, for each number of actors, this number and the microseconds per answer, the median of some repeats.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Answered, Ask, Command, Describe, Limits, Process, Started
-from dppo.cluster.collecting.roster import shares
 from dppo.cluster.wire import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 from dppo.spaces.actions import DiscreteActions
@@ -61,7 +61,7 @@ class Run:
             self._now += SEGMENT_S / len(asks)
             self._on(event)
             self._timed(self._engine.tick, self._now)
-        self._timed(self._engine.take, self._now, 0.0, [])
+        self._timed(self._engine.requests.take, self._now, 0.0, [])
         self._index += 1
         return len(answers)
 
@@ -70,9 +70,9 @@ class Run:
         return commands
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()
         result = call(*arguments)
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.thread_time() - began
         return result
 
 

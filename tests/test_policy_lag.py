@@ -96,7 +96,8 @@ def test_lost_segments_are_collected_again_with_those_behind_them(
     assert (result.weights_sha256, lasting(result)) == (whole(LAG).weights_sha256, {"segments_lost": 3})
 
 
-@pytest.mark.parametrize("num_actors", [3, pytest.param(6, marks=slow)])
+@slow
+@pytest.mark.parametrize("num_actors", [3, 6])
 def test_actors_that_are_killed_change_nothing(
     num_actors: int, whole: Whole, tmp_path: Path, ray_session: None
 ) -> None:

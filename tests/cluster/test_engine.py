@@ -17,10 +17,10 @@ import dppo
 from dppo.cluster.collecting.actor_collector import ActorCollector
 from dppo.cluster.collecting.collector import Collector
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.collecting.roster import shares
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.errors import ClusterError, SegmentsLost
@@ -33,7 +33,7 @@ from dppo.spaces.spaces import Spaces
 
 SAMPLERS, STEPS = 3, 2
 ITERATIONS = {0: 3, 1: 3, 3: 5}  # by policy lag
-SCHEDULES, PARTS = 2000, 10
+SCHEDULES, PARTS = 2000, 13  # not a multiple of 3, the number of lags
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
 
 

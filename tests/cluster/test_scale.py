@@ -11,6 +11,7 @@ import numpy as np
 from test_slow_or_hung import answer_to
 
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -25,7 +26,6 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
-from dppo.cluster.collecting.roster import shares
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import PolicySnapshot
 
@@ -111,8 +111,8 @@ def worked(num_actors: int) -> dict[str, int]:
             assert len(asked) == 1
             asks += [command for command in asked if isinstance(command, Ask)]
         assert answered == num_actors
-        assert run.engine.finished
-        run.engine.take(0.0, 0.0, [])
+        assert run.engine.requests.finished
+        run.engine.requests.take(0.0, 0.0, [])
     return run.most
 
 

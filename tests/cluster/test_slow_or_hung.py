@@ -92,8 +92,8 @@ class Driver:
         asks, self.asks = self.asks, []
         for ask in asks:
             self.on(answer_to(ask))
-        if self.engine.finished:
-            self.engine.take(self.now, 0.0, [])
+        if self.engine.requests.finished:
+            self.engine.requests.take(self.now, 0.0, [])
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [command for _, command in self.commands if isinstance(command, kind)]
@@ -228,7 +228,7 @@ def test_a_progressing_replay_has_no_deadline_and_after_it_an_actor_has_ordinary
     assert not driver.all(Kill)
     driver.forget()
     driver.answer()
-    assert driver.engine.finished
+    assert driver.engine.requests.finished
     assert not driver.reported()
     driver.moving.clear()
     driver.request(3)
@@ -286,7 +286,7 @@ def test_no_wait_is_logged_between_two_requests() -> None:
     driver.answer()
     driver.on(Died(Process(1, 1), "died"))
     driver.wait(100)
-    assert driver.engine.finished
+    assert driver.engine.requests.finished
     assert not driver.logged()
 
 
@@ -326,9 +326,9 @@ def test_an_actor_that_answers_early_goes_on_while_another_is_at_its_first_segme
     for ask in [ask for ask in driver.asks if ask.process.actor_id == 0]:
         driver.on(answer_to(ask))
     assert len(driver.asks) == 8, "no further than K segments ahead"
-    assert not driver.engine.finished
+    assert not driver.engine.requests.finished
     driver.on(answer_to(next(ask for ask in driver.asks if ask.process.actor_id == 1)))
-    assert [report.sampler_id for report in driver.engine.take(driver.now, 0.0, []).reports] == [0, 1]
+    assert [report.sampler_id for report in driver.engine.requests.take(driver.now, 0.0, []).reports] == [0, 1]
     asked(driver)
     driver.request(4, lag=3)
     assert asked(driver) == [(0, 4, False), (1, 4, False)]
@@ -341,9 +341,9 @@ def test_answers_that_arrive_in_another_order_count_in_order() -> None:
     first, second, third = driver.asks
     for ask in (third, second, third):
         driver.on(answer_to(ask))
-        assert not driver.engine.finished
+        assert not driver.engine.requests.finished
     driver.on(answer_to(first))
-    assert [driver.engine.take(driver.now, 0.0, []).index for _ in range(3)] == [0, 1, 2]
+    assert [driver.engine.requests.take(driver.now, 0.0, []).index for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_queue_of_a_lost_actor_is_asked_again_in_order_and_only_its_first_question_rebuilds() -> None:
@@ -370,7 +370,7 @@ def test_samplers_that_move_go_on_where_they_are_and_come_back_one_segment_at_a_
     *first, last = [ask for ask in driver.all(Ask) if ask.process == Process(0, 1)]
     for ask in first:
         driver.on(answer_to(ask))
-    driver.engine.take(driver.now, 0.0, [])
+    driver.engine.requests.take(driver.now, 0.0, [])
     driver.request(2, lag=1)
     assert asked(driver) == [(0, 2, False)], "sampler 1 moves back when its last segment has arrived"
     driver.on(answer_to(last))

@@ -75,10 +75,10 @@ class ActorCollector:
 
     def receive(self, stop: StopSignals) -> Collected:
         """Receive the segments that were requested first, in sampler order."""
-        self._reports.begin(self._engine.index, self._engine.began)
-        self._wait(stop, lambda: self._engine.finished)
+        self._reports.begin(self._engine.requests.index, self._engine.requests.began)
+        self._wait(stop, lambda: self._engine.requests.finished)
         incidents, self._incidents = self._incidents, []
-        return self._engine.take(self._clock(), self._transport.take_seconds(), incidents)
+        return self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
@@ -102,7 +102,7 @@ class ActorCollector:
 
     def _report(self) -> None:
         began, working = self._clock(), self._engine.working()
-        steps = self._engine.steps_received
+        steps = self._engine.requests.steps_received
         steps += self._transport.steps_of(process for process, next_ones in working.items() if next_ones)
         if steps > self._steps_seen:
             self._engine.heard(began)

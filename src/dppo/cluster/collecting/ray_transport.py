@@ -16,6 +16,7 @@ from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.actor_collector import ActorCollector
 from dppo.cluster.collecting.collector import OnProgress
 from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -31,7 +32,6 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
-from dppo.cluster.collecting.roster import shares
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model

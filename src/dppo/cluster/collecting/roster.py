@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heapify, heapreplace
 from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
@@ -165,62 +164,6 @@ class Actor:
         if self.due < now and self.look_at <= now and not self.extended:
             self.due, self.extended = now + limits.look_s / 2, True
         return self.due < now
-
-
-# ------------------------------------------------------------------ which actor hosts which sampler
-
-
-@dataclass(slots=True)
-class Place:
-    """A sampler's place in the run."""
-
-    host: Actor
-    """The actor that makes its next segments; earlier ones may still be on their way from another."""
-    arrived: int = 0
-    """Index of the first segment that has not arrived."""
-    asked: int = 0
-    """Index of the first segment that has not been asked for."""
-
-
-def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
-    """Return the samplers of each actor at the start."""
-    return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
-
-
-Rehost = Callable[[int, Actor], None]
-"""Lets an actor host a sampler from now on, and its former host no longer."""
-
-
-def move(samplers: Iterable[int], running: Collection[Actor], rehost: Rehost) -> list[int]:
-    """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
-    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
-    heapify(least)
-    hosts = set[int]()
-    for sampler in samplers:
-        hosted, host_id, host = least[0]
-        rehost(sampler, host)
-        heapreplace(least, (hosted + 1, host_id, host))
-        hosts.add(host_id)
-    return sorted(hosts)
-
-
-def balance(actors: Collection[Actor], running: Collection[Actor], rehost: Rehost) -> None:
-    """Even out the samplers of the running actors, to a difference of one.
-
-    Samplers of other actors come first: these have no room. An actor that gave one away never takes one, nor the other
-    way round, so the two heaps need not agree.
-    """
-    least = [(len(actor.samplers), actor.actor_id, actor) for actor in running]
-    most = [(-len(actor.samplers), actor.state is State.RUNNING, actor.actor_id, actor) for actor in actors]
-    heapify(least)
-    heapify(most)
-    while least:
-        (few, taker_id, taker), (minus_many, runs, giver_id, giver) = least[0], most[0]
-        if -minus_many - few < 2:
-            return
-        rehost(max(giver.samplers), taker)
-        heapreplace(least, (few + 1, taker_id, taker))
-        heapreplace(most, (minus_many + 1, runs, giver_id, giver))
 
 
 def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:

@@ -1,0 +1,142 @@
+"""Hosting: which actor hosts which sampler, and how far each sampler is. Pure: no Ray, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from dppo.cluster.collecting.roster import Actor, State
+
+
+@dataclass(slots=True)
+class Place:
+    """A sampler's place in the run."""
+
+    host: Actor
+    """The actor that makes its next segments; earlier ones may still be on their way from another."""
+    arrived: int = 0
+    """Index of the first segment that has not arrived."""
+    asked: int = 0
+    """Index of the first segment that has not been asked for."""
+
+
+def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
+    """Return the samplers of each actor at the start."""
+    return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
+
+
+class Hosting:
+    """Knows the samplers of each actor, the actor of each sampler, and the actors that may be asked for something."""
+
+    def __init__(self, actors: dict[int, Actor]) -> None:
+        self.places = {sampler: Place(actor) for actor in actors.values() for sampler in actor.samplers}
+        self.running: dict[int, Actor] = {}
+        """The actors that accept questions, by id."""
+        self._actors = actors
+        self._ready: set[int] = set()  # ids of the actors that may be asked for something new
+        self._uneven = False  # True if running actors may host unequal numbers of samplers
+
+    def begin(self, index: int) -> None:
+        """Let all samplers start with segment `index`; nothing has been asked for."""
+        for place in self.places.values():
+            place.arrived = place.asked = index
+
+    def started(self, actor: Actor) -> None:
+        """Record that an actor accepts questions."""
+        self.running[actor.actor_id] = actor
+        self._ready.add(actor.actor_id)
+        self._uneven = True
+
+    def ended(self, actor: Actor) -> bool:
+        """Record that the process of an actor, and its queue, are abandoned; return whether it was the last one."""
+        for asked in actor.asked.values():
+            for place in map(self.places.__getitem__, asked.samplers):
+                place.asked = place.arrived
+                self._ready.add(place.host.actor_id)
+        return self.running.pop(actor.actor_id, None) is not None and not self.running
+
+    # ------------------------------------------------------------------ how far samplers are
+
+    def all_ready(self) -> None:
+        """Record that there is something new to ask for."""
+        self._ready.update(self.running)
+
+    def take_ready(self) -> list[Actor]:
+        """Return the running actors that may be asked for something new since the last call."""
+        ready, self._ready = self._ready, set()
+        return [self.running[actor_id] for actor_id in ready if actor_id in self.running]
+
+    def next_of(self, actor: Actor, end: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield index and samplers of each question for segments before `end` that the actor can be asked now.
+
+        A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
+        """
+        places = {sampler: self.places[sampler] for sampler in sorted(actor.samplers)}
+        for index in range(min((place.asked for place in places.values()), default=end), end):
+            able = [
+                sampler
+                for sampler, place in places.items()
+                if place.asked == index and (place.arrived == index or actor.holds.get(sampler) == index)
+            ]
+            if able:
+                yield index, tuple(able)
+
+    def asked(self, sampler: int, index: int) -> None:
+        """Record that a sampler has been asked for segment `index`."""
+        self.places[sampler].asked = index + 1
+
+    def arrived(self, sampler: int, index: int, end: int) -> None:
+        """Record that segment `index` of a sampler has arrived, of those before `end`."""
+        place = self.places[sampler]
+        place.arrived = index + 1
+        if place.asked < end:  # it is moving to its host, which may be asked now
+            self._ready.add(place.host.actor_id)
+
+    def missing(self, index: int) -> list[int]:
+        """Return the samplers whose segment `index` has not arrived."""
+        return sorted(sampler for sampler, place in self.places.items() if place.arrived <= index)
+
+    # ------------------------------------------------------------------ moving samplers
+
+    def move(self, samplers: Iterable[int]) -> list[int]:
+        """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
+        least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
+        heapify(least)
+        hosts = set[int]()
+        for sampler in samplers:
+            hosted, host_id, host = least[0]
+            self._rehost(sampler, host)
+            heapreplace(least, (hosted + 1, host_id, host))
+            hosts.add(host_id)
+        return sorted(hosts)
+
+    def balance(self) -> None:
+        """Even out the samplers of the running actors, to a difference of one, if that may be necessary.
+
+        Samplers of other actors come first: these have no room. An actor that gave one away never takes one, nor the
+        other way round, so the two heaps need not agree.
+        """
+        if not self._uneven:
+            return
+        least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
+        most = [(-len(one.samplers), one.state is State.RUNNING, one.actor_id, one) for one in self._actors.values()]
+        heapify(least)
+        heapify(most)
+        while least:
+            (few, taker_id, taker), (minus_many, runs, giver_id, giver) = least[0], most[0]
+            if -minus_many - few < 2:
+                break
+            self._rehost(max(giver.samplers), taker)
+            heapreplace(least, (few + 1, taker_id, taker))
+            heapreplace(most, (minus_many + 1, runs, giver_id, giver))
+        self._uneven = False
+
+    def _rehost(self, sampler: int, host: Actor) -> None:
+        """Let `host` make the next segments of a sampler."""
+        place = self.places[sampler]
+        place.host.samplers.remove(sampler)
+        host.samplers.add(sampler)
+        place.host = host
+        self._ready.add(host.actor_id)
+        self._uneven = True
