@@ -9,7 +9,7 @@ import pytest
 from builders import DISCRETE
 
 from dppo.config import Config
-from dppo.config.checks import batch_memory_in_words, memory_of_this_machine
+from dppo.config.memory import batch_memory_in_words, memory_of_this_machine
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import Spaces
 
@@ -46,7 +46,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_numbers() -> None:
 def test_the_memory_of_a_machine_is_limited_by_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (memory_of_this_machine() or 0) > 10**8
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("dppo.config.checks.CGROUP_LIMIT", limit)
+    monkeypatch.setattr("dppo.config.memory.CGROUP_LIMIT", limit)
     limit.write_text("1000000\n")
     assert memory_of_this_machine() == 1_000_000
     limit.write_text("max\n")

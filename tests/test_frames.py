@@ -21,7 +21,7 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.config.atari import atari_in_words
-from dppo.config.checks import batch_memory_in_words
+from dppo.config.memory import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.frames import frames_of, stack_numbers

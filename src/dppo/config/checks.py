@@ -1,25 +1,15 @@
-"""Checks across settings: sizes, memory, the shares of several learners, and settings without effect."""
+"""Checks across settings: sizes, the shares of several learners, and settings without effect."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dppo.config.parts import FlatSettings, default_of
 from dppo.errors import ConfigError, counted
 
-if TYPE_CHECKING:
-    from dppo.spaces.spaces import Spaces
-
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
-LARGE_BATCH = 256 * 10**6  # bytes
-COPIES = 2  # of each observation or frame: in its segment, and in the batch; minibatches are cut one at a time
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 # fmt: off
 NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
@@ -260,50 +250,3 @@ def _nearest_divisors(number: int, near: int, most: float = math.inf) -> list[in
     small = [n for n in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % n == 0]
     divisors = sorted({*small, *(number // n for n in small)})
     return sorted((n for n in divisors if n <= most), key=lambda n: abs(n - near))[:2]
-
-
-def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | None = None) -> str | None:
-    """Return the memory that observations take while a batch is trained on, in one sentence; None if that is little.
-
-    Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
-    """
-    from dppo.spaces.spaces import is_image  # imports NumPy
-
-    stack = config.frame_stack if is_image(spaces.of_network().obs) else 1
-    each, copies, where = spaces.obs.itemsize // stack, COPIES, "once in segments and once in the batch"
-    if stack > 1 and config.num_actors == 0:
-        copies, where = stack + 1, f"in stacks of {stack} while they are collected and once in segments"
-    rows = config.batch_size * config.reuse
-    total = copies * each * rows
-    if total < LARGE_BATCH:
-        return None
-    memory = memory or memory_of_this_machine()
-    facts = f"{rows:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
-    if config.num_learners == 0 and memory is not None and total > memory:
-        raise ConfigError(
-            f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
-            f"{facts}, {where}, and this machine has {_bytes_in_words(memory)}. Lower "
-            f"`num_steps` or `num_samplers`."
-        )
-    shared = "" if config.num_learners <= 1 else f", shared by {config.num_learners} learners"
-    older = _bytes_in_words(each * (rows - config.batch_size))
-    stored = "" if config.reuse == 1 else f" Each checkpoint stores {older} of them for reuse."
-    return f"Memory: {facts}, {where}{shared}.{stored}"
-
-
-def memory_of_this_machine() -> int | None:
-    """Return the bytes of memory that this process may use; None if that is not known."""
-    found = []
-    with suppress(OSError, ValueError, AttributeError):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with suppress(OSError, ValueError):
-        found.append(int(CGROUP_LIMIT.read_text()))  # "max" if there is no limit
-    return min(found, default=None)
-
-
-def _bytes_in_words(size: int) -> str:
-    """Return a number of bytes as 28.2 kB, 3.7 GB."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size} bytes"

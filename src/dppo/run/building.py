@@ -17,7 +17,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.atari import atari_in_words
-from dppo.config.checks import batch_memory_in_words
+from dppo.config.memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force

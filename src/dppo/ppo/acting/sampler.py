@@ -104,10 +104,9 @@ class PPOSampler:
         return report, segment
 
     def _moments(self, segment: Segment, scale: ObsScale | None) -> Statistics:
-        """Return moments for the normalizers, and let the discounted returns run to the end of the segment.
+        """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
 
-        R <- gamma R + r, from zero in each episode. Source: detail 30; OpenAI baselines' VecNormalize. Rows that are
-        not transitions are not counted, and reset R to zero.
+        Rows that are not transitions are not counted, and reset R. Source: detail 30; OpenAI baselines' VecNormalize.
         """
         valid = segment.valid
         obs = None if scale is None else Moments.of(normalized_part(segment.obs[valid], scale.names))

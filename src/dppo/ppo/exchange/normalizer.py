@@ -66,9 +66,8 @@ class Moments:
 
             mean = mean_a + delta n_b / n        M2 = M2_a + M2_b + delta^2 n_a n_b / n
 
-        Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-        variances" (1979), eq. 2.1. Exact, but not associative in floating point. The learner always merges in sampler
-        order, so that the order in which segments arrive does not matter.
+        Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+        (1979), eq. 2.1. Not associative in floating point, so the learner always merges in sampler order.
         """
         if other.count == 0:
             return self

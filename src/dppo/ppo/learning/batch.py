@@ -107,9 +107,8 @@ class Batch:
             return self
         numbers: Any = self.obs
 
-        def copied(leaf: Tensor) -> Tensor:
-            rows: Tensor = leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
-            return rows
+        def copied(leaf: Tensor) -> Any:
+            return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
         return replace(self, obs=each_leaf(self.stored, copied), stored=None)
 
