@@ -7,9 +7,10 @@
     python benchmarks/samples.py picture docs/samples.png
 
 A run is stored in samples.jsonl as it ends, so that the command can be interrupted and repeated. Sides: `dppo` (its
-defaults), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO, MaskablePPO and RecurrentPPO) and
-`zoo` (rl-baselines3-zoo's settings in Stable-Baselines3). Tasks are in samples_tasks.py; packages that dppo does not
-install are MuJoCo, Box2D and MiniGrid, and tasks without theirs are skipped.
+defaults), `reuse` (--reuse 4 --num-steps 32), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO,
+MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3).
+Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
+theirs are skipped.
 
 A return is the mean of the last 20 training episodes, on every side; dppo's episodes count from the end of their
 iteration on.
@@ -34,15 +35,14 @@ import numpy as np
 from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
 from samples_tasks import TASKS, ZOO, Task
 
+from dppo.config import presets
+
 STORE = HERE / "samples.jsonl"
 WINDOW = 20  # episodes
 POINTS = 50  # of a curve
-SIDES = ("dppo", "fast", "sb3", "zoo")
+SIDES = ("dppo", "reuse", "fast", "sb3", "zoo")
 LONGEST_S = 7200.0
-FAST = {  # CleanRL's settings
-    "update_epochs": 4, "minibatch_size": None, "num_steps": 128, "learning_rate": 2.5e-4, "anneal_lr": True,
-    "ent_coef": 0.01, "norm_obs": False, "norm_reward": False,
-}  # fmt: skip
+OURS: dict[str, dict[str, Any]] = {"reuse": {"reuse": 4, "num_steps": 32}, "fast": presets()["fast"]}
 Runs = dict[tuple[str, str], dict[int, dict[str, Any]]]
 """By side and task, and by seed."""
 
@@ -125,7 +125,7 @@ def one_run(side: str, name: str, seed: int, settings: dict[str, Any]) -> dict[s
             work = json.dumps({"task": name, "zoo": side == "zoo", "seed": seed})
             command = [sb3_python(), str(HERE / "samples_sb3.py"), work]
         else:
-            work = json.dumps({"name": name, "seed": seed, "settings": settings, "fast": side == "fast"})
+            work = json.dumps({"name": name, "seed": seed, "settings": OURS.get(side, {}) | settings})
             command = [sys.executable, str(HERE / "samples.py"), "one", work]
         environment = ours_environment() | {"OMP_NUM_THREADS": "1"}
         result = run_json(command, environment, LONGEST_S)
@@ -134,7 +134,7 @@ def one_run(side: str, name: str, seed: int, settings: dict[str, Any]) -> dict[s
     return line | figures(TASKS[name], result["episodes"]) | {"seconds": round(result["wall_s"], 1)}
 
 
-def train_dppo(name: str, seed: int, settings: dict[str, Any], fast: bool) -> dict[str, Any]:
+def train_dppo(name: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train with dppo in this process; return the episodes: env steps at the end of their iteration, return."""
     import dppo
 
@@ -150,8 +150,7 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], fast: bool) -> di
             self.open.clear()
 
     task, episodes = TASKS[name], Episodes()
-    base = FAST if fast else {}
-    given = base | task.settings | settings | {"total_timesteps": task.steps, "seed": seed, "progress": "off"}
+    given = task.settings | settings | {"total_timesteps": task.steps, "seed": seed, "progress": "off"}
     with tempfile.TemporaryDirectory() as folder:
         config = dppo.Config(env_id=task.env_id, run_dir=Path(folder) / "run", **given)
         dppo.train(config, observers=[episodes])
@@ -282,10 +281,12 @@ def draw(runs: Runs, sides: list[str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from dppo.errors import counted
     from dppo.records.plots import COLOURS, DPI, INK, style
 
     names = {
         "dppo": "dppo",
+        "reuse": "dppo, reuse",
         "fast": "dppo --preset fast",
         "sb3": "Stable-Baselines3",
         "zoo": "SB3, tuned for each task",
@@ -299,11 +300,12 @@ def draw(runs: Runs, sides: list[str], path: Path) -> None:
         steps, shares = np.array(list(solved(runs, side, tasks))).T
         axis.plot(steps, 100 * shares, color=colour, linewidth=2, label=names.get(side, side))
     axis.set_xscale("log")
+    axis.set_xlim(left=5000)
     axis.set_ylim(0, 100)
     axis.set_xlabel("env steps", color=INK)
     axis.set_ylabel("tasks learned, %", color=INK)
     seeds = min(len(runs[side, name]) for side in sides for name in tasks)
-    axis.set_title(f"{len(tasks)} tasks, {seeds} seeds or more", fontsize=10, color=INK, loc="left")
+    axis.set_title(f"{len(tasks)} tasks, {counted(seeds, 'seed')} of each or more", fontsize=10, color=INK, loc="left")
     axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
     figure.savefig(path)
     print(f"Written: {path}")
