@@ -8,6 +8,9 @@ from typing import Any
 from dppo.config.parts import FlatSettings
 
 DEFAULTS = {"atari": "life", "action_repeat": 4, "grayscale": True, "resize": (84, 84), "frame_stack": 4}
+# CleanRL's cleanrl/ppo_atari.py: frames cost little, and an update of a CNN takes as long as collecting.
+DEFAULTS |= {"num_steps": 128, "update_epochs": 4, "learning_rate": 2.5e-4, "anneal_lr": True, "clip_coef": 0.1}
+DEFAULTS |= {"ent_coef": 0.01, "norm_reward": False}
 
 
 def with_atari(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,5 +35,6 @@ def atari_in_words(config: FlatSettings) -> str | None:
     life = ", and the loss of a life ends an episode for learning only" * (config.atari == "life")
     return (
         f"Frames: {config.env_name} starts with 1 to 30 no-ops; {config.action_repeat} frames an action, {size}, "
-        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. atari=raw turns this off."
+        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. Defaults of PPO are CleanRL's for Atari. "
+        f"atari=raw turns all this off."
     )
