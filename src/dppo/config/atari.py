@@ -28,13 +28,13 @@ def with_atari(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def atari_in_words(config: FlatSettings) -> str | None:
-    """Return how a game is prepared, and how to play it raw, in two sentences; None without `atari`."""
+    """Return how a game is prepared, and how to play it raw, in words; None without `atari`."""
     if config.atari == "raw":
         return None
     size = " x ".join(map(str, config.resize or ("full size",)))
     life = ", and the loss of a life ends an episode for learning only" * (config.atari == "life")
     return (
         f"Frames: {config.env_name} starts with 1 to 30 no-ops; {config.action_repeat} frames an action, {size}, "
-        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. Defaults of PPO are CleanRL's for Atari. "
-        f"atari=raw turns all this off."
+        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. PPO's defaults are CleanRL's for "
+        f"Atari. atari=raw turns all this off."
     )
