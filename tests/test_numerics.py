@@ -225,6 +225,31 @@ def test_products_and_their_gradients_are_those_of_torch(dtype: torch.dtype) -> 
     torch.testing.assert_close(*second)
 
 
+def test_the_bias_of_a_layer_with_frozen_weights_is_learned() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    use_in(layer)
+    layer(torch.ones(4, 3)).sum().backward()
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("rows", [8, 400])
+def test_products_shared_by_threads_are_those_of_one(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((rows, 200), (200, 300)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        shared = multiply(a, b, torch.empty(rows, 300, dtype=torch.float64))
+        layer = linear(a, b.t(), None)
+    finally:
+        torch.set_num_threads(before)
+    expected = a.numpy() @ b.numpy()
+    np.testing.assert_allclose(shared.numpy(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(layer.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_products_write_into_parts_of_a_tensor_and_ignore_other_dtypes() -> None:
     whole = torch.zeros(4, 5)
     a, b = torch.ones(4, 2), torch.ones(2, 3)

@@ -27,19 +27,25 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if not out.is_cpu:
         return torch.mm(a, b, out=out)
     if not out.is_contiguous():
-        return out.copy_(torch.from_numpy(np.dot(a.numpy(), b.numpy())))
-    if out.numel() * len(b) < WORTH_SHARING or torch.get_num_threads() == 1:
-        np.dot(a.numpy(), b.numpy(), out.numpy())
-    else:
-        _share(a.numpy(), b.numpy(), out.numpy(), torch.get_num_threads())
+        return out.copy_(torch.from_numpy(_product(a.numpy(), b.numpy())))
+    _product(a.numpy(), b.numpy(), out.numpy())
     return out
 
 
-def _share(a: np.ndarray, b: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Let each thread compute some rows; those of OpenBLAS would wait in a busy loop, and so keep torch's from work."""
-    parts = zip(np.array_split(a, threads), np.array_split(out, threads), strict=True)
+def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return `a` [n, k] times `b` [k, m]; each of torch's threads computes some rows if they are many.
+
+    Threads of OpenBLAS would wait in a busy loop, and so keep those of torch from work.
+    """
+    threads = 1 if len(a) * b.size < WORTH_SHARING else torch.get_num_threads()
+    if threads == 1:
+        product: np.ndarray = np.dot(a, b, out)
+        return product
+    product = np.empty((len(a), b.shape[1]), a.dtype) if out is None else out
+    parts = zip(np.array_split(a, threads), np.array_split(product, threads), strict=True)
     for done in [_pool(threads).submit(np.dot, rows, b, part) for rows, part in parts]:
         done.result()
+    return product
 
 
 @cache
@@ -52,13 +58,18 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not _alike(inputs, weight):
         return F.linear(inputs, weight, bias)
     rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
-    if torch.is_grad_enabled() and (weight.requires_grad or rows.requires_grad):
+    if torch.is_grad_enabled() and _learns(rows, weight, bias):
         outputs: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     else:
         outputs = _affine(
             rows.numpy(force=True), weight.numpy(force=True).T, None if bias is None else bias.numpy(force=True)
         )
     return outputs if inputs.dim() == 2 else outputs.view(*inputs.shape[:-1], len(weight))
+
+
+def _learns(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether a gradient is wanted; of the bias alone where a user has frozen the weights."""
+    return weight.requires_grad or inputs.requires_grad or (bias is not None and bias.requires_grad)
 
 
 def _alike(inputs: Tensor, weight: Tensor) -> bool:
@@ -89,11 +100,7 @@ class _Linear(Function):
 
 def _affine(a: np.ndarray, b: np.ndarray, plus: np.ndarray | None) -> Tensor:
     """Return a [n, k] times b [k, m], plus a row [m]."""
-    if len(a) * b.size < WORTH_SHARING or torch.get_num_threads() == 1:
-        product = np.dot(a, b)
-    else:
-        product = np.empty((len(a), b.shape[1]), a.dtype)
-        _share(a, b, product, torch.get_num_threads())
+    product = _product(a, b)
     if plus is not None:
         product += plus
     return torch.from_numpy(product)
@@ -105,8 +112,7 @@ def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
     An actor's step of a few environments keeps views of its weights, because making them takes as long as the product.
     """
     weight: Tensor = layer.weight
-    learns = weight.requires_grad or inputs.requires_grad
-    if learns or inputs.dim() != 2 or len(inputs) > FEW or not _alike(inputs, weight):
+    if _learns(inputs, weight, layer.bias) or inputs.dim() != 2 or len(inputs) > FEW or not _alike(inputs, weight):
         return linear(inputs, weight, layer.bias)
     address, transposed, bias = layer.__dict__.get(VIEWS, (0, None, None))
     if address != weight.data_ptr():
