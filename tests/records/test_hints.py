@@ -85,6 +85,6 @@ def test_a_changed_value_of_a_preset_is_printed(train: Train, tmp_path: Path, mo
 def test_tuned_settings_are_left_out_as_printed(train: Train) -> None:
     short = ["CartPole-v1", "--total-timesteps", "1024", "--progress", "plain"]
     tuned = train(*short)
-    assert "using the settings tuned for CartPole-v1" in tuned
-    [words] = re.findall(r"(--preset \w+) disables them", tuned)
+    assert "using the preset CartPole-v1" in tuned
+    [words] = re.findall(r"(--preset \w+) disables it", tuned)
     assert "settings tuned" not in train(*short, *shlex.split(words))

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
             raise
-        hint = f"The settings tuned for {wanted.preset} apply; --preset none disables them."
+        hint = f"The preset {wanted.preset} applies; --preset none disables it."
         raise ConfigError(f"{error}\n{hint}") from None
     if isinstance(wanted.resume, Path):
         for action in code_named_by(wanted.settings).values():
@@ -50,7 +50,7 @@ class _NamePreset(Observer):
     """Report the preset of a run, once the run has begun."""
 
     def __init__(self, preset: str, notes: Sequence[str]) -> None:
-        self._lines = (f"using the settings tuned for {preset}; --preset none disables them", *notes)
+        self._lines = (f"using the preset {preset}; --preset none disables it", *notes)
 
     def on_start(self, run: RunInfo) -> None:
         """Log the name of the preset, and the changes to its values."""

@@ -53,10 +53,10 @@ class Config(FlatSettings):
     def preset(cls, name: str, /, **settings: Any) -> Config:
         """Return the settings of a preset; `settings` replace some of them.
 
+        A value of the preset that does not fit `settings` is changed, with a warning.
+
         Args:
             name: an environment that there are tuned settings for; or fast, with the environment as `env_id`.
-
-        Where a tuned value does not fit `settings`, it is changed, with a warning.
 
         Raises:
             ConfigError: there is no preset of this name, or a setting is invalid.
