@@ -96,6 +96,12 @@ SMALL: Settings = {
     "num_steps": 20,
     "update_epochs": 2,
     "total_timesteps": 4 * 2 * 20 * 3,
+    # Not the defaults, so that each option below changes something.
+    "learning_rate": 2.5e-4,
+    "anneal_lr": True,
+    "ent_coef": 0.01,
+    "norm_obs": False,
+    "norm_reward": False,
     "progress": "off",
 }
 TEXTS = ("mission", "robot.note")
