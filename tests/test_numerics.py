@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ import dppo
 from dppo.errors import ClusterError
 from dppo.numerics import portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
-from dppo.ppo.networks.products import linear, multiply, use_in
+from dppo.ppo.networks.chains import use_in
+from dppo.ppo.networks.products import linear, multiply
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
 INTEL = """
@@ -225,6 +227,51 @@ def test_products_and_their_gradients_are_those_of_torch(dtype: torch.dtype) -> 
     torch.testing.assert_close(*second)
 
 
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("ends_with_it", [False, True])
+def test_a_chain_of_layers_and_its_gradients_are_those_of_torch(
+    activation: type[nn.Module], ends_with_it: bool
+) -> None:
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(5, 4),
+        activation(),
+        nn.Linear(4, 4),
+        nn.Linear(4, 3),
+        *([activation()] if ends_with_it else []),
+    ]
+    plain = nn.Sequential(*layers).double()
+    chain = copy.deepcopy(plain)
+    use_in(chain)
+    chain = copy.deepcopy(chain)  # as user code may do
+    inputs = torch.randn(7, 5, dtype=torch.float64).requires_grad_()
+    by_output = torch.randn(7, 3, dtype=torch.float64)
+
+    def all_of(module: nn.Module) -> list[torch.Tensor]:
+        parameters = list(module.parameters())
+        outputs = module(inputs)
+        first = torch.autograd.grad(outputs, (inputs, *parameters), by_output, retain_graph=True)
+        again = torch.autograd.grad(outputs, (inputs, *parameters), by_output, create_graph=True)
+        return [outputs, *first, *again, torch.autograd.grad(again[0].square().sum(), parameters[0])[0]]
+
+    for one, other in zip(all_of(chain), all_of(plain), strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        for weight in (next(chain.parameters()), next(plain.parameters())):
+            weight.mul_(2)
+        torch.testing.assert_close(chain(inputs), plain(inputs))
+        torch.testing.assert_close(chain(inputs[None]), plain(inputs[None]))
+
+
+def test_a_chain_notices_that_an_array_that_it_needs_has_changed() -> None:
+    chain = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    use_in(chain)
+    outputs = chain(torch.ones(1, 2))
+    outputs.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.sum().backward()
+
+
 def test_the_bias_of_a_layer_with_frozen_weights_is_learned() -> None:
     layer = nn.Linear(3, 2)
     layer.weight.requires_grad_(False)
@@ -267,7 +314,13 @@ def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2), Own(2, 2), nn.Linear(2, 2))
     use_in(model)
-    assert ["forward" in layer.__dict__ for layer in model] == [True, False, True]
+    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [False, True, False, True]
+    seen: list[nn.Module] = []
+    hooked = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    hooked[1].register_forward_hook(lambda module, *_: seen.append(module))
+    use_in(hooked)
+    hooked(torch.ones(1, 2))
+    assert seen == [hooked[1]]
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
 
 

@@ -13,14 +13,13 @@ from typing_extensions import override
 
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.ppo.networks.chains import HOOKS, forward_of, use_in
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.products import layer_forward, use_in
 from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class TorchActing(ActingNetwork):
@@ -143,6 +142,7 @@ def quick(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if isinstance(part, jit.ScriptModule):
             continue
+        forward = forward_of(part)
         for name, value in (*part._parameters.items(), *part._modules.items()):
             part.__dict__[name] = value
         kind = type(part)
@@ -152,8 +152,8 @@ def quick(module: nn.Module) -> nn.Module:
             and "forward" not in part.__dict__
             and not any(getattr(part, hooks) for hooks in HOOKS)
         ):
-            forward = layer_forward if kind is nn.Linear else kind.forward
-            part.__class__ = type(kind.__name__, (kind,), {"__call__": forward, "__module__": kind.__module__})
+            call = kind.forward if forward is None else staticmethod(forward)
+            part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
     return module
 
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import LearningNetwork
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.products import multiply
+from dppo.ppo.networks.products import multiply, tanh_
 
 
 def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class HandwrittenMLP(LearningNetwork):
         for layer, output in zip(layers, outputs, strict=True):
             x = multiply(x, layer.transposed, output).add_(layer.bias)
             if layer is not layers[-1]:
-                x = x.tanh_() if self._tanh else x.relu_()
+                x = tanh_(x) if self._tanh else x.relu_()
 
     def _back(
         self, layers: list[_Layer], inputs: list[Tensor], by_inputs: list[Tensor], by_output: Tensor, accumulate: bool
