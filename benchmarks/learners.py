@@ -236,7 +236,7 @@ def segment_of(config: Any, sampler: int) -> Any:
 
 def flops(spec: Any, rows: int) -> float:
     """Return the FLOPs of a forward and backward pass: 6 per weight and row, or 4 in the first layers."""
-    sizes = [dict(spec.shapes())[f"{trunk}.0.weight"] for trunk in ("policy", "value")]
+    sizes = [dict(spec.shapes)[f"{trunk}.0.weight"] for trunk in ("policy", "value")]
     first = sum(units * inputs for units, inputs in sizes)
     return float(rows * (6 * spec.num_parameters - 2 * first))
 

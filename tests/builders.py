@@ -61,6 +61,11 @@ def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: fl
     return agent
 
 
+def at_rate(trainer: PPOTrainer, learning_rate: float) -> PPO:
+    """The settings for an update with this learning rate."""
+    return dataclasses.replace(trainer.ppo, learning_rate=learning_rate)
+
+
 def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
     """The samplers and the trainer of a run, in this process."""
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]

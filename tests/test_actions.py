@@ -15,6 +15,7 @@ from recorder import Notes
 from worlds.acting import SPACES, Masked
 
 import dppo
+from dppo.config import PPO
 from dppo.envs.make import make_env
 from dppo.envs.spaces.action_spaces import actions_of
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -238,7 +239,7 @@ def test_first_ratio_is_one(world: str, trunk: Any) -> None:
     trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
     assert (segments[0].masks is not None) == (world in SOURCES)
-    batch = make_batch(segments, None, None, gamma=0.99, gae_lambda=0.95)
+    batch = make_batch(segments, None, None, PPO())
     scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)
     assert (scored.policy.logprobs > -1e6).all()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import collect, make_config, parts_of, random_weights
+from builders import at_rate, collect, make_config, parts_of, random_weights
 from torch import Tensor
 from worlds.memory_models import Running
 from worlds.models import Plain
 
 import dppo
-from dppo.cluster.learning.trainers import train_on
+from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import trainer_plan
+from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
@@ -58,16 +60,17 @@ def settings(act: str, memory: str, network: str, normalized: bool) -> dict[str,
 def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: bool) -> None:
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
     config = make_config(settings(act, memory, network, normalized))
-    samplers, trainer = parts_of(config)
-    trainer.load(random_weights(trainer.model.spec, scale=0.2), trainer.state())
+    samplers, _ = parts_of(config)
+    trainer = LocalTrainer(trainer_plan(config), samplers[0].spaces)
+    trainer.load(random_weights(trainer.spec, scale=0.2), trainer.state())
     statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
     for iteration in range(3):
         scale = statistics.obs_scale()
-        snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        reports, segments = collect(samplers, snapshot)
+        policy = PolicySnapshot(iteration, trainer.weights(), scale)
+        reports, segments = collect(samplers, policy)
         assert (segments[0].masks is not None) == ("masked" in act)
-        plan, reward_scale, lagged = trainer_plan(config), statistics.reward_scale(), iteration == 2
-        losses = train_on(trainer, plan, segments, scale, reward_scale, iteration, lagged=lagged).figures
+        policy = replace(policy, version=min(1, iteration))
+        losses = trainer.train(segments, policy, statistics.reward_scale(), iteration).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5
@@ -86,12 +89,12 @@ def test_learning_computes_the_numbers_of_acting(act: str, normalized: bool, dty
     statistics = statistics.merged([report.statistics for report in reports])
     scale, reward_scale = statistics.obs_scale(), statistics.reward_scale()
     _, segments = collect(samplers, PolicySnapshot(1, trainer.weights(), scale))
-    batch = make_batch(segments, scale, reward_scale, gamma=0.99, gae_lambda=0.95)
+    batch = make_batch(segments, scale, reward_scale, PPO())
     assert isinstance(batch.obs, Tensor)
     scored = trainer.model.forward(batch.obs, batch.actions)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(scored.values, batch.values, rtol=tolerance, atol=tolerance)
-    losses = trainer.update(batch, 0.01, np.random.default_rng(0)).figures
+    losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(0)).figures
     assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
 
 

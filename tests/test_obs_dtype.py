@@ -14,7 +14,7 @@ from worlds.faulty import Faulty
 import dppo
 from dppo.cluster.builders import build_sampler, build_trainer
 from dppo.cluster.plans import sampler_plan, trainer_plan
-from dppo.config import Config
+from dppo.config import PPO, Config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_shape
@@ -87,7 +87,7 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     report, _ = built.sampler.collect(SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs))
     scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
     _, segment = built.sampler.collect(SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs))
-    batch = make_batch([segment], scale, None, gamma=0.99, gae_lambda=0.95)
+    batch = make_batch([segment], scale, None, PPO())
     seen = batch.obs["far"] if isinstance(batch.obs, dict) else batch.obs
     raw = segment.obs["far"] if nest else segment.obs
     assert raw.dtype == np.float64

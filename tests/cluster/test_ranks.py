@@ -281,7 +281,7 @@ def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     ranks: list[Any] = [ray.remote(TrainerRank).remote(plan, SPACES, rank) for rank in range(2)]
     _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
     port = ray.get(ranks[0].open_store.remote(address), timeout=60)
-    assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == [None, None]
+    assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == ["", ""]
     assert min(ray.get([rank.time_summing.remote() for rank in ranks], timeout=120)) > 0
     connections, _ = within_a_rank()
     ends = [ray.get(rank.__ray_call__.remote(connections), timeout=120).values() for rank in ranks]
@@ -312,17 +312,15 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(segments, POLICY, 1.0, 2)
         found = {"weights": trainers.weights(), **trainers.state()}
-    shares = [
-        make_batch(share, None, 1.0, gamma=config.gamma, gae_lambda=config.gae_lambda)
-        for share in (segments[:2], segments[2:])
-    ]
+    shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
     columns = [name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)]
     joined: dict[str, Any] = {name: torch.cat([getattr(share, name) for share in shares]) for name in columns}
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.minibatches_per_epoch)
-    rate = annealed(config.ppo, 2 / config.iterations).learning_rate
-    expected = alone.update(together, rate, order, lagged=True)  # by POLICY, of version 0
+    expected = alone.update(
+        together, annealed(config.ppo, 2 / config.iterations), order, lagged=True
+    )  # by POLICY, of version 0
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from scripted import started
 from several_leaves import OBS, ROBOT, Robot, robot_sampler
 
+from dppo.config import PPO
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.envs.spaces.packing import packer
@@ -155,7 +156,7 @@ def test_a_structured_segment_is_pickled_with_one_buffer_for_its_observations() 
 def test_a_batch_has_a_tensor_for_each_leaf() -> None:
     sampler, _ = robot_sampler(num_steps=9)
     made = [sampler.collect(SegmentRequest(0, index), snapshots()[0])[1] for index in range(2)]
-    batch = make_batch(made, None, None, gamma=0.9, gae_lambda=0.8)
+    batch = make_batch(made, None, None, PPO(gamma=0.9, gae_lambda=0.8))
     assert isinstance(batch.obs, dict)
     together = leaves(np.concatenate([segment.obs for segment in made], axis=1).reshape(-1))
     assert list(batch.obs) == list(together) == ["arm.0", "arm.1", "camera", "gear", "lamps"]

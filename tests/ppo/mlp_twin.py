@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class MLP(nn.Module):
 
     def _trunk(self, outputs: int) -> nn.Sequential:
         layers: list[nn.Module] = []
-        inputs = self.spec.obs_size
+        inputs = math.prod(self.spec.obs_shape)
         for units in self.spec.hidden_sizes:
             layers += [
                 nn.Linear(inputs, units, device="meta", dtype=torch.float32),
@@ -48,7 +50,7 @@ class MLP(nn.Module):
     def ordered_parameters(self) -> list[nn.Parameter]:
         """Return all parameters in the order of `MLPSpec.shapes`, which differs from that of `named_parameters`."""
         named = dict(self.named_parameters())
-        expected = self.spec.shapes()
+        expected = self.spec.shapes
         assert {name: tuple(p.shape) for name, p in named.items()} == expected, "module and spec differ"
         return [named[name] for name in expected]
 

@@ -95,7 +95,7 @@ def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert (weights.shape, str(weights.dtype)) == ((spec.num_parameters,), dtype)
     named = spec.unflatten(weights)
-    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes())
+    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes)
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
     torch.rand(10)
     with float64_by_default():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
@@ -34,7 +35,7 @@ def numbered(sampler: int, dtype: str = "float64") -> Segment:
 
 
 def batch_of(segments: list[Segment], **more: Any) -> Batch:
-    return make_batch(segments, None, None, gamma=0.9, gae_lambda=0.8, **more)
+    return make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.8), **more)
 
 
 def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
@@ -69,7 +70,7 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
 def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     segment = numbered(0, dtype)
     mean, std = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 3.0], [0.5, 1e3]])
-    batch = make_batch([segment], ObsScale(mean, std), 4.0, gamma=0.9, gae_lambda=0.8)
+    batch = make_batch([segment], ObsScale(mean, std), 4.0, PPO(gamma=0.9, gae_lambda=0.8))
     expected = np.clip((segment.obs.reshape(-1, 2, 2) - mean) / std, -10, 10)
     assert isinstance(batch.obs, torch.Tensor)
     np.testing.assert_allclose(batch.obs, expected, rtol=1e-4)

@@ -8,13 +8,13 @@ import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import agent_of, collect, parts_of, random_weights
+from builders import agent_of, at_rate, collect, parts_of, random_weights
 from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
 from torch import nn
 from worlds import observed
 
-from dppo.config import Network
+from dppo.config import PPO, Network
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.exchange import normalizer
@@ -44,12 +44,12 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, snapshot)
-        batch = make_batch(segments, scale, None, gamma=0.99, gae_lambda=0.95)
+        batch = make_batch(segments, scale, None, PPO())
         scored = trainer.model.forward(batch.obs, batch.actions)
         tolerance = TOLERANCE[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
         np.testing.assert_allclose(scored.values, batch.values, rtol=10 * tolerance, atol=10 * tolerance)
-        losses = trainer.update(batch, 0.01, np.random.default_rng(iteration)).figures
+        losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(iteration)).figures
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
         statistics = statistics.merged([report.statistics for report in reports])
@@ -74,7 +74,7 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     learning = trainer.model.network
     scale = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
-    obs = make_batch(segments, scale, None, gamma=0.9, gae_lambda=0.9).obs
+    obs = make_batch(segments, scale, None, PPO(gamma=0.9, gae_lambda=0.9)).obs
     gradient = checks.gradient_of(learning, obs)
     largest = np.argsort(-np.abs(gradient))[:400]
     checks.gradient_by_differences(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
@@ -168,7 +168,7 @@ def test_a_flattened_image_is_divided_by_255() -> None:
 def test_images_stay_bytes_in_segment_and_batch() -> None:
     samplers, trainer = parts_of(config_of("impala"), 1)
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
-    images = make_batch(segments, None, None, gamma=0.9, gae_lambda=0.9).obs
+    images = make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.9)).obs
     assert isinstance(images, torch.Tensor)
     assert images.dtype == torch.uint8
 

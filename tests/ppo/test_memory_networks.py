@@ -126,7 +126,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
     recurrent = RecurrentInputs(states, starts)
-    sizes = [int(np.prod(shape)) for shape in spec.shapes().values()]
+    sizes = [int(np.prod(shape)) for shape in spec.shapes.values()]
     of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)  # start and size of each parameter
     drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
     gradient = checks.gradient_of(learning, obs, recurrent=recurrent)
@@ -174,7 +174,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
 )
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ModuleSpec.of(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes()
+        ModuleSpec.of(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes
     assert str(caught.value).startswith(f"model=worlds.memory_models:{model.__name__}: ")
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

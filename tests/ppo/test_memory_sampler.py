@@ -13,6 +13,7 @@ from builders import assert_same_bytes, make_config, random_weights
 from worlds.memory import Recalls
 
 from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.config import PPO
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
@@ -151,7 +152,7 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     model = PPOModel(spec, 1)
     with torch.no_grad():
         model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
-    batch = make_batch([segment], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=LENGTH)
+    batch = make_batch([segment], None, None, PPO(gamma=0.9, gae_lambda=0.8), LENGTH)
     assert batch.gae_inputs is not None
     for rows in (LENGTH, 10, 1000):
         again = with_new_advantages(batch, model, rows)
@@ -163,7 +164,7 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
 def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
     """Rows that are taken or split off keep the states of their sequences."""
     ((_, segment),) = collected(memory, 1)
-    batch = make_batch([segment, segment], None, None, gamma=0.9, gae_lambda=0.8, sequence_length=LENGTH)
+    batch = make_batch([segment, segment], None, None, PPO(gamma=0.9, gae_lambda=0.8), LENGTH)
     assert batch.recurrent is not None
     assert segment.states is not None
     done = segment.terminated | segment.truncated

@@ -121,7 +121,7 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
     spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float64")
     learning = learning_network(spec, 3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
-    frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes().items()}
+    frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes.items()}
     held, gradient = spec.flatten(frozen).astype(bool), checks.gradient_of(learning, obs)
     assert not gradient[held].any()
     drawn = np.random.default_rng(0).integers(0, spec.num_parameters, 12)

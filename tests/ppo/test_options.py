@@ -16,13 +16,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import BOX, random_weights, sampler_of, spec_of
+from builders import BOX, at_rate, random_weights, sampler_of, spec_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit, TransformReward
 from meetings import Meeting, OwnOrders
 from updates import ACTIONS, assert_equals_twin, make_trainer, random_batch
 
 from dppo.config import PPO
+from dppo.config.parts import annealed
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
@@ -67,7 +68,7 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(anneal: bool, s
     falling = make_trainer(spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal, clip_vloss=True)
     still = make_trainer(spec, clip_coef=0.3 * left, ent_coef=0.1 * left, clip_vloss=True)
     batch = random_batch(spec)
-    figures = [one.update(batch, 1e-2, np.random.default_rng(3), share) for one in (falling, still)]
+    figures = [one.update(batch, annealed(one.ppo, share), np.random.default_rng(3)) for one in (falling, still)]
     assert figures[0] == figures[1]
     np.testing.assert_array_equal(falling.weights(), still.weights())
 
@@ -86,6 +87,7 @@ class Telling(gym.Wrapper[Any, Any, Any, Any]):
 
 
 STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
+DISCOUNTS = PPO(gamma=GAMMA, gae_lambda=LAMBDA)
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
 
 
@@ -149,15 +151,15 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
         segments = (segments[0], spoil(segments[1], led_to[1]))
     assert any((one.truncated & ~one.terminated)[:-1].any() for one in segments)
     assert any(one.terminated.any() for one in segments)
-    batch = make_batch(segments, obs_scale, None, gamma=GAMMA, gae_lambda=LAMBDA, sequence_length=length)
+    batch = make_batch(segments, obs_scale, None, DISCOUNTS, length)
     both = make_trainer(spec, update_epochs=2, clip_vloss=True)
     order = np.random.default_rng(0)
-    both.update(batch, 1e-2, order)
+    both.update(batch, at_rate(both, 1e-2), order)
 
     first, second = (make_trainer(spec, update_epochs=1, clip_vloss=True) for _ in range(2))
     order = np.random.default_rng(0)
     plain = dataclasses.replace(batch, gae_inputs=None)
-    first.update(plain, 1e-2, order)
+    first.update(plain, at_rate(first, 1e-2), order)
     second.load(first.weights(), first.state())
 
     def values(obs: np.ndarray) -> np.ndarray:
@@ -168,10 +170,11 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     pairs = zip(segments, led_to, strict=True)
     anew = [slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs]
     both_anew = [dataclasses.replace(one, logprobs=a, values=r) for one, (a, r) in zip(segments, anew, strict=True)]
-    discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}  # rows in the order of the batch
-    swapped = make_batch(both_anew, obs_scale, None, sequence_length=length, **discounts)
+    swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)  # rows in the order of the batch
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
-    second.update(dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), 1e-2, order)
+    second.update(
+        dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), at_rate(second, 1e-2), order
+    )
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
 
 
@@ -182,19 +185,20 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     segments = (segments[0], spoil(segments[1], led_to[1]))
     options: dict[str, Any] = {"update_epochs": 3, "reuse": reuse, "recompute_advantages": True, "minibatches": 2}
     alone = make_trainer(specs[0], **options)
-    rates: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    batches = [make_batch(one, None, None, **rates) for one in (segments[:1], segments[1:], segments)]
+    batches = [make_batch(one, None, None, DISCOUNTS) for one in (segments[:1], segments[1:], segments)]
     *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
     own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches)
     order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
-    expected = (alone if reuse == 1 else OffPolicyTrainer(alone)).update(together, 1e-2, order).figures
+    expected = (alone if reuse == 1 else OffPolicyTrainer(alone)).update(together, at_rate(alone, 1e-2), order).figures
 
     def train(parallel: Parallel) -> tuple[np.ndarray, dict[str, float]]:
         trainer = make_trainer(specs[0], parallel, **options)
         reusing = trainer if reuse == 1 else OffPolicyTrainer(trainer, parallel)
-        figures = reusing.update(shares[parallel.rank], 1e-2, np.random.default_rng(parallel.rank)).figures
+        figures = reusing.update(
+            shares[parallel.rank], at_rate(trainer, 1e-2), np.random.default_rng(parallel.rank)
+        ).figures
         return trainer.weights(), figures
 
     for weights, figures in Meeting(2).all_do(train):
@@ -209,8 +213,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     segments, led_to, specs = zip(*(collect(n, SCALE, drift) for n, drift in ((0, 0.5), (1, 0.0))), strict=True)
     segments = (segments[0], spoil(segments[1], led_to[1]))
     model = make_trainer(specs[0]).model
-    discounts: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA, "sequence_length": length}
-    batch = make_batch(segments, SCALE, None, **discounts)
+    batch = make_batch(segments, SCALE, None, DISCOUNTS, length)
     found = of_several_policies(batch, model, 8, None, 0.4)
 
     def anew(segment: Segment, after: np.ndarray) -> tuple[Segment, Segment]:
@@ -230,7 +233,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
         )
 
     estimated, measured = zip(*map(anew, segments, led_to), strict=True)
-    expected, other = make_batch(estimated, None, None, **discounts), make_batch(measured, None, None, **discounts)
+    expected, other = (make_batch(one, None, None, DISCOUNTS, length) for one in (estimated, measured))
     counted = batch.weights > 0 if batch.weights is not None else torch.ones(len(batch), dtype=torch.bool)
     ratios = other.logprobs[counted]
     assert ratios.min() < 0.7
@@ -246,13 +249,13 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
 
 def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> None:
     segments, _, specs = zip(*(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True)
-    batch = make_batch(segments, None, None, gamma=GAMMA, gae_lambda=LAMBDA)
-    one, two = (
-        OffPolicyTrainer(make_trainer(specs[0], update_epochs=epochs, minibatches=1, norm_adv=False, reuse=3))
-        for epochs in (1, 2)
-    )
+    batch = make_batch(segments, None, None, DISCOUNTS)
+    options: dict[str, Any] = {"minibatches": 1, "norm_adv": False, "reuse": 3}
+    trainers = [make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2)]
+    one, two = map(OffPolicyTrainer, trainers)
     prepared = of_several_policies(batch, two.model, len(batch), None, 0.5)
-    figures = [trainer.update(batch, 1e-2, np.random.default_rng(0)).figures for trainer in (one, two)]
+    pairs = zip((one, two), trainers, strict=True)
+    figures = [each.update(batch, at_rate(own, 1e-2), np.random.default_rng(0)).figures for each, own in pairs]
 
     ratio = (one.model.log_probs(batch.obs, batch.actions) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
@@ -278,9 +281,9 @@ def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
 
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
     raw = np.array([[-3.0, -0.5], [0.0, 2.5]])
-    assert shaped_rewards(raw, sign=False, limit=1.0, scale=2.0).tolist() == [[-2, -1], [0, 2]]
-    assert shaped_rewards(raw, sign=True, limit=None, scale=0.5).tolist() == [[-0.5, -0.5], [0, 0.5]]
-    assert shaped_rewards(raw, sign=False, limit=None, scale=3.0).tolist() == [[-9, -1.5], [0, 7.5]]
+    assert shaped_rewards(raw, PPO(clip_reward=1.0, scale_reward=2.0)).tolist() == [[-2, -1], [0, 2]]
+    assert shaped_rewards(raw, PPO(sign_reward=True, scale_reward=0.5)).tolist() == [[-0.5, -0.5], [0, 0.5]]
+    assert shaped_rewards(raw, PPO(scale_reward=3.0)).tolist() == [[-9, -1.5], [0, 7.5]]
     assert raw.tolist() == [[-3, -0.5], [0, 2.5]]
     assert reward_shaping(PPO()) is None
 
@@ -291,11 +294,8 @@ def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(rewa
     rng = np.random.default_rng(0)
     raw = dataclasses.replace(segment, rewards=rng.normal(size=segment.rewards.shape) * 3)
     given = dataclasses.replace(segment, rewards=np.clip(raw.rewards, -2, 2) * 0.5)
-    shape = reward_shaping(PPO(clip_reward=2.0, scale_reward=0.5))
-    batches = [
-        make_batch([one], None, reward_scale, gamma=GAMMA, gae_lambda=LAMBDA, shape_rewards=shaping)
-        for one, shaping in ((raw, shape), (given, None))
-    ]
+    shaping = PPO(clip_reward=2.0, scale_reward=0.5)
+    batches = [make_batch([one], None, reward_scale, ppo) for one, ppo in ((raw, shaping), (given, PPO()))]
     for name in ("advantages", "returns"):
         np.testing.assert_array_equal(getattr(batches[0], name), getattr(batches[1], name))
 

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, PLAIN, spec_of
+from builders import BOX, DISCRETE, PLAIN, at_rate, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
@@ -124,7 +124,7 @@ def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float6
     if share.weights is not None and share.weights.all():
         share = dataclasses.replace(share, weights=None)  # as for segments without invalid rows
     trainer = trainer_of(case, parallel, dtype)
-    figures = trainer.update(share, LEARNING_RATE, np.random.default_rng(parallel.rank)).figures
+    figures = trainer.update(share, at_rate(trainer, LEARNING_RATE), np.random.default_rng(parallel.rank)).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
@@ -132,7 +132,7 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
     order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches)
-    figures = trainer.update(batch_for(case), LEARNING_RATE, order).figures
+    figures = trainer.update(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
@@ -297,7 +297,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
             share.returns[0] = float("nan")
         trainer = trainer_of({"minibatches": 1}, parallel)
         with pytest.raises(TrainingDiverged) as raised:
-            trainer.update(share, LEARNING_RATE, np.random.default_rng(0))
+            trainer.update(share, at_rate(trainer, LEARNING_RATE), np.random.default_rng(0))
         return str(raised.value), trainer.weights()
 
     answers = Meeting(2).all_do(poisoned)

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import DISCRETE, random_weights, sampler_of
+from builders import DISCRETE, at_rate, random_weights, sampler_of
 from torch import nn
 from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch
@@ -39,7 +39,7 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
         returns = batch.returns * 100**number + 300 * number
         seen.append(returns[weights > 0])
         batch = dataclasses.replace(batch, returns=torch.where(weights > 0, returns, 1e9), weights=weights)
-        figures = trainer.update(batch, 1e-3, np.random.default_rng(number)).figures
+        figures = trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(number)).figures
         np.testing.assert_allclose([figures["value_mean"], figures["value_std"]], mean_and_deviation(seen))
 
 
@@ -66,8 +66,8 @@ def test_an_update_is_one_on_standardized_targets_with_a_corrected_last_layer(op
     named["value.4.bias"] = (named["value.4.bias"] - mean) / std
     twin.load(SPEC.flatten(named), twin.state())
     by_hand = dataclasses.replace(batch, values=(batch.values - mean) / std, returns=(batch.returns - mean) / std)
-    found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
-    expected = twin.update(by_hand, 1e-3, np.random.default_rng(0)).figures
+    found = trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(0)).figures
+    expected = twin.update(by_hand, at_rate(twin, 1e-3), np.random.default_rng(0)).figures
     np.testing.assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found["value_loss"], expected["value_loss"])
     np.testing.assert_allclose(found["explained_variance"], expected["explained_variance"])

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import collect, parts_of
+from builders import at_rate, collect, parts_of
 from encoder_kinds import config_of
 from torch import Tensor
 from torch.nn.functional import conv2d
 
 import dppo
-from dppo.config import Config
+from dppo.config import PPO, Config
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch, make_batch
@@ -38,7 +38,7 @@ def batch_of_128(kind: str, **changes: Any) -> Config:
 def trainer_and_batch(kind: str, **changes: Any) -> tuple[PPOTrainer, Batch]:
     samplers, trainer = parts_of(batch_of_128(kind, **changes))
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
-    return trainer, make_batch(segments, None, None, gamma=0.99, gae_lambda=0.95)
+    return trainer, make_batch(segments, None, None, PPO())
 
 
 def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_an_update_is_reproducible_and_leaves_weights_in_float32(kind: str) -> N
     weights = []
     for _ in range(2):
         trainer, batch = trainer_and_batch(kind, precision="bfloat16")
-        losses = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
+        losses = trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(0)).figures
         assert abs(losses["old_approx_kl"]) < 0.05
         weights.append(trainer.weights())
     assert weights[0].dtype == np.float32

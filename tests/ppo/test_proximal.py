@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import spec_of
+from builders import at_rate, spec_of
 from updates import ACTIONS, make_trainer, random_batch
 
 import dppo
@@ -29,8 +29,8 @@ def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions,
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     weighted = replace(batch, logprobs=now, advantages=advantages * importance)
-    losses = lagged.update(batch, 1e-2, np.random.default_rng(0), lagged=True).figures
-    expected = plain.update(weighted, 1e-2, np.random.default_rng(0)).figures
+    losses = lagged.update(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), lagged=True).figures
+    expected = plain.update(weighted, at_rate(plain, 1e-2), np.random.default_rng(0)).figures
     np.testing.assert_allclose(lagged.weights(), plain.weights(), rtol=1e-9, atol=1e-12)
     assert losses["approx_kl"] == pytest.approx(expected["approx_kl"], rel=1e-6)
 
@@ -41,8 +41,10 @@ def test_rows_that_are_not_transitions_have_no_effect() -> None:
     weights[::5] = 0.0
     logprobs = torch.where(weights > 0, batch.logprobs, -1e4)  # exp(now - old) would overflow
     first, second = make_trainer(), make_trainer()
-    first.update(replace(batch, weights=weights, logprobs=logprobs), 1e-2, np.random.default_rng(0), lagged=True)
-    second.update(replace(batch, weights=weights), 1e-2, np.random.default_rng(0), lagged=True)
+    first.update(
+        replace(batch, weights=weights, logprobs=logprobs), at_rate(first, 1e-2), np.random.default_rng(0), lagged=True
+    )
+    second.update(replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), lagged=True)
     assert np.isfinite(first.weights()).all()
     np.testing.assert_array_equal(first.weights(), second.weights())
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, PLAIN, spec_of
+from builders import BOX, PLAIN, at_rate, spec_of
 from torch import Tensor
 from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_batch
 
+from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
@@ -77,17 +78,17 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     rows = torch.from_numpy(np.random.default_rng(5).permutation(50))
     rows = rows[weights[rows] > 0]
     kept = Batch(*(getattr(batch, name)[rows] for name in COLUMNS))
-    found = full.update(batch, 3e-3, np.random.default_rng(5)).figures
-    expected = left.update(kept, 3e-3, np.random.default_rng(5)).figures
+    found = full.update(batch, at_rate(full, 3e-3), np.random.default_rng(5)).figures
+    expected = left.update(kept, at_rate(left, 3e-3), np.random.default_rng(5)).figures
     assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     trainer = make_trainer(target_kl=0.1)
-    trainer.update(random_batch(), 1e-2, np.random.default_rng(0))  # so that Adam has momentum
+    trainer.update(random_batch(), at_rate(trainer, 1e-2), np.random.default_rng(0))  # so that Adam has momentum
     before, state = trainer.weights(), trainer.state()
     batch = weighing(random_batch(), torch.zeros(50, dtype=torch.float64))
-    figures = trainer.update(batch, 1e-2, np.random.default_rng(1)).figures
+    figures = trainer.update(batch, at_rate(trainer, 1e-2), np.random.default_rng(1)).figures
     np.testing.assert_array_equal(trainer.weights(), before)
     for name, array in trainer.state().items():
         np.testing.assert_array_equal(array, state[name])
@@ -111,9 +112,11 @@ def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], leng
     if share < 1:
         batch = weighing(batch, some_weights(len(batch), share))
     order: Any = SimpleNamespace(permutation=by_sequence)
-    expected = by_rows.update(batch, 3e-3, order).figures
+    expected = by_rows.update(batch, at_rate(by_rows, 3e-3), order).figures
     sequences = dataclasses.replace(batch, sequence_length=length)
-    assert by_sequences.update(sequences, 3e-3, np.random.default_rng(5)).figures == pytest.approx(expected, rel=1e-10)
+    assert by_sequences.update(
+        sequences, at_rate(by_sequences, 3e-3), np.random.default_rng(5)
+    ).figures == pytest.approx(expected, rel=1e-10)
     np.testing.assert_allclose(by_sequences.weights(), by_rows.weights(), rtol=1e-9, atol=1e-12)
 
 
@@ -123,14 +126,16 @@ def test_figures_are_means_over_the_minibatches() -> None:
     scored = trainer.model.forward(batch.obs, batch.actions)
     values, entropy = scored.values.clone(), float(scored.policy.entropies.mean())
     log_ratio = (scored.policy.logprobs - batch.logprobs).numpy()
-    found = trainer.update(batch, 1e-3, np.random.default_rng(0)).figures
+    found = trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(0)).figures
     expected = {"entropy": entropy, "value_loss": float(0.5 * (values - batch.returns).square().mean())}
     expected |= {"old_approx_kl": -log_ratio.mean(), "approx_kl": (np.exp(log_ratio) - 1 - log_ratio).mean()}
     expected |= {"clipfrac": (np.abs(np.exp(log_ratio) - 1) > 0.2).mean()}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert 0 < found["clipfrac"] < 1
     two = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
-    means = two.update(batch, 1e-12, np.random.default_rng(0)).figures  # no weight moves: halves of 25 rows each
+    means = two.update(
+        batch, at_rate(two, 1e-12), np.random.default_rng(0)
+    ).figures  # no weight moves: halves of 25 rows each
     for name in ("entropy", "value_loss", "approx_kl", "clipfrac", "policy_loss"):
         assert means[name] == pytest.approx(found[name], rel=1e-6), name
 
@@ -144,7 +149,7 @@ def test_explained_variance(values: str, explained: float) -> None:
     returns = torch.ones_like(batch.returns) if values == "of constant returns" else batch.returns
     old = {"equal": returns, "shifted": returns + 7, "constant": torch.zeros_like(returns), "opposite": -returns}
     batch = dataclasses.replace(batch, values=old.get(values, batch.values), returns=returns)
-    found = make_trainer().update(batch, 1e-3, np.random.default_rng(0)).figures["explained_variance"]
+    found = make_trainer().update(batch, PPO(), np.random.default_rng(0)).figures["explained_variance"]
     assert found == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 
@@ -152,7 +157,9 @@ def test_the_gradient_norm_is_reported_before_clipping() -> None:
     norms = {}
     for limit in (1e-3, 1e6):
         trainer = make_trainer(update_epochs=1, minibatches=1, max_grad_norm=limit)
-        norms[limit] = trainer.update(random_batch(), 1e-3, np.random.default_rng(0)).figures["grad_norm"]
+        norms[limit] = trainer.update(random_batch(), at_rate(trainer, 1e-3), np.random.default_rng(0)).figures[
+            "grad_norm"
+        ]
         applied = float(torch.linalg.vector_norm(trainer.model.parameters.gradient))
         assert applied == pytest.approx(min(limit, norms[limit]), rel=1e-3)
     assert norms[1e-3] == norms[1e6]
@@ -166,11 +173,13 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_weights(column:
     poisoned[3] = -poison if column == "logprobs" else poison
     before = trainer.weights()
     with pytest.raises(TrainingDiverged, match=r"SGD step 0 .*loss .*minibatch of 50 rows has obs .*learning_rate"):
-        trainer.update(dataclasses.replace(batch, **{column: poisoned}), 1e-3, np.random.default_rng(0))
+        trainer.update(
+            dataclasses.replace(batch, **{column: poisoned}), at_rate(trainer, 1e-3), np.random.default_rng(0)
+        )
     np.testing.assert_array_equal(trainer.weights(), before)
     assert trainer.state()["step"] == 0
     assert not trainer.state()["exp_avg"].any()
-    trainer.update(batch, 1e-3, np.random.default_rng(0))  # it can continue
+    trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(0))  # it can continue
     assert np.isfinite(trainer.weights()).all()
 
 
@@ -181,9 +190,9 @@ def test_a_later_minibatch_that_is_not_finite_keeps_the_earlier_steps() -> None:
     returns = batch.returns.clone()
     returns[order[rows]] = math.nan  # the first row of the second minibatch
     with pytest.raises(TrainingDiverged, match="SGD step 1 "):
-        trainer.update(dataclasses.replace(batch, returns=returns), 1e-3, np.random.default_rng(0))
+        trainer.update(dataclasses.replace(batch, returns=returns), at_rate(trainer, 1e-3), np.random.default_rng(0))
     first = batch.take(torch.from_numpy(order[:rows]))
-    clean.update(first, 1e-3, np.random.default_rng(1))
+    clean.update(first, at_rate(clean, 1e-3), np.random.default_rng(1))
     np.testing.assert_allclose(trainer.weights(), clean.weights(), rtol=1e-12)
 
 
@@ -192,15 +201,15 @@ def test_a_resumed_trainer_continues_bit_for_bit(options: dict[str, Any]) -> Non
     spec = spec_of(BOX)
     straight, before = make_trainer(spec, **options), make_trainer(spec, **options)
     batches = [random_batch(spec, seed=seed) for seed in range(2)]
-    before.update(batches[0], 1e-3, np.random.default_rng(0))
+    before.update(batches[0], at_rate(before, 1e-3), np.random.default_rng(0))
     after = PPOTrainer(PPOModel(spec, 77), dataclasses.replace(PLAIN, **options), minibatches=4)
     state = before.state()
     assert state.get(ADAPTED) != 9e-4
     after.load(before.weights(), state)
-    before.update(batches[1], 1e-3, np.random.default_rng(9))  # must not change the saved state
+    before.update(batches[1], at_rate(before, 1e-3), np.random.default_rng(9))  # must not change the saved state
     for number, batch in enumerate(batches):
-        straight.update(batch, 1e-3, np.random.default_rng(number))
-    after.update(batches[1], 1e-3, np.random.default_rng(1))
+        straight.update(batch, at_rate(straight, 1e-3), np.random.default_rng(number))
+    after.update(batches[1], at_rate(after, 1e-3), np.random.default_rng(1))
     np.testing.assert_array_equal(after.weights(), straight.weights())
     for name, array in straight.state().items():
         np.testing.assert_array_equal(after.state()[name], array)
@@ -210,7 +219,7 @@ def test_weights_are_a_copy() -> None:
     trainer = make_trainer()
     weights = trainer.weights()
     kept = weights.copy()
-    trainer.update(random_batch(), 1e-2, np.random.default_rng(0))
+    trainer.update(random_batch(), at_rate(trainer, 1e-2), np.random.default_rng(0))
     np.testing.assert_array_equal(weights, kept)
     weights[:] = 0
     assert np.abs(trainer.weights()).min() > 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, PLAIN, random_weights, spec_of
+from builders import BOX, DISCRETE, PLAIN, at_rate, random_weights, spec_of
 from mlp_twin import MLP
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
@@ -109,7 +109,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()})
     rate = trainer.ppo.learning_rate if adapts else 3e-3
     rates = slow_update(twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches)
-    update = trainer.update(batch, math.nan if adapts else rate, np.random.default_rng(5))
+    update = trainer.update(batch, at_rate(trainer, math.nan if adapts else rate), np.random.default_rng(5))
     assert update.learning_rate == pytest.approx(rates[-1])
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)

@@ -17,16 +17,14 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dppo.cluster.builders import build_trainer
 from dppo.cluster.faults import Fault, sendable
 from dppo.cluster.learning.sums import Group
-from dppo.cluster.learning.trainers import train_on
+from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.plans import PackedModel, TrainerPlan, unpacked_model
 from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
-from dppo.ppo.exchange.normalizer import ObsScale
-from dppo.ppo.exchange.records import Segment, Update
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.spaces.spaces import Spaces
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
@@ -83,7 +81,6 @@ class TrainerRank:
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
-            torch.set_num_threads(self.plan.learners.learner_threads)
             limit_blas(self.plan.learners.learner_threads)
             backend = "nccl" if self.plan.learners.device != "cpu" and torch.cuda.is_available() else "gloo"
             distributed.init_process_group(
@@ -91,7 +88,7 @@ class TrainerRank:
             )
             self._group = Group()
             network = replace(self.plan.network, model=unpacked_model(self.model))
-            self._trainer = build_trainer(replace(self.plan, network=network), self.spaces, self._group)
+            self._local = LocalTrainer(replace(self.plan, network=network), self.spaces, self._group)
             return "" if expected is None else expected.problem(torch=True)
         except DppoError as error:
             return sendable(error)
@@ -100,32 +97,28 @@ class TrainerRank:
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
-        self._trainer.load(weights, state)
+        self._local.load(weights, state)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the weights [P] and the optimizer state.
 
         Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
         """
-        return self._trainer.weights(copy=False), self._trainer.state(copy=False)
+        return self._local.weights(copy=False), self._local.state(copy=False)
 
     def update(
-        self,
-        obs_scale: ObsScale | None,
-        reward_scale: float | None,
-        iteration: int,
-        lagged: bool,
-        with_state: bool,
-        *segments: Segment,
+        self, policy: PolicySnapshot, reward_scale: float | None, iteration: int, with_state: bool, *segments: Segment
     ) -> tuple[Update | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
         """Train on this rank's segments, together with the other ranks.
+
+        Args:
+            policy: the one that collected them, without its weights.
 
         Returns: the update of all ranks; with `with_state`, also the new weights [P] and optimizer state, which are
             the same on all ranks.
         """
         try:
-            scales = obs_scale, reward_scale
-            update = train_on(self._trainer, self.plan, segments, *scales, iteration, rank=self.rank, lagged=lagged)
+            update = self._local.train(segments, policy, reward_scale, iteration)
         except DppoError as error:
             return sendable(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))
@@ -135,13 +128,15 @@ class TrainerRank:
     def time_learning(self, rows: int) -> float:
         """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
         torch.set_num_threads(self.plan.learners.learner_threads)
-        self._trainer.rehearse(min(rows, 64))  # warm-up
-        return _usual_seconds(lambda: self._trainer.rehearse(rows), most_s=LONG_S)
+        rehearse = self._local.trainer.rehearse
+        rehearse(min(rows, 64))  # warm-up
+        return _usual_seconds(lambda: rehearse(rows), most_s=LONG_S)
 
     def time_summing(self) -> float:
         """Return the seconds of one sum of the gradient; all ranks must call this at once."""
-        self._trainer.sum_gradients()  # warm-up, and a common start
-        return _usual_seconds(self._trainer.sum_gradients)
+        sum_gradients = self._local.trainer.sum_gradients
+        sum_gradients()  # warm-up, and a common start
+        return _usual_seconds(sum_gradients)
 
     def summing_s(self) -> float:
         """Return the seconds spent so far in sums over ranks, waiting included."""

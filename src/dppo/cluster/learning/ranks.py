@@ -152,16 +152,11 @@ class RayTrainers:
     def _attempt(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
-        share = len(segments) // len(self.ranks)
+        share, policy = len(segments) // len(self.ranks), replace(policy, weights=policy.weights[:0])  # ranks have them
         self._check()  # if the raylet has died, large arguments and results end this process
         calls = [
             handle.update.options(num_returns=3).remote(
-                policy.obs_scale,
-                reward_scale,
-                iteration,
-                policy.version < iteration,
-                rank in self._reporters,
-                *segments[rank * share : (rank + 1) * share],
+                policy, reward_scale, iteration, rank in self._reporters, *segments[rank * share : (rank + 1) * share]
             )
             for rank, handle in enumerate(self.ranks)
         ]

@@ -14,12 +14,9 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.plans import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.numerics.portable import limit_blas
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
-from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.off_policy import OffPolicyTrainer
-from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_state import exact_on
 from dppo.spaces.spaces import Spaces
@@ -59,15 +56,15 @@ class Trainers(Protocol):
 
 
 class LocalTrainer:
-    """Trains in this process."""
+    """Trains in this process, alone or as one of several ranks."""
 
-    def __init__(self, plan: TrainerPlan, spaces: Spaces) -> None:
-        self._plan = plan
+    def __init__(self, plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> None:
+        self._plan, self._parallel = plan, parallel or Alone()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(plan.learners.learner_threads)
-        self._trainer = build_trainer(plan, spaces)
-        self.spec = self._trainer.model.spec
-        self.weights, self.state, self.load = self._trainer.weights, self._trainer.state, self._trainer.load
+        self.trainer = build_trainer(plan, spaces, parallel)
+        self.spec = self.trainer.model.spec
+        self.weights, self.state, self.load = self.trainer.weights, self.trainer.state, self.trainer.load
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
@@ -75,11 +72,23 @@ class LocalTrainer:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self.weights(), self.state()
         try:
-            lagged, scales = policy.version < iteration, (policy.obs_scale, reward_scale)
-            return train_on(self._trainer, self._plan, segments, *scales, iteration, lagged=lagged)
+            return self.train(segments, policy, reward_scale, iteration)
         except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
             self.load(*before)
             raise
+
+    def train(
+        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
+        """Make a batch of the segments of this rank, and train on it."""
+        plan, parallel = self._plan, self._parallel
+        batch = make_batch(segments, policy.obs_scale, reward_scale, plan.ppo, plan.sizes.sequence_length)
+        batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
+        # One learner draws the same numbers as training in the driver.
+        index = (iteration,) if parallel.size == 1 else (iteration, parallel.rank)
+        order, now = streams.generator(plan.seed, Stream.MINIBATCHES, *index), iteration / plan.sizes.iterations
+        with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
+            return self.trainer.update(batch, annealed(plan.ppo, now), order, lagged=policy.version < iteration)
 
     def take_incidents(self) -> list[Incident]:
         """Return an empty list: any failure of this trainer ends the run."""
@@ -88,33 +97,3 @@ class LocalTrainer:
     def close(self) -> None:
         """Restore torch's number of threads."""
         torch.set_num_threads(self._threads_before)
-
-
-def train_on(
-    trainer: PPOTrainer | OffPolicyTrainer,
-    plan: TrainerPlan,
-    segments: Sequence[Segment],
-    obs_scale: ObsScale | None,
-    reward_scale: float | None,
-    iteration: int,
-    *,
-    rank: int = 0,
-    lagged: bool = False,
-) -> Update:
-    """Make a batch of the segments of this rank, and train on it; `lagged` if an older policy has collected them."""
-    batch = make_batch(
-        segments,
-        obs_scale,
-        reward_scale,
-        gamma=plan.ppo.gamma,
-        gae_lambda=plan.ppo.gae_lambda,
-        sequence_length=plan.sizes.sequence_length,
-        shape_rewards=reward_shaping(plan.ppo),
-    )
-    batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
-    # One learner draws the same numbers as training in the driver.
-    index = (iteration,) if plan.learners.num_learners <= 1 else (iteration, rank)
-    order = streams.generator(plan.seed, Stream.MINIBATCHES, *index)
-    share = iteration / plan.sizes.iterations
-    with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
-        return trainer.update(batch, annealed(plan.ppo, share).learning_rate, order, share, lagged=lagged)

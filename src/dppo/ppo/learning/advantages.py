@@ -56,24 +56,22 @@ def generalized_advantages(
     return advantages
 
 
-def shaped_rewards(
-    rewards: Float[np.ndarray, "*any"], *, sign: bool, limit: float | None, scale: float
-) -> Float[np.ndarray, "*any"]:
-    """Return the sign of rewards, or rewards within +-`limit`; in either case times `scale`.
+def shaped_rewards(rewards: Float[np.ndarray, "*any"], ppo: PPO) -> Float[np.ndarray, "*any"]:
+    """Return the sign of rewards, or rewards within +-`clip_reward`; in either case times `scale_reward`.
 
     Only learning uses them: episode returns and metrics stay those of the raw rewards.
 
     Source: Mnih et al. (2015), "Human-level control through deep reinforcement learning", for the sign.
     """
-    if sign:
+    if ppo.sign_reward:
         rewards = np.sign(rewards)
-    elif limit is not None:
-        rewards = np.clip(rewards, -limit, limit)
-    return rewards * scale
+    elif ppo.clip_reward is not None:
+        rewards = np.clip(rewards, -ppo.clip_reward, ppo.clip_reward)
+    return rewards * ppo.scale_reward
 
 
 def reward_shaping(ppo: PPO) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return what the settings do to rewards before they are normalized; None: nothing."""
     if not ppo.sign_reward and ppo.clip_reward is None and ppo.scale_reward == 1:
         return None
-    return partial(shaped_rewards, sign=ppo.sign_reward, limit=ppo.clip_reward, scale=ppo.scale_reward)
+    return partial(shaped_rewards, ppo=ppo)

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dppo.config.parts import PPO
 from dppo.ppo.exchange.frames import stack_numbers
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment
-from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.advantages import generalized_advantages, reward_shaping
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.ppo.networks.user.module_spec import ModuleSpec
@@ -92,9 +93,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        if device.type == self.logprobs.device.type:
-            return self
+        return self if device.type == self.logprobs.device.type else self._moved(device)
 
+    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -103,14 +104,11 @@ class Batch:
 
     def formed(self) -> Batch:
         """Return the batch with the observations that `obs` numbers; if it holds them, itself."""
-        if self.stored is None:
-            return self
+        return self if self.stored is None else replace(self, obs=each_leaf(self.stored, self._numbered), stored=None)
+
+    def _numbered(self, leaf: Tensor) -> Any:
         numbers: Any = self.obs
-
-        def copied(leaf: Tensor) -> Any:
-            return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
-
-        return replace(self, obs=each_leaf(self.stored, copied), stored=None)
+        return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
@@ -163,14 +161,7 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
 
 
 def make_batch(
-    segments: Sequence[Segment],
-    obs_scale: ObsScale | None,
-    reward_scale: float | None,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    sequence_length: int = 1,
-    shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+    segments: Sequence[Segment], obs_scale: ObsScale | None, reward_scale: float | None, ppo: PPO, length: int = 1
 ) -> Batch:
     """Merge segments into one batch: normalize, estimate advantages and flatten.
 
@@ -180,12 +171,11 @@ def make_batch(
         segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
         obs_scale: the scale the segments were collected with; None if observations are not normalized.
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
-        sequence_length: L, the steps of a sequence; must divide T.
-        shape_rewards: transforms raw rewards before they are normalized; None to leave them as they are.
+        length: L, the steps of a sequence; must divide T.
     """
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
-    dtype, all_valid = values.dtype, valid.all()
+    dtype, all_valid, shape_rewards = values.dtype, valid.all(), reward_shaping(ppo)
     if shape_rewards is not None:
         rewards = shape_rewards(rewards)
     if reward_scale is not None:
@@ -195,8 +185,8 @@ def make_batch(
         rewards=rewards,
         terminated=merged("terminated"),
         truncated=merged("truncated"),
-        gamma=gamma,
-        gae_lambda=gae_lambda,
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
         valid=None if all_valid else valid,
     )
     advantages = estimate(values=values, next_values=merged("next_values"))
@@ -204,7 +194,7 @@ def make_batch(
     def rows(array: np.ndarray) -> Tensor:
         if not all_valid:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return torch.from_numpy(in_sequences(array, sequence_length))
+        return torch.from_numpy(in_sequences(array, length))
 
     first, seen = segments[0], merged("obs")
     numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
@@ -217,8 +207,8 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
-        sequence_length=sequence_length,
-        recurrent=None if first.states is None else _recurrent_inputs(segments, sequence_length),
+        sequence_length=length,
+        recurrent=None if first.states is None else _recurrent_inputs(segments, length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
         stored=None if numbers is None else _flat_tensor(seen),
     )

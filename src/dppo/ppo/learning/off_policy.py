@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dppo.config.parts import annealed
+from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch
@@ -42,23 +42,15 @@ class OffPolicyTrainer:
         self.weights, self.rehearse, self.sum_gradients = trainer.weights, trainer.rehearse, trainer.sum_gradients
         self._width, self._factor = 2 / (trainer.ppo.reuse + 1), 1.0
 
-    def update(
-        self,
-        batch: Batch,
-        learning_rate: float,
-        order: np.random.Generator,
-        share: float = 0.0,
-        *,
-        lagged: bool = False,
-    ) -> Update:
+    def update(self, batch: Batch, ppo: PPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
         """Do `PPOTrainer.update`, `lagged` or not; `clipfrac` is that of the policy after the update."""
         trainer = self._trainer
         batch, rows = batch.to(trainer.device), trainer.rows_at_once(batch)
         batch = of_several_policies(batch, self.model, rows, trainer.value_scale(), self._width)
-        if not trainer.ppo.recompute_advantages:
+        if not ppo.recompute_advantages:
             batch = replace(batch, gae_inputs=None)
-        update = trainer.update(batch, learning_rate * self._factor, order, share)
-        clip = annealed(trainer.ppo, share).clip_coef * self._width
+        update = trainer.update(batch, replace(ppo, learning_rate=ppo.learning_rate * self._factor), order)
+        clip = ppo.clip_coef * self._width
         distance, outside = self._moved(batch, rows, clip)
         self._factor = adapted_factor(self._factor, distance, clip)
         return replace(update, figures=update.figures | {"clipfrac": outside, "total_variation": distance})

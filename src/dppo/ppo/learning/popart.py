@@ -79,8 +79,8 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
         ConfigError: there is none with one output.
     """
     found: dict[int, dict[str, slice]] = {}
-    shapes = spec.shapes()
-    for (name, shape), end in zip(shapes.items(), accumulate(map(math.prod, shapes.values())), strict=True):
+    ends = accumulate(map(math.prod, spec.shapes.values()))
+    for (name, shape), end in zip(spec.shapes.items(), ends, strict=True):
         match = LAST_LAYER.fullmatch(name)
         if match and shape[0] == 1:
             found.setdefault(int(match[1] or 0), {})[match[2]] = slice(end - math.prod(shape), end)

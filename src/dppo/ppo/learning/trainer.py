@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.config.parts import PPO, annealed
+from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
@@ -73,20 +73,11 @@ class PPOTrainer:
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
     @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
-    def update(
-        self,
-        batch: Batch,
-        learning_rate: float,
-        order: np.random.Generator,
-        share: float = 0.0,
-        *,
-        lagged: bool = False,
-    ) -> Update:
+    def update(self, batch: Batch, ppo: PPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
         """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
 
         Args:
-            learning_rate: for all SGD steps; ignored with `desired_kl`, which adapts its own.
-            share: of the run that is done, 0 <= share < 1, for settings that are annealed.
+            ppo: the settings as they are now, annealed; with `desired_kl`, the trainer adapts its own learning rate.
             lagged: the policy that collected is older than this one.
 
         Waits for: all ranks, in each minibatch.
@@ -101,18 +92,17 @@ class PPOTrainer:
         explained_variance = self._explained_variance(batch)
         if lagged:
             batch = from_current_policy(batch, self.model, self.rows_at_once(batch))
-        ppo = annealed(self.ppo, share)
         if self._popart is not None:
             batch = self._popart.learn(batch, self._parallel)
-        steps = self._epochs(ppo, batch, learning_rate, order)
+        steps = self._epochs(ppo, batch, order)
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
         if scale is not None:
             figures |= {"value_mean": scale.mean, "value_std": scale.std}
-        return Update(figures, learning_rate if self._adapted is None else self._adapted, scale)
+        return Update(figures, ppo.learning_rate if self._adapted is None else self._adapted, scale)
 
-    def _epochs(self, ppo: PPO, batch: Batch, learning_rate: float, order: np.random.Generator) -> list[_Step]:
+    def _epochs(self, ppo: PPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
         """Train K epochs, or until the KL is too large."""
         steps: list[_Step] = []
         for number in range(ppo.update_epochs):
@@ -121,7 +111,7 @@ class PPOTrainer:
             count = self.minibatches * batch.iterations
             epoch = draw_minibatches(batch, order, count, standardize=ppo.norm_adv, parallel=self._parallel)
             for minibatch, rows in epoch:
-                steps.append(self._step(ppo, minibatch, rows, learning_rate, len(steps)))
+                steps.append(self._step(ppo, minibatch, rows, len(steps)))
             if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return steps
@@ -136,7 +126,7 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, ppo: PPO, minibatch: Batch, rows: float, learning_rate: float, number: int) -> _Step:
+    def _step(self, ppo: PPO, minibatch: Batch, rows: float, number: int) -> _Step:
         """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
         losses = self._gradient(ppo, minibatch)
         with torch.no_grad():
@@ -150,7 +140,7 @@ class PPOTrainer:
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
-            step = _Step(losses, norm, rows)
+            step, learning_rate = _Step(losses, norm, rows), ppo.learning_rate
             if self._adapted is not None and ppo.desired_kl is not None:
                 if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
                     self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
@@ -201,7 +191,9 @@ class PPOTrainer:
         """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
         if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
             return self._backward(ppo, minibatch)
-        pieces = minibatch.pieces(self.micro_batch_size)
+        return self._sum_of_pieces(ppo, minibatch, minibatch.pieces(self.micro_batch_size))
+
+    def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
         shares = [len(piece) / len(minibatch) for piece in pieces]
         losses = [
             self._backward(ppo, piece, share, accumulate=number > 0)

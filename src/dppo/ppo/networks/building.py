@@ -53,5 +53,5 @@ def learning_network(
     assert isinstance(spec, EncoderSpec | ModuleSpec)
     name = import_path(spec.model) if isinstance(spec, ModuleSpec) else "the built-in network"
     module = quick(settled(lambda: spec.module(seed), name).to(device))
-    assert list(shapes_of(module).items()) == list(spec.shapes().items()), "module and spec differ"
+    assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
     return Autograd(module, module.parameters(), zeros_like)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -113,6 +114,7 @@ class NetworkSpec(ABC):
     def state_size(self) -> int:
         """Return S, the size of the memory's state for one environment; 0 without memory."""
 
+    @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return names and shapes of all parameters, in the order of the flat vector."""
@@ -121,20 +123,18 @@ class NetworkSpec(ABC):
     def as_json(self) -> dict[str, Any]:
         """Return, as JSON values, everything about the network that the environment's spaces do not determine."""
 
-    @final
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Return P, the length of the flat vector."""
-        return sum(math.prod(shape) for shape in self.shapes().values())
+        return sum(map(math.prod, self.shapes.values()))
 
     @final
     def unflatten(self, weights: Float[np.ndarray, " P"]) -> dict[str, np.ndarray]:
         """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):
             raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
-        shapes = self.shapes()
-        pieces = np.split(weights, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
-        return {name: one.reshape(shape) for (name, shape), one in zip(shapes.items(), pieces, strict=True)}
+        pieces = np.split(weights, np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1])
+        return {name: one.reshape(shape) for (name, shape), one in zip(self.shapes.items(), pieces, strict=True)}
 
     @final
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
@@ -143,7 +143,7 @@ class NetworkSpec(ABC):
         Raises:
             ValueError: a parameter is missing, unexpected, or of the wrong shape.
         """
-        expected = dict(self.shapes())
+        expected = dict(self.shapes)
         found = {name: array.shape for name, array in named.items()}
         if found != expected:
             name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))

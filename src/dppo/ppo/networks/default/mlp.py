@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs
 from dppo.spaces.spaces import Spaces
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MLPSpec(NetworkSpec):
     """Two trunks with hidden layers of equal sizes, one for the policy and one for the value (details 13 and 26).
 
@@ -42,20 +43,16 @@ class MLPSpec(NetworkSpec):
         return MLPSpec(spaces.obs.shape, distribution, hidden_sizes, activation, dtype, state_dependent_std)
 
     @property
-    def obs_size(self) -> int:
-        """Return the number of elements of one observation."""
-        return math.prod(self.obs_shape)
-
-    @property
     def policy_outputs(self) -> int:
         """Return the number of outputs of the policy trunk."""
         return self.distribution.head_size - self.distribution.free_size
 
+    @cached_property
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for trunk, outputs in (("policy", self.policy_outputs), ("value", 1)):
-            sizes = (self.obs_size, *self.hidden_sizes, outputs)
+            sizes = (math.prod(self.obs_shape), *self.hidden_sizes, outputs)
             for layer, (inputs, units) in enumerate(pairwise(sizes)):
                 shapes[f"{trunk}.{2 * layer}.weight"] = units, inputs  # as torch numbers them: activations count too
                 shapes[f"{trunk}.{2 * layer}.bias"] = (units,)

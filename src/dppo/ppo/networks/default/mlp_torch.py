@@ -24,7 +24,7 @@ def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
     """
     generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}
-    named = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in spec.shapes().items()}
+    named = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in spec.shapes.items()}
     for name, parameter in named.items():
         if name.endswith("weight"):
             nn.init.orthogonal_(parameter, gains.get(name, math.sqrt(2)), generator=generator)

@@ -48,10 +48,6 @@ class EncoderSpec(NetworkSpec):
         """Return whether an actor needs no torch: a memory behind plain hidden layers that read numbers."""
         return self.layers.memory != "none" and self.spaces.is_vector and not self.layers.layer_norm
 
-    @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
-
     def module(self, seed: int) -> nn.Module:
         """Build the module on the CPU with weights drawn from `seed`; imports torch."""
         from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
@@ -61,7 +57,8 @@ class EncoderSpec(NetworkSpec):
         return drawn(lambda: EncoderNetwork(self.spaces, head_size, **layers), seed, self.dtype)
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    @override
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         if not self.acts_in_numpy:
             from dppo.ppo.networks.parameters import shapes_of
 

@@ -55,6 +55,7 @@ class ModuleSpec(NetworkSpec):
     def state_size(self) -> int:
         return self._contract().facts().state_size
 
+    @property
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._contract().facts().shapes
