@@ -12,6 +12,41 @@ from dppo.errors import ConfigError, counted
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
 # fmt: off
+LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
+    (lambda c: c.batch_size > 1,
+     "num_steps={config.num_steps} makes a batch of {config.batch_size} step ({batch}), which is too small. Raise "
+     "`num_steps`; 128 is usual."),
+    (lambda c: c.total_timesteps >= c.batch_size,
+     "total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps ({batch}). Raise "
+     "it, or lower `num_steps`."),
+    (lambda c: c.reuse <= c.iterations,
+     "reuse={config.reuse} is more than the {iterations} of {config.batch_size} steps ({batch}) of this run. Use "
+     "`reuse={config.iterations}` or less, or lower `num_steps`."),
+    (lambda c: c.policy_lag < 2 or not c.overlap,
+     "policy_lag={config.policy_lag}: overlap=True sets a lag of 1. Leave one of them out."),
+    (lambda c: c.policy_lag < c.iterations,
+     "policy_lag={config.policy_lag} needs more iterations than that, or the first policy collects everything: "
+     "total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
+     "`total_timesteps`, or lower `policy_lag`."),
+    (lambda c: c.minibatch_size is None or c.minibatch_size <= c.batch_size,
+     "minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps ({batch}). Use at "
+     "most {config.batch_size}, or raise `num_steps`."),
+    (lambda c: c.num_actors <= c.num_samplers,
+     "num_actors={config.num_actors} is more than num_samplers={config.num_samplers}, and each actor hosts one at "
+     "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.num_actors}`, which makes the "
+     "batch larger and so changes the learning problem."),
+    (lambda c: c.num_learners == 0 or c.device == "cpu" or c.learner_gpus > 0,
+     "device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests none. "
+     "Use `learner_gpus=1`, or `device=cpu`."),
+    (lambda c: c.learner_gpus in (0, 1) or (c.learner_gpus < 1 and c.num_learners <= 1),
+     "learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and learners cannot share one. Use "
+     "`learner_gpus=1`."),
+    (lambda c: c.num_learners == 0 or c.learner_threads <= max(1.0, c.learner_cpus),
+     "learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the CPUs that a "
+     "learner reserves. Use `learner_cpus={config.learner_threads}`."),
+)
+"""Conditions of every run, and otherwise the fact and a remedy."""
+
 NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("obs_dtype", lambda c: c.norm_obs or c.dtype == "float64",
      "the network reads float32. Use `norm_obs=True`, which normalizes before rounding, or `dtype=float64`"),
@@ -74,11 +109,12 @@ def check(config: FlatSettings) -> None:
     """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
     if len(config.resize) not in (0, 2):
         raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
-    _check_sizes(config)
-    _check_lag(config)
+    facts = {"config": config, "batch": batch_in_words(config), "iterations": counted(config.iterations, "iteration")}
+    for holds, otherwise in LIMITS:
+        if not holds(config):
+            raise ConfigError(otherwise.format(**facts))
     _check_minibatches(config)
-    _check_actors(config)
-    _check_learners(config)
+    _check_ray(config)
     _check_shares(config)
     _check_model_kwargs(config)
     for name, reason in without_effect(config):
@@ -101,37 +137,6 @@ def batch_in_words(config: FlatSettings) -> str:
     )
 
 
-def _check_sizes(config: FlatSettings) -> None:
-    factors = batch_in_words(config)
-    if config.batch_size < 2:
-        raise ConfigError(
-            f"num_steps={config.num_steps} makes a batch of {config.batch_size} step ({factors}), which is too small. "
-            f"Raise `num_steps`; 128 is usual."
-        )
-    if config.total_timesteps < config.batch_size:
-        raise ConfigError(
-            f"total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps "
-            f"({factors}). Raise it, or lower `num_steps`."
-        )
-    if config.reuse > config.iterations:
-        raise ConfigError(
-            f"reuse={config.reuse} is more than the {counted(config.iterations, 'iteration')} of {config.batch_size} "
-            f"steps ({factors}) of this run. Use `reuse={config.iterations}` or less, or lower `num_steps`."
-        )
-
-
-def _check_lag(config: FlatSettings) -> None:
-    lag = config.policy_lag
-    if config.overlap and lag > 1:
-        raise ConfigError(f"policy_lag={lag}: overlap=True sets a lag of 1. Leave one of them out.")
-    if lag and lag >= config.iterations:
-        raise ConfigError(
-            f"policy_lag={lag} needs more than {counted(lag, 'iteration')}, or the first policy collects everything: "
-            f"total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
-            f"`total_timesteps` to more than {lag * config.batch_size}, or lower `policy_lag`."
-        )
-
-
 def _check_minibatches(config: FlatSettings) -> None:
     """Refuse sequences that do not fit into a segment or a minibatch, and minibatches that do not fit the batch."""
     steps = config.sizes.sequence_length
@@ -147,11 +152,6 @@ def _check_minibatches(config: FlatSettings) -> None:
                 f"{name}={rows} is less than a sequence of {steps} steps. Use a `{name}` of at least {steps}, or a "
                 f"smaller `sequence_length`."
             )
-    if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
-        raise ConfigError(
-            f"minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps "
-            f"({batch_in_words(config)}). Use at most {config.batch_size}, or raise `num_steps`."
-        )
     if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
@@ -161,14 +161,7 @@ def _check_minibatches(config: FlatSettings) -> None:
         )
 
 
-def _check_actors(config: FlatSettings) -> None:
-    idle = config.num_actors - config.num_samplers
-    if idle > 0:
-        raise ConfigError(
-            f"num_actors={config.num_actors} is more than num_samplers={config.num_samplers}: {idle} would have no "
-            f"sampler to host. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.num_actors}`, "
-            f"which makes the batch larger and so changes the learning problem."
-        )
+def _check_ray(config: FlatSettings) -> None:
     scheme, separator, _ = (config.address or "").partition("://")
     if separator:
         known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
@@ -195,25 +188,6 @@ def _check_model_kwargs(config: FlatSettings) -> None:
                 f"model_kwargs: {name}={value!r} cannot be written as JSON, and every checkpoint stores it. Use "
                 f"numbers, strings, lists and dicts."
             ) from None
-
-
-def _check_learners(config: FlatSettings) -> None:
-    learners = config.num_learners
-    if learners and config.device != "cpu" and not config.learner_gpus:
-        raise ConfigError(
-            f"device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests "
-            f"none. Use `learner_gpus=1`, or `device=cpu`."
-        )
-    if config.learner_gpus > 1 or (learners > 1 and 0 < config.learner_gpus < 1):
-        raise ConfigError(
-            f"learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and learners cannot share one. "
-            f"Use `learner_gpus=1`."
-        )
-    if learners and config.learner_threads > max(1.0, config.learner_cpus):
-        raise ConfigError(
-            f"learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the "
-            f"CPUs that a learner reserves. Use `learner_cpus={config.learner_threads}`."
-        )
 
 
 def _check_shares(config: FlatSettings) -> None:
