@@ -20,7 +20,7 @@ from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.checkpoint import Found, find
-from dppo.spaces.spaces import MASK, Spaces, leaves, masks_of, parts_of
+from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
 
 
 class Policy:
@@ -244,10 +244,4 @@ def spaces_summary(spaces: Spaces) -> str:
     coded = f" of {count:,} categories" if count else ""
     sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}
     masks = f" with masks from {sources[spaces.mask]}" if spaces.mask else ""
-    return f"obs {_dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
-
-
-def _dtype_summary(dtype: np.dtype[Any]) -> str:
-    if dtype.names is None:
-        return f"{dtype.base}{list(dtype.shape)}"
-    return f"{{{', '.join(f'{name}: {_dtype_summary(dtype[name])}' for name in dtype.names)}}}"
+    return f"obs {dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from statistics import fmean
 
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, Timings
 from dppo.run.learner import Iteration, PPOLearner
 
 
 def iteration_row(
-    iteration: Iteration,
-    learner: PPOLearner,
-    *,
-    wall_s: float,
-    training_s: float,
-    iteration_s: float,
-    steps_since_start: int,
-    actors_alive: int,
+    iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float], actors_alive: int
 ) -> dict[str, float]:
     """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
 
     Args:
         learner: in its state after the iteration.
-        wall_s: since the call of `train`.
-        training_s: since the first request for segments.
-        steps_since_start: env steps made in this call of `train`.
+        of_call: metrics that count from the call of `train`.
     """
     collected, recent = iteration.collected, learner.recent
     steps = sum(report.steps for report in collected.reports)
     row: dict[str, float] = {
         "iteration": iteration.number,
         "global_step": learner.global_step,
-        "time/wall_s": wall_s,
-        "time/training_s": training_s,
+        **of_call,
         "charts/episodes": learner.episodes,
-        "charts/SPS": steps_since_start / training_s,
         "charts/SPS_iteration": steps / iteration_s,
         "charts/learning_rate": iteration.update.learning_rate,
         "charts/policy_version": iteration.number,
@@ -50,9 +39,9 @@ def iteration_row(
             row["charts/success_rate"] = fmean(successes)
     row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
     row |= _shares(iteration, iteration_s)
-    row["perf/env_step_ms"] = 1e3 * sum(timing.env_s for timing in collected.timings) / max(1, steps)
-    row["replay/steps"] = sum(timing.replayed_steps for timing in collected.timings)
-    row["replay/s"] = sum(timing.replay_s for timing in collected.timings)
+    spent = sum(collected.timings, Timings())
+    row["perf/env_step_ms"] = 1e3 * spent.env_s / max(1, steps)
+    row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s}
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
     return row
 

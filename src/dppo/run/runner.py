@@ -170,16 +170,10 @@ class _Run:
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""
-        row = iteration_row(
-            iteration,
-            self.learner,
-            wall_s=iteration.ended - self.began,
-            training_s=iteration.ended - self.training_began,
-            iteration_s=iteration.ended - self.ended,
-            steps_since_start=self.learner.global_step - self.steps_before,
-            actors_alive=self.parts.collector.alive(),
-        )
-        self.ended = iteration.ended
+        iteration_s, self.ended = iteration.ended - self.ended, iteration.ended
+        of_call = {"time/wall_s": self.ended - self.began, "time/training_s": self.ended - self.training_began}
+        of_call["charts/SPS"] = (self.learner.global_step - self.steps_before) / of_call["time/training_s"]
+        row = iteration_row(iteration, self.learner, iteration_s, of_call, self.parts.collector.alive())
         self.time_split.add(row)
         episodes = [episode for report in iteration.collected.reports for episode in report.episodes]
         for observer in self.watching:

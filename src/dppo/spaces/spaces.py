@@ -142,6 +142,13 @@ def is_continuous(leaf: np.dtype[Any]) -> bool:
     return leaf.base.kind == "f"
 
 
+def dtype_summary(dtype: np.dtype[Any]) -> str:
+    """Return an observation dtype in short: `float32[4]`, or `{camera: uint8[84, 84, 3], speed: float32[]}`."""
+    if dtype.names is None:
+        return f"{dtype.base}{list(dtype.shape)}"
+    return f"{{{', '.join(f'{name}: {dtype_summary(dtype[name])}' for name in dtype.names)}}}"
+
+
 def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:
     """Convert an observation dtype to JSON values with the same nesting."""
     if dtype.names is None:
