@@ -18,8 +18,6 @@ import gymnasium as gym
 import numpy as np
 from measure import REPO
 
-from dppo.config import PPO
-
 sys.path.insert(0, str(REPO / "src"))
 SIZE, CHANNELS = 84, 4
 
@@ -74,8 +72,8 @@ def main() -> int:
         began = time.perf_counter()
         _, segment = built.sampler.collect(SegmentRequest(0, index), PolicySnapshot(index, trainer.weights()))
         collected = time.perf_counter()
-        batch = make_batch([segment], None, None, PPO())
-        trainer.update(batch, 1e-4, np.random.default_rng(index))
+        batch = make_batch([segment], None, None, config.ppo)
+        trainer.update(batch, config.ppo, np.random.default_rng(index))
         spent["collect"].append(collected - began)
         spent["update"].append(time.perf_counter() - collected)
     fastest = {name: min(seconds) for name, seconds in spent.items()}

@@ -114,7 +114,7 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     valid[2, 0] = False
     segments[1] = dataclasses.replace(segments[1], valid=valid)
     rows = batch_of(segments)
-    batch = batch_of(segments, sequence_length=STEPS)
+    batch = batch_of(segments, length=STEPS)
     assert (rows.sequence_length, rows.sequences) == (1, 12)
     assert (batch.sequence_length, batch.sequences, len(batch)) == (3, 4, 12)
     names = [100 * s + 10 * t + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
@@ -126,7 +126,7 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
 
 
 def test_sequences_are_taken_and_split_whole() -> None:
-    batch = batch_of([numbered(0), numbered(1)], sequence_length=STEPS)
+    batch = batch_of([numbered(0), numbered(1)], length=STEPS)
     taken = batch.take(torch.tensor([2, 0, 3]))
     assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
     assert (taken.sequence_length, taken.sequences) == (3, 3)

@@ -481,8 +481,6 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"model/weights": np.zeros(3)}, tmp_path / "iter_000003.safetensors")
-    (tmp_path / "former" / "checkpoints" / "iter_000001").mkdir(parents=True)
-    (tmp_path / "former" / "checkpoints" / "iter_000001" / "manifest.json").write_text("{}")
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -495,7 +493,6 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
         "iter_000001": "expected a checkpoint, found an empty file",
         "iter_000002.safetensors": "expected a file, found nothing",
         "iter_000003.safetensors": "expected a checkpoint",
-        "former": "format 1",
     }.items():
         with pytest.raises(CheckpointError, match=message) as caught:
             find(tmp_path / name)

@@ -117,8 +117,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     if of.obs_dtype == "float64" and not holds_float64(spaces.obs):
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
-            "integers beyond 2**24. Declare float64 in the environment if its numbers need that, or leave "
-            "`obs_dtype` out."
+            "integers beyond 2**24. Declare float64 in the environment if its numbers need it, or leave it out."
         )
     read = spaces.of_network()
     if plan.network.dtype == "float32":
@@ -140,9 +139,8 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
             if max(-start, start + count - 1) > MOST_WHOLE:
                 raise ConfigError(
                     f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
-                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
-                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
-                    f"use `dtype=float64`."
+                    f"{start + count - 1}, and the network reads float32, which cannot tell integers beyond 2**24 "
+                    f"apart. Subtract the start (gymnasium.wrappers.TransformObservation), or use `dtype=float64`."
                 )
 
 

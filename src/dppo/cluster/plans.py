@@ -61,8 +61,7 @@ def packed_model(model: Model) -> PackedModel:
         return tuple(path for path in sys.path if path), wire.pack_code(model)
     except Exception as error:  # pickling a user's class may raise anything
         raise ConfigError(
-            f"model={model!r}: cannot be sent to other processes: {error}. Move it to a module, and pass it as "
-            f"module:Class."
+            f"model={model!r}: cannot be sent to other processes: {error}. Pass it as module:Class."
         ) from None
 
 
@@ -74,7 +73,6 @@ def unpacked_model(packed: PackedModel) -> Model:
         model: Model = wire.unpack(pickled)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(
-            f"model: the network cannot be loaded in another process: {in_a_line(error)}. Its module must be "
-            f"importable on every node."
+            f"model: cannot be loaded in another process: {in_a_line(error)}. Its module must be on every node."
         ) from None
     return model

@@ -11,10 +11,7 @@ from dppo.policies.evaluation import evaluate
 from dppo.records.terminal.output import ShowLog
 
 PROG = "dppo eval"
-DESCRIPTION = (
-    "Play episodes with a trained policy, in this process, and print their mean return. RUN is the folder of a run, or "
-    "one of its checkpoints."
-)
+DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."
 EPISODES = 100
 HELP = {
     "episodes": f"Number of episodes. (default: {EPISODES})",

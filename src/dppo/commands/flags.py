@@ -136,8 +136,7 @@ def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
     """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
     if len(words) > 1:
         raise UsageError(
-            f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches such as "
-            f"--anneal-lr take no value."
+            f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches take no value."
         )
     return words[0] if words else None
 

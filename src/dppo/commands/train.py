@@ -114,8 +114,7 @@ def print_help(
 def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
     """Return the settings and options that flags ask for, given as the parser returned them.
 
-    Raises a ConfigError if a file does not contain settings, or a preset does not exist, and a UsageError if the
-    environment is missing.
+    Raises a ConfigError if a file or a preset contains no settings, and a UsageError if the environment is missing.
     """
     config, preset_name, resume, branch = (given.get(name) for name in EXTRA)
     flags = as_settings({name: text for name, text in given.items() if name not in (*EXTRA, "trust")})

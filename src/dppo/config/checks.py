@@ -149,8 +149,7 @@ def _check_minibatches(config: FlatSettings) -> None:
         rows = getattr(config, name)
         if rows is not None and rows < steps:
             raise ConfigError(
-                f"{name}={rows} is less than a sequence of {steps} steps. Use a `{name}` of at least {steps}, or a "
-                f"smaller `sequence_length`."
+                f"{name}={rows} is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`."
             )
     if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
@@ -185,8 +184,7 @@ def _check_model_kwargs(config: FlatSettings) -> None:
             json.dumps(value)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"model_kwargs: {name}={value!r} cannot be written as JSON, and every checkpoint stores it. Use "
-                f"numbers, strings, lists and dicts."
+                f"model_kwargs: {name}={value!r} is not JSON, which checkpoints store. Use numbers, text, lists, dicts."
             ) from None
 
 

@@ -52,8 +52,7 @@ def _native(argv: Sequence[str]) -> bool:
 def in_force(numerics: str) -> Iterator[dict[str, str]]:
     """Set the variables while a run lasts, for libraries and processes that it loads or starts; yield those in force.
 
-    Sets none with `numerics=native`, without AVX2, or if NumPy was loaded with other settings, because all processes of
-    a run must compute alike.
+    Sets none with `numerics=native`, without AVX2, or if NumPy was loaded with others: processes must compute alike.
     """
     chosen = VARIABLES | (CONVOLUTIONS if numerics == "strict" else {})
     if numerics == "native" or not has_avx2() or not numpy_is_portable():

@@ -112,10 +112,7 @@ class _Player:
         """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
         if _is_made(self.env):
             if render:
-                raise ConfigError(
-                    "render=True has no effect on an environment that is already made. Make it with "
-                    "render_mode='human'."
-                )
+                raise ConfigError("render=True has no effect on a made environment. Make it with render_mode='human'.")
             return self.env
         check_env_id(self.env)
         in_window = partial(make_in_window, env_name=self.env_name)
@@ -146,9 +143,7 @@ def _find_player(
         raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
     if isinstance(policy, Policy):
         if env is None:
-            raise ConfigError(
-                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
-            )
+            raise ConfigError("env: is missing, and a Policy cannot make one. Pass env, or the run instead.")
         if model is not None:
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
         return _Player(policy, env, dict(env_kwargs or {}))
@@ -179,8 +174,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
-            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
-            f"environment of the run."
+            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Pass its own."
         )
 
 

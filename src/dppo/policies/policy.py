@@ -14,7 +14,7 @@ from dppo.envs.checks.observations import Limits, first_outside
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.packing import leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
-from dppo.policies.described import model_from, network_summary
+from dppo.policies.described import model_from
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -40,7 +40,7 @@ class Policy:
         config = self.state.get("config")
         env = config.get("env_id", "?") if isinstance(config, dict) else "?"
         return (
-            f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
+            f"Policy({env}: {spaces_summary(self.spaces)}; network {self._agent.spec.as_json()}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
@@ -228,8 +228,7 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
         name = model_name(found)
         if name is not None and isinstance(error, ValueError):
             raise CheckpointError(
-                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was at the "
-                f"time of training."
+                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was then."
             ) from None
         problem = f"is not a dppo checkpoint ({error!r})"
         raise CheckpointError(f"{found.path}: {problem}. Pass the folder of a run.") from None

@@ -27,6 +27,8 @@ INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
 COLOURS = ("#d1495b", "#2364aa", "#3a8f5c", "#e09f3e", "#7b5ea7", "#1b9aaa")
 LEFT = 0.075  # left edge of the axes, the title and the caption
 FEW, MANY = 20, 4000  # fewer values are drawn as points, too; more values are thinned out
+LEGEND = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "frameon": False, "fontsize": 8.5, "labelcolor": INK}
+LEGEND |= {"handlelength": 1.2, "columnspacing": 1.2, "labelspacing": 0.3}
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
@@ -137,7 +139,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
         axis.text(0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
-    _legend(left, len(groups))
+    left.legend(ncols=1 if len(groups) <= 2 else 2, **LEGEND)
     if len(bands) > 1 and all_equal(bands):
         equal = "identical curves,\ndashed on a wide line"
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
@@ -255,20 +257,6 @@ def short(value: float, _: float) -> str:
 def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, *, color: str, **line: Any) -> None:
     axis.fill_between(x, band.low, band.high, color=color, alpha=shade, linewidth=0)
     axis.plot(x, band.mean, color=color, **line)
-
-
-def _legend(axis: Any, count: int) -> None:
-    axis.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 0.99),
-        ncols=1 if count <= 2 else 2,
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-        handlelength=1.2,
-        columnspacing=1.2,
-        labelspacing=0.3,
-    )
 
 
 def _interleaved(index: int, count: int) -> dict[str, Any]:

@@ -42,17 +42,8 @@ def hosting_line(config: Config) -> str:
         if config.num_actors == 1:
             return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
         return f"{config.num_actors} Ray actors host {counted(fewest, 'sampler')} each."
-    return (
-        f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {most} host {fewest + 1}, the "
-        f"others {fewest} and have to wait."
-    )
-
-
-def waiting_line(config: Config) -> str:
-    """Return what happens before the first line of a run, for a terminal."""
-    if config.num_actors == 0:
-        return f"Creating {config.env_name} ..."
-    return f"Starting {counted(config.num_actors, 'Ray actor')} ..."
+    uneven = f"{most} host {fewest + 1}, the others {fewest} and have to wait"
+    return f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {uneven}."
 
 
 def branch_line(origin: Found) -> str:
@@ -160,8 +151,7 @@ def times_line(split: TimeSplit, config: Config) -> str:
 def bottleneck_line(split: TimeSplit, config: Config) -> str:
     """Return one line about the bottleneck and the setting that would relieve it; "" if no setting gains enough.
 
-    Without overlap an iteration takes C + u + x: collecting, update, rest. With overlap it takes max(C, u) + x, which
-    saves min(C, u).
+    An iteration takes C + u + x: collecting, update, rest; with overlap max(C, u) + x, which saves min(C, u).
     """
     if config.num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
         return ""

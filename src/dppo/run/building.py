@@ -92,10 +92,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
 def _check_statistics(config: Config, start: Found | None) -> None:
     if start is None and config.freeze_norm_after == 0:
-        raise ConfigError(
-            "freeze_norm_after=0: a run that starts from nothing has no statistics to keep. Use a larger number, or "
-            "branch from a run that has some."
-        )
+        raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
 
 
 def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:

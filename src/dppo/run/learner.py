@@ -65,8 +65,7 @@ class PPOLearner:
         """Begin a new run; `load` or `adopt` continue an earlier one.
 
         Args:
-            policy_lag: K; segment k is collected with policy max(0, k - K), so that with K > 0 actors and learner work
-                at the same time.
+            policy_lag: K; segment k is collected with policy max(0, k - K). If K > 0, actors do not wait for learning.
             freeze_norm_after: env steps after which statistics no longer change; None: never.
         """
         self._collector = collector
@@ -94,8 +93,7 @@ class PPOLearner:
 
         Consumes: segments k, of policy version max(0, k - K). Produces: policy version k + 1. Waits for: every sampler.
         Fails when: an environment raises, the restart budget of an actor is spent, a loss is not finite, or `stop` is
-        requested during a wait. The caller may stop iterating at any time: the state is then that of the last finished
-        iteration.
+        requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
         """
         self._asked = self.iteration - 1
         if self.iteration < iterations:
@@ -211,8 +209,7 @@ class PPOLearner:
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
         """Start with the weights, optimizer state and normalizer statistics of another run.
 
-        An adapted learning rate and kept segments are left out: this run starts with that of its settings, and with
-        its own segments.
+        An adapted learning rate and kept segments are left out: this run starts with its own.
         """
         optimizer = arrays["optimizer"].items()
         moments = {name: array for name, array in optimizer if name.partition(".")[0] not in OF_ONE_RUN}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, counted
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import model_class
 from dppo.records import words
@@ -80,7 +80,9 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                watching.prepare(_described(config, folder), words.waiting_line(config))
+                actors = counted(config.num_actors, "Ray actor")
+                waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
+                watching.prepare(_described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 watching.start()

@@ -114,8 +114,7 @@ class TrainerRank:
         Args:
             policy: the one that collected them, without its weights.
 
-        Returns: the update of all ranks; with `with_state`, also the new weights [P] and optimizer state, which are
-            the same on all ranks.
+        Returns: the update of all ranks; with `with_state`, also their new weights [P] and optimizer state.
         """
         try:
             update = self._local.train(segments, policy, reward_scale, iteration)

@@ -24,8 +24,7 @@ from dppo.records.plots import CurveGroup, compare_figure
 NOISE = "noise"
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
-    "differed while the figures were measured. Repeat the comparison on a quiet machine, with more iterations, more "
-    "seeds, or slower environments."
+    "differed meanwhile. Repeat it on a quiet machine, with more iterations, more seeds, or slower environments."
 )
 
 

@@ -96,8 +96,7 @@ def _check(options: Options, others: Collection[str]) -> None:
         raise ConfigError(f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread.")
     if len(options.actors) == options.seeds == 1:
         raise ConfigError(
-            f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds; "
-            f"`dppo train` makes a single run."
+            f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
         )
     out = options.out
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):

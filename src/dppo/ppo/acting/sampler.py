@@ -239,14 +239,13 @@ class _Collection:
             masks=agent.masks(obs),
             states=None if states is None else states.of_sequences[s],
         )
-        if not self._keep_successors:
-            return segment
-        followed = segment.followed
-        return replace(
-            segment,
-            successors=agent.readable(self._successors[s][followed]),
-            successor_states=None if states is None else states.after_steps[s][followed],
-        )
+        return self._with_successors(s, segment) if self._keep_successors else segment
+
+    def _with_successors(self, s: int, segment: Segment) -> Segment:
+        followed, states = segment.followed, self.states
+        successors = self._agent.readable(self._successors[s][followed])
+        after = None if states is None else states.after_steps[s][followed]
+        return replace(segment, successors=successors, successor_states=after)
 
 
 def collect_together(
@@ -254,8 +253,7 @@ def collect_together(
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 
-    Each segment has the same bits as one collected alone. The state of the environments is all that is carried over
-    from earlier segments.
+    Each segment has the same bits as one collected alone. Only the state of the environments is carried over.
 
     Raises:
         EnvironmentFault: an environment failed. All samplers must be rebuilt.

@@ -206,8 +206,7 @@ def unprocessed_inputs(
     """Return the inputs that are not processed as a whole: pixels, or views of the leaves by name.
 
     Args:
-        scale: of the continuous leaves, from `scale_for`; these become normalized arrays of `dtype`. None: no leaf
-            changes.
+        scale: of the continuous leaves, from `scale_for`, which become normalized arrays of `dtype`; None: of none.
     """
     if obs.dtype.names is None:
         return obs
@@ -233,10 +232,9 @@ def normalized(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | No
 
 
 def normalized_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -> tuple[int, ...]:
-    """Return the shape of the normalized part of an observation.
+    """Return the shape of the normalized part of an observation; (0,) if there is nothing to normalize.
 
-    It is the whole leaf if there is only one, otherwise all continuous leaves, flat and concatenated. It is (0,) if
-    there is nothing to normalize.
+    It is the whole leaf if there is only one, otherwise all continuous leaves, flat and concatenated.
 
     Args:
         names: of several leaves, those to normalize; None: all that are continuous.

@@ -35,8 +35,7 @@ def generalized_advantages(
     end of the segment needs a special case, and neither is treated as a terminal state.
 
     A row that is not `valid` is not a transition. Its advantage is zero, and it ends the recursion for the row before
-    it, as a time limit does: that row bootstraps from its `next_values` alone. The contents of an invalid row affect
-    no other row.
+    it, as a time limit does: that row bootstraps from its `next_values` alone. What an invalid row holds has no effect.
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
     al., arXiv:1712.00378. Traces (c of V-trace; None: all one): Espeholt et al., arXiv:1802.01561, eq. 1.

@@ -88,7 +88,6 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     if set(last) != {"weight", "bias"}:
         raise ConfigError(
             "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
-            "when the unit of values changes. Rename the last layer of values in your module, or use "
-            "`norm_value=False`."
+            "when the unit of values changes. Rename your module's last layer of values, or use `norm_value=False`."
         )
     return last["weight"], last["bias"]

@@ -16,7 +16,7 @@ from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.chains import HOOKS, forward_of, use_in
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
+from dppo.ppo.networks.torch_state import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]
@@ -61,9 +61,6 @@ class TorchActing(ActingNetwork):
                 self._rows[name] = self._inputs[name].numpy()
             np.copyto(self._rows[name], leaf)
         inputs: Any = self._inputs.get("", self._inputs)
-        undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
-        if undisturbed and matmul_precision() == "highest":
-            return self._outputs(inputs, state)
         with default_dtype(self._dtype), exact_on(1):
             return self._outputs(inputs, state)
 
@@ -136,8 +133,7 @@ def quick(module: nn.Module) -> nn.Module:
     """Modify `module` so that its forward pass takes half the time for few rows, and return it.
 
     Parameters and submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
-    torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
-    must not change afterwards.
+    torch that have no hooks call `forward` directly. The tensors stay the same. The structure must not change later.
     """
     for part in module.modules():
         if isinstance(part, jit.ScriptModule):
@@ -160,8 +156,7 @@ def quick(module: nn.Module) -> nn.Module:
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
     """Run the layers of `network` in bfloat16 from now on; its weights, gradients and outputs stay float32.
 
-    Half the bytes, and several times the products per second where the hardware has it. Results are reproducible on the
-    same type of CPU or GPU.
+    Half the bytes, and several times the products per second. Results are reproducible on one type of CPU or GPU.
 
     Source: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (arXiv:1905.12322).
 

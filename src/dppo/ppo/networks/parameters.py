@@ -65,8 +65,7 @@ def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
         seen.add(digest)
     raise ConfigError(
         f"model={name}: its initial weights differ each time, in {MOST_DRAWS} builds from one seed. Draw them from "
-        f"torch's generator, not from NumPy or uninitialized memory; and let threads of an environment draw from a "
-        f"torch.Generator of their own."
+        f"torch's generator, not from NumPy or uninitialized memory, and let no thread of an environment draw from it."
     )
 
 

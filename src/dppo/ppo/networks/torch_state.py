@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
+    return nullcontext() if torch.get_default_dtype() == dtype else _default(dtype)
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    if before == dtype:
-        yield
-        return
     torch.set_default_dtype(dtype)
     try:
         yield
@@ -22,20 +23,22 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextmanager
-def exact_on(threads: int) -> Iterator[None]:
+def exact_on(threads: int) -> AbstractContextManager[None]:
     """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
+    undisturbed = torch.get_num_threads() == threads and matmul_precision() == "highest"
+    return nullcontext() if undisturbed else _reset_to(threads)
+
+
+@contextmanager
+def _reset_to(threads: int) -> Iterator[None]:
     threads_before, precision_before = torch.get_num_threads(), matmul_precision()
-    if threads_before != threads:
-        torch.set_num_threads(threads)
-    if precision_before != "highest":
-        torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:  # an environment in this process must compute as it would in one of its own
-        if threads_before != threads:
-            torch.set_num_threads(threads_before)
-        if precision_before not in ("highest", None):
+        torch.set_num_threads(threads_before)
+        if precision_before is not None:
             torch.set_float32_matmul_precision(precision_before)
 
 

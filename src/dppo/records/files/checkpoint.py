@@ -137,9 +137,7 @@ def find(path: Path) -> Found:
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
-        old = any((one / "manifest.json").exists() for one in (folder, *folder.glob("iter_*")))
-        which = " in a format that this dppo reads, only older ones (format 1, a folder of files)" if old else ""
-        raise CheckpointError(f"{path}: contains no checkpoint{which}. Pass the folder of a run that has one.")
+        raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of a run that has one.")
     problems = []
     for entry in entries:
         try:

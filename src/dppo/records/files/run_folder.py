@@ -129,10 +129,7 @@ def _create(config: Config, origin: Found | None = None) -> RunFolder:
                 f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
             )
         if (path / CONFIG).exists():
-            raise ConfigError(
-                f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite with its own. Move it, or use "
-                f"another folder."
-            )
+            raise ConfigError(f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it.")
     except BaseException:
         folder.__exit__()
         raise

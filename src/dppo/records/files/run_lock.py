@@ -22,8 +22,7 @@ PATIENCE_S = 0.1  # for an owner that is just about to release the lock
 class RunLock:
     """A file that is locked while the run lasts, and contains the owner's host and process id.
 
-    The system releases the lock of a killed process. Where a file system has no locks, the host and the process id in
-    the file decide.
+    The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -20,8 +20,7 @@ logger = logging.getLogger("dppo")
 class MetricsWriter(Observer):
     """Writes one row per iteration to metrics.jsonl, immediately.
 
-    A row takes about 0.1 ms. A disk error does not stop training: it is logged once, and the rows are kept in memory
-    until they can be written.
+    A row takes about 0.1 ms. A disk error is logged once, and rows stay in memory until they can be written.
     """
 
     def __init__(self, run_dir: Path, resume_iteration: int | None, *, disk: Disk = DISK) -> None:

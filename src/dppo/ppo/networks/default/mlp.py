@@ -88,8 +88,7 @@ class NumpyMLP(ActingNetwork):
     def step(self, obs: np.ndarray, state: None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O].
 
-        Each group of E rows has a matrix product of its own, so that leading axes do not change a single bit; larger
-        products would.
+        Each group of E rows has a matrix product of its own: larger ones would change the last bits.
         """
         rows = obs.shape[: obs.ndim - self._dims]
         return Outputs(*self._outputs.of(self._hidden.outputs(obs, rows)))

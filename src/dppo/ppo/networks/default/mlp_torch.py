@@ -130,8 +130,7 @@ def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
 class _Workspace:
     """Buffers for minibatches of one size.
 
-    With wide layers, buffers allocated for each minibatch would be returned to the system and mapped again page by
-    page, which costs time.
+    Buffers of wide layers that are allocated for each minibatch are returned to the system and mapped again by page.
     """
 
     def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None, rows: int) -> None:

@@ -22,8 +22,7 @@ PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 class NumpyMemoryMLP(ActingNetwork):
     """`EncoderNetwork` in NumPy, for the reasons of `NumpyMLP`.
 
-    Separate trunks are stacked, so that one product computes two layers, and one step two cells. Each group of E rows
-    has a product of its own.
+    Separate trunks are stacked, so that one product of E rows computes two layers, and one step two cells.
     """
 
     def __init__(self, spec: EncoderSpec) -> None:
@@ -52,9 +51,8 @@ class NumpyMemoryMLP(ActingNetwork):
 class NumpyCells(ABC):
     """K cells side by side, each with its own inputs and weights.
 
-    Each group of rows has a matrix product of its own, so that leading axes do not change a single bit. The gates that
-    go through a sigmoid come first and have halved weights: sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one call of
-    tanh serves all gates.
+    Each group of rows has a matrix product of its own, so that leading axes do not change a single bit. As sigmoid(x) =
+    tanh(x / 2) / 2 + 1 / 2, one tanh serves all gates: those of a sigmoid come first and have halved weights.
     """
 
     gates: tuple[int, ...]

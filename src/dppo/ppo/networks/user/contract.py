@@ -93,8 +93,7 @@ class Contract:
         state_size = getattr(module, "state_size", 0)
         if type(state_size) is not int or state_size < 0:
             raise self._broken(
-                f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
-                f"left out"
+                f"its state_size is {state_size!r}. It must be the number of elements of the memory's state"
             )
         with torch.random.fork_rng(devices=[]):
             if state_size:
@@ -106,8 +105,7 @@ class Contract:
         for name, buffer in buffers.items():
             if name not in other or not torch.equal(buffer, other[name]):
                 raise self._broken(
-                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
-                    f"requires_grad=False"
+                    f"its buffer {name} is random, and would differ in each actor. Make it a parameter without gradient"
                 )
         return Facts(shapes_of(module), state_size)
 
@@ -115,19 +113,15 @@ class Contract:
         parameters = list(module.named_parameters())
         if not parameters:
             raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
-        first_name, first = parameters[0]
+        first = parameters[0][1].dtype
         for name, parameter in parameters:
             if nn.parameter.is_lazy(parameter):
                 raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
-            if (parameter.device, parameter.dtype) != (first.device, first.dtype):
+            if parameter.device.type != "cpu" or parameter.dtype != first or not first.is_floating_point:
                 raise self._broken(
-                    f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
-                    f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
+                    f"its parameter {name} is {parameter.dtype} on {parameter.device}, the first is {first}. Let dppo "
+                    f"choose both (settings device and dtype)"
                 )
-        if first.device.type != "cpu" or not first.is_floating_point():
-            raise self._broken(
-                f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
-            )
 
     def _check_rows(self, module: nn.Module) -> None:
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
@@ -206,7 +200,8 @@ class Contract:
         self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
     ) -> tuple[Tensor, ...]:
         """Return the outputs for `inputs`, each of an `expected` shape, which a hint at its axes follows."""
-        dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        called = _call_in_words(dtype, *inputs)
         try:
             with default_dtype(dtype):
                 outputs: Any = module(*inputs)
@@ -253,12 +248,9 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
     return inputs if spaces.obs.names is not None else inputs[""]
 
 
-def _call_in_words(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
-    if isinstance(obs, dict):
-        words = f"a dict of the shapes {{{', '.join(f'{name!r}: {tuple(leaf.shape)}' for name, leaf in obs.items())}}}"
-    else:
-        words = f"of shape {tuple(obs.shape)} and {obs.dtype}"
-    if state is None or starts is None:
-        return f"forward(obs), with obs {words},"
-    shapes = tuple(state.shape), tuple(starts.shape)
-    return f"forward(obs, state, starts), with obs {words}, state of shape {shapes[0]} and starts of shape {shapes[1]},"
+def _call_in_words(dtype: torch.dtype, *inputs: Any) -> str:
+    names = ("obs", "state", "starts")[: len(inputs)]
+    shapes = [str(each_leaf(one, lambda leaf: tuple(leaf.shape))) for one in inputs]
+    shapes[0] += f" and {dtype}"
+    words = (f"{name} of shape {shape}" for name, shape in zip(names, shapes, strict=True))
+    return f"forward({', '.join(names)}), with {', '.join(words)},"
