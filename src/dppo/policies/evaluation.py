@@ -174,7 +174,7 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
-            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Pass its own."
+            f"{env_name} has {spaces_summary(found)}; the policy needs {spaces_summary(trained)}. Use the run's own."
         )
 
 
