@@ -15,7 +15,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -164,12 +166,29 @@ def update(side: Side) -> None:
     from dppo.ppo.exchange.records import PolicySnapshot
 
     def summed() -> list[float]:
-        return ray.get([rank.summing_s.remote() for rank in side.trainers.ranks])
+        return ray.get([rank.__ray_call__.remote(summing_s) for rank in side.trainers.ranks])
 
     before, began = summed(), time.perf_counter()
     side.trainers.update(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0)
     side.updates_s.append(time.perf_counter() - began)
     side.summing_s.append(min(after - earlier for after, earlier in zip(summed(), before, strict=True)))
+
+
+def summing_s(rank: Any) -> float:
+    """Return the seconds that this rank has spent in sums since the first call, waiting included."""
+    group = rank._group
+    if not hasattr(group, "seconds"):
+        group.seconds = 0.0
+        group.sum_, group.gather = partial(timed, group, group.sum_), partial(timed, group, group.gather)
+    seconds: float = group.seconds
+    return seconds
+
+
+def timed(group: Any, method: Callable[[Any], Any], tensor: Any) -> Any:
+    began = time.perf_counter()
+    result = method(tensor)
+    group.seconds += time.perf_counter() - began
+    return result
 
 
 def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:

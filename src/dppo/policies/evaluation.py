@@ -112,7 +112,7 @@ class _Player:
         """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
         if _is_made(self.env):
             if render:
-                raise ConfigError("render=True has no effect on a made environment. Make it with render_mode='human'.")
+                raise ConfigError("render=True has no effect: env is already made. Make it with render_mode='human'.")
             return self.env
         check_env_id(self.env)
         in_window = partial(make_in_window, env_name=self.env_name)

@@ -59,7 +59,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     """
     start = folder.start or folder.origin
     variables = _variables(config, stack)
-    _check_statistics(config, start)
+    if start is None and config.freeze_norm_after == 0:
+        raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
     # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
@@ -88,11 +89,6 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
-
-
-def _check_statistics(config: Config, start: Found | None) -> None:
-    if start is None and config.freeze_norm_after == 0:
-        raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
 
 
 def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:

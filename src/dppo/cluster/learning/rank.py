@@ -137,10 +137,6 @@ class TrainerRank:
         sum_gradients()  # warm-up, and a common start
         return _usual_seconds(sum_gradients)
 
-    def summing_s(self) -> float:
-        """Return the seconds spent so far in sums over ranks, waiting included."""
-        return self._group.seconds
-
 
 def interface_of(address: str) -> str | None:
     """Return the network interface with this address; None if it cannot be found."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -29,8 +28,6 @@ class Group:
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
-        self.seconds = 0.0
-        """Time spent in `sum_` and `gather` so far, waiting included."""
         self.vectors: list[Tensor] | None = None
         """Vectors in memory that the ranks share; None if they exchange messages."""
 
@@ -42,7 +39,6 @@ class Group:
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
-        began = time.perf_counter()
         if self.vectors is not None and tensor is self.vectors[self.rank]:
             self._sum_in_memory(self.vectors)
         elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
@@ -51,14 +47,11 @@ class Group:
             self._sum_by_messages(tensor)
         if tensor.is_cuda:
             torch.cuda.synchronize()  # costs nothing: the norm of the gradient, computed next, does it as well
-        self.seconds += time.perf_counter() - began
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks, stacked in the order of ranks."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        began = time.perf_counter()
         distributed.all_gather(parts, tensor)
-        self.seconds += time.perf_counter() - began
         return torch.stack(parts)
 
     def _sum_in_memory(self, vectors: list[Tensor]) -> None:

@@ -86,7 +86,9 @@ class PPOAgent:
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.readable(stored), self.masks(stored)
-        scale = self._scale(obs.dtype)
+        if obs.dtype not in self._scales:
+            self._scales[obs.dtype] = scale_for(self._obs_scale, obs.dtype, self._dtype)
+        scale = self._scales[obs.dtype]
         if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
             inputs: Any = unprocessed_inputs(obs, self._dtype, scale)
         else:
@@ -97,11 +99,6 @@ class PPOAgent:
         if self._value_scale is not None:
             outputs = outputs._replace(values=self._value_scale.restore(outputs.values))
         return outputs
-
-    def _scale(self, obs: np.dtype[Any]) -> ObsScale | None:
-        if self._obs_scale is not None and obs not in self._scales:
-            self._scales[obs] = scale_for(self._obs_scale, obs, self._dtype)
-        return self._scales.get(obs)
 
 
 class RecurrentStates:

@@ -43,7 +43,8 @@ class RunLock:
         except Timeout:
             raise _refusal(folder, self._owner()) from None
         except OSError:  # the file system has no locks
-            if owner and not _is_gone(owner):
+            here, pid = owner.get("host") == socket.gethostname(), owner.get("pid")
+            if owner and not (here and isinstance(pid, int) and not is_alive(pid)):
                 raise _refusal(folder, owner) from None
         try:
             self._write_owner()
@@ -73,11 +74,6 @@ class RunLock:
         with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
             file.truncate()  # if the disk is full, the lock holds all the same
             file.write(json.dumps(myself).encode() + b"\n")
-
-
-def _is_gone(owner: dict[str, Any]) -> bool:
-    pid = owner.get("pid")
-    return owner.get("host") == socket.gethostname() and isinstance(pid, int) and not is_alive(pid)
 
 
 def _refusal(folder: Path, owner: dict[str, Any]) -> ConfigError:

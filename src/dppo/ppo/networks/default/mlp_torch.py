@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -84,8 +84,8 @@ class HandwrittenMLP(LearningNetwork):
     def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
         space = self._workspace(len(residuals))
         policy, value = [residuals, *space.policy[:-1]], [residuals, *space.value[:-1]]
-        self._back(self._policy, policy, space.by_policy, by_head[:, : self._outputs], accumulate)
-        self._back(self._value, value, space.by_value, by_values.unsqueeze(1), accumulate)
+        self._back(self._policy, policy, space.by_hidden, by_head[:, : self._outputs], accumulate)
+        self._back(self._value, value, space.by_hidden, by_values.unsqueeze(1), accumulate)
         if self._by_free is not None:
             _sum_rows(by_head[:, self._outputs :], self._by_free, accumulate)
 
@@ -97,7 +97,7 @@ class HandwrittenMLP(LearningNetwork):
                 x = tanh_(x) if self._tanh else x.relu_()
 
     def _back(
-        self, layers: list[_Layer], inputs: list[Tensor], by_inputs: list[Tensor], by_output: Tensor, accumulate: bool
+        self, layers: list[_Layer], inputs: list[Tensor], by_hidden: list[Tensor], by_output: Tensor, accumulate: bool
     ) -> None:
         """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.
 
@@ -112,7 +112,7 @@ class HandwrittenMLP(LearningNetwork):
                 multiply(by_output.t(), x, layer.by_weight)
             _sum_rows(by_output, layer.by_bias, accumulate)
             if number:
-                by_input = multiply(by_output, layer.weight, by_inputs[number])
+                by_input = multiply(by_output, layer.weight, by_hidden[number - 1])
                 if self._tanh:
                     by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
                 else:
@@ -142,14 +142,5 @@ class _Workspace:
         """The output of each linear layer; its activation overwrites it."""
         self.value = [like.new_empty((rows, len(layer.bias))) for layer in value]
         self.values = self.value[-1].squeeze(1)
-        taken: dict[Hashable, Tensor] = {}
-
-        def by_inputs(layers: list[_Layer]) -> list[Tensor]:
-            """Return two buffers of each width in turn: one is read, one written."""
-            widths = [layer.weight.shape[1] if number else 0 for number, layer in enumerate(layers)]
-            uses = [((len(layers) - number) % 2, width) for number, width in enumerate(widths)]
-            return [taken.setdefault(use, like.new_empty((rows, use[1]))) for use in uses]
-
-        self.by_policy = by_inputs(policy)
-        """The loss's gradient of the input of each linear layer but the first."""
-        self.by_value = by_inputs(value)
+        self.by_hidden = [like.new_empty((rows, layer.weight.shape[1])) for layer in policy[1:]]
+        """The loss's gradient of the input of each linear layer but the first; of one trunk at a time."""

@@ -35,7 +35,7 @@ class NumpyMemoryMLP(ActingNetwork):
         prefixes = [f"{trunk}body.hidden." for trunk in layers.trunks]
         self._hidden = StackedLayers(named, prefixes, 2 * len(layers.hidden_sizes), layers.activation)
         cells = [{name: named[f"{trunk}memory.{name}"] for name in PARAMETERS} for trunk in layers.trunks]
-        self._cells = numpy_cells(layers.memory, cells)
+        self._cells = NUMPY_CELLS[layers.memory](cells)
         self._outputs = LastLayers(named, "policy", "value")
 
     @override
@@ -76,11 +76,6 @@ class NumpyCells(ABC):
         self, inputs: Float[np.ndarray, "*samplers K rows I"], state: Float[np.ndarray, "*samplers K rows S"]
     ) -> tuple[Float[np.ndarray, "*samplers K rows H"], Float[np.ndarray, "*samplers K rows S"]]:
         """Return outputs and new states after one step; `state` is not changed."""
-
-
-def numpy_cells(kind: str, parameters: Sequence[Mapping[str, np.ndarray]]) -> NumpyCells:
-    """Return copies of K cells of a kind, by the parameters of each under torch's names."""
-    return NumpyGRU(parameters) if kind == "gru" else NumpyLSTM(parameters)
 
 
 class NumpyLSTM(NumpyCells):
@@ -131,3 +126,6 @@ class NumpyGRU(NumpyCells):
         h = np.tanh(n)
         h += gates[..., size : 2 * size] * (state - h)
         return h, h
+
+
+NUMPY_CELLS: dict[str, type[NumpyCells]] = {"gru": NumpyGRU, "lstm": NumpyLSTM}
