@@ -31,8 +31,7 @@ INTERRUPTIONS = (KeyboardInterrupt, StopRequested)
 class StopSignals:
     """Context manager that handles SIGINT, SIGTERM and SIGHUP; outside the main thread it does nothing.
 
-    SIGHUP arrives when the terminal is closed: the run saves and ends, as with SIGTERM. Under `nohup` it is ignored
-    from the start, and stays ignored.
+    SIGHUP arrives when the terminal is closed: the run saves and ends, as with SIGTERM, except under `nohup`.
     """
 
     def __init__(self) -> None:

@@ -179,7 +179,7 @@ def _device(wanted: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or give "
-            f"learners a GPU with `num_learners=1` and `learner_gpus=1`."
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or "
+            f"`num_learners=1` with `learner_gpus=1`."
         )
     return "cuda"

@@ -1,7 +1,7 @@
 """Plans: the settings that samplers and trainers are built from, in any process.
 
-They are plain data, made of parts of the settings, so that an actor imports neither pydantic nor torch. The user's own
-network is sent beside them, so that an error can name it.
+They are plain parts of the settings, so that an actor imports neither pydantic nor torch. The user's own network is
+sent beside them, so that an error can name it.
 """
 
 from __future__ import annotations

@@ -59,8 +59,6 @@ def main(argv: list[str]) -> int:
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
         played = evaluate(Path(run), env_id, deterministic=deterministic, **{"episodes": EPISODES} | flags)
-    print(
-        f"return {played.mean_return:.1f} +- {played.std_return:.1f} (from {min(played.returns):.1f} to "
-        f"{max(played.returns):.1f}), length {played.mean_length:.1f}"
-    )
+    span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
+    print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")
     return 0

@@ -76,10 +76,7 @@ EXTRA = {  # flags that name a source of settings
         "normalizers. Counters begin at zero, and other settings are allowed.",
     ),
 }
-TRUST = (
-    "Import and call the code that the settings of RUN name, such as an environment module:factory. Not needed for a "
-    "plain Gymnasium id, nor for what you name yourself."
-)
+TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
 
 
 class UsageError(DppoError):

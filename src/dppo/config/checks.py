@@ -131,10 +131,8 @@ def without_effect(config: FlatSettings) -> Iterator[tuple[str, str]]:
 
 def batch_in_words(config: FlatSettings) -> str:
     """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
-    return (
-        f"{counted(config.num_samplers, 'sampler')} x {counted(config.envs_per_sampler, 'env')} x "
-        f"{counted(config.num_steps, 'step')}"
-    )
+    sizes = ((config.num_samplers, "sampler"), (config.envs_per_sampler, "env"), (config.num_steps, "step"))
+    return " x ".join(counted(size, noun) for size, noun in sizes)
 
 
 def _check_minibatches(config: FlatSettings) -> None:
@@ -166,8 +164,7 @@ def _check_ray(config: FlatSettings) -> None:
         known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
         fact = known.get(scheme.removesuffix("s"), f"{scheme}:// is not an address of Ray")
         raise ConfigError(
-            f"address={config.address}: {fact}. Run dppo on a node of the cluster with `address=auto`, or use the "
-            f"head's host:port (6379 by default)."
+            f"address={config.address}: {fact}. Use the head's host:port, or `address=auto` on a node of the cluster."
         )
     for name, amount in config.actor_resources.items():
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:

@@ -43,10 +43,8 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
             notes.append(_longer(config, was, iteration))
         else:
             branch = " from that checkpoint: `branch=True`" if about(name).branch else ""
-            raise ConfigError(
-                f"{name}={value}: {checkpoint} was made with {was}, and a run cannot be resumed with another value. "
-                f"Leave it out, or start a new run{branch}."
-            )
+            fact = f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
+            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or start a new run{branch}.")
     return tuple(notes)
 
 
@@ -63,10 +61,8 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
     """Raise ConfigError if settings do not fit the weights and normalizers of `checkpoint`, made with `before`."""
     for name, was, value in _changed(before, config):
         if not about(name).branch:
-            raise ConfigError(
-                f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. "
-                f"Leave it out, or start a new run from scratch."
-            )
+            fact = f"{checkpoint} was made with {was}, and its weights do not fit another value"
+            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or start a new run from scratch.")
 
 
 def _longer(config: Config, was: int, iteration: int) -> str:
@@ -79,7 +75,5 @@ def _longer(config: Config, was: int, iteration: int) -> str:
         f"the {names[name]} rises from {getattr(before, name):.3g} to {getattr(now, name):.3g}"
         for name in annealed_settings(config.ppo)
     )
-    return (
-        f"total_timesteps={config.total_timesteps} instead of {was}: {changes}, and reaches zero at "
-        f"{config.total_timesteps:,} steps instead of {was:,}"
-    )
+    end = f"reaches zero at {config.total_timesteps:,} steps instead of {was:,}"
+    return f"total_timesteps={config.total_timesteps} instead of {was}: {changes}, and {end}"

@@ -56,8 +56,7 @@ def evaluate(
         deterministic: take the most likely action; False samples actions, as in training.
         env_kwargs: arguments of the environment, in place of those of the run.
         model: the class of the run's own network, in place of the one that the checkpoint names.
-        trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
-            `Result`, or for an `env` and a `model` that you name.
+        trust: import and call what the settings of a run's folder name, beyond plain Gymnasium ids and what you name.
         render: show the environment in a window.
 
     Raises:

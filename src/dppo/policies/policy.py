@@ -64,8 +64,7 @@ class Policy:
 
         Args:
             state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
-            action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
-                `info["action_mask"]` or `env.action_masks()`.
+            action_mask: the choices that are allowed, [M] or [n, M], if training had them beside the observation.
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
@@ -221,8 +220,7 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
         statistics = arrays["normalizer"]
     except ConfigError as error:
         raise CheckpointError(
-            f"{found.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
-            f"or pass the class: load_policy(path, model=Class)."
+            f"{found.path}: its network cannot be built here: {error} Set PYTHONPATH, or pass model=Class."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         name = model_name(found)

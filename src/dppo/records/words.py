@@ -97,10 +97,8 @@ def _ending(result: Result, error: BaseException | None) -> str:
     ending = "Done" if result.stopped_by is None else f"{stopped} {result.stopped_by}"
     steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
     speed = "" if result.iterations == result.resumed_at else f" ({steps_per_s} steps/s while training)"
-    return (
-        f"{ending} after {counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')} in "
-        f"{result.wall_s:.1f} s{speed}."
-    )
+    made = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
+    return f"{ending} after {made} in {result.wall_s:.1f} s{speed}."
 
 
 @dataclass(slots=True)

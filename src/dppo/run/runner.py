@@ -51,8 +51,7 @@ def train(
 
     Args:
         resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
-            except for settings that do not change the result. "auto" resumes the run in `config.run_dir` if there is
-            one, and starts a new run otherwise.
+            except for settings that do not change the result. "auto": the run in `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
             of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalization
             must stay the same; other settings may change.

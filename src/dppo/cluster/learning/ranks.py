@@ -85,8 +85,7 @@ class RayTrainers:
     ) -> Update:
         """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
 
-        Waits for: all ranks, while each answers that it is running. Fails when: the update diverges, or the group has
-        been rebuilt too often in a row.
+        Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
 
         Raises:
             SegmentsLost: they must be collected again; nothing has changed.
@@ -111,8 +110,7 @@ class RayTrainers:
             except RayError as error:
                 if number == len(self._states):
                     raise ClusterError(
-                        f"the optimizer's state was lost with the nodes of the learners ({last_line(error)}). Resume "
-                        f"from the last checkpoint (--resume)."
+                        f"the optimizer's state was lost with the learners' nodes ({last_line(error)}). Use --resume."
                     ) from None
         return self._state
 
@@ -210,8 +208,8 @@ class RayTrainers:
             self._check()
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Use "
-                    f"fewer, or lower `learner_cpus` or `learner_gpus`."
+                    f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Lower "
+                    f"`num_learners`, `learner_cpus` or `learner_gpus`."
                 )
         try:
             self._build()
@@ -274,11 +272,9 @@ def _raise_faults(answers: list[Any]) -> None:
 
 def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
     """Describe the times of `RayTrainers.worth`, and say whether several learners are faster than one."""
-    facts = (
-        f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
-        f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for the "
-        f"sum; one learner takes {alone_ms:.1f} ms"
-    )
+    facts = f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
+    facts += f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for "
+    facts += f"the sum; one learner takes {alone_ms:.1f} ms"
     if shared_ms < 0.95 * alone_ms:
         return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
     return f"{facts}. Several learners do not pay off here; num_learners=0 is faster."

@@ -19,8 +19,7 @@ CACHED = 1 << 16  # elements that stay in the cache of a core between adding and
 class Group:
     """Ranks that communicate through the default group of torch.distributed, which must have been joined.
 
-    On CPUs numbers are added in the order of ranks on any machine, so a group that is rebuilt elsewhere computes the
-    same bits. On GPUs nccl decides the order.
+    On CPUs numbers are added in the order of ranks on any machine, with the same bits. On GPUs nccl decides the order.
 
     Waits for: every rank, in each call. Fails when: a rank is gone, or the timeout of the group passes.
     """

@@ -26,8 +26,7 @@ class Env:
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
     on_bad_step: Literal["raise", "drop"] = setting(
         "raise",
-        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop abandons the episode, "
-        "counts it as an incident and starts a new one.",
+        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop counts it and starts a new episode.",
         resume="free",
     )
     drop_obs: tuple[str, ...] = setting(
@@ -91,8 +90,7 @@ class Sampling:
 
     num_samplers: int = setting(
         8,
-        "Samplers N, each with its own environments. Part of the learning problem: with the same N, any number of "
-        "actors gives the same result.",
+        "Samplers N, each with its own environments: part of the learning problem, whatever the number of actors.",
         gt=0,
     )
     envs_per_sampler: int = setting(1, "Environments E of each sampler, stepped one after the other.", gt=0)

@@ -26,8 +26,7 @@ class Network:
     )
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
-        "Units of the hidden layers, the same for policy and value. Not used if the only observation is an image that "
-        "a CNN reads.",
+        "Units of the hidden layers, the same for policy and value. Not used if a CNN reads the whole observation.",
         gt=0,
         branch=False,
     )
@@ -54,14 +53,12 @@ class Network:
     )
     state_dependent_std: bool = setting(
         False,
-        "Let the standard deviation of real-valued actions depend on the observation; otherwise it is one parameter "
-        "for each element.",
+        "Let the standard deviation of real-valued actions depend on the observation; else it is a parameter.",
         branch=False,
     )
     memory: Literal["none", "gru", "lstm"] = setting(
         "none",
-        "Memory of past observations between the hidden layers and the outputs: a GRU or an LSTM, whose state starts "
-        "from zero in each episode.",
+        "Memory of past observations behind the hidden layers: a GRU or an LSTM, from zero in each episode.",
         branch=False,
     )
     memory_size: int = setting(64, "Units of the memory.", gt=0, branch=False)

@@ -27,8 +27,7 @@ class PPO:
     )
     reuse: int = setting(
         1,
-        "Train on the batches of the last so many iterations, with importance weights and a clip and a learning rate "
-        "for them (GePPO); 1: on the newest alone.",
+        "Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone.",
         gt=0,
     )
     norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")

@@ -15,15 +15,13 @@ class Actors:
 
     num_actors: int = setting(
         0,
-        "Ray actors that host the samplers, at most one per sampler; 0 collects in this process, without Ray. "
-        "Changes the time, never the result.",
+        "Ray actors that host the samplers, one each at most; 0: without Ray. Changes the time, never the result.",
         resume="free",
         ge=0,
     )
     address: str | None = setting(
         None,
-        "Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else Ray is started "
-        "on this machine.",
+        "Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else start Ray.",
         resume="free",
     )
     cpus_per_actor: float = setting(1.0, "Logical CPUs that Ray reserves for each actor.", resume="free", gt=0)
@@ -33,8 +31,7 @@ class Actors:
     )
     segment_timeout_s: float = setting(
         600.0,
-        "Longest time in seconds for one step or reset of an environment. An actor that makes none for so long counts "
-        "as hung: it is killed and replaced.",
+        "Longest time in seconds for one step or reset of an environment; a slower actor is killed and replaced.",
         resume="free",
         gt=0,
     )

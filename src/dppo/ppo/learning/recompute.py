@@ -83,8 +83,7 @@ def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
 
         L = mean(max(-w A r, -w A clip(r, 1 - c, 1 + c)))        r = pi / pi_now        w = min(pi_now / pi_old, 2)
 
-    With ratios to `pi_old`, most of the clipping range would be spent before the update begins, because `pi_now` is
-    already one update away from `pi_old`.
+    With ratios to `pi_old`, an update away from `pi_now`, most of the clipping range would be spent from the start.
 
     Source: Hilton, Cobbe, Schulman, arXiv:2110.00641 (the decoupled objective).
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.

@@ -74,13 +74,11 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     spec, name = ModuleSpec.of(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
-            f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
-            f"`sequence_length` to a divisor of `num_steps`; 16 is usual."
+            f"model={name}: it has memory (state_size={spec.state_size}). Set `sequence_length`; 16 is usual."
         )
     if not spec.state_size and network.sequence_length is not None:
         raise ConfigError(
-            f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
-            f"because it has no attribute state_size. Leave it out."
+            f"sequence_length={network.sequence_length} has no effect: model={name} has no state_size. Leave it out."
         )
     return Choice(spec, f"{name} (set by `model`)", spaces)
 

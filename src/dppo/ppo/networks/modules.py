@@ -175,8 +175,7 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
         )
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
-            f"precision=bfloat16: {torch.cuda.get_device_name()} has no instructions for bfloat16, which came with "
-            f"NVIDIA's Ampere. Use `precision=float32`."
+            f"precision=bfloat16: {torch.cuda.get_device_name()} is older than Ampere. Use `precision=float32`."
         )
     network.lower = torch.bfloat16
 

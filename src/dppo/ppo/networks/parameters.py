@@ -17,8 +17,7 @@ MOST_DRAWS = 20  # of a module, to find two with equal weights
 class FlatParameters:
     """Parameters of a module as views of one vector, with their gradients as views of another.
 
-    For any network, the norm of the gradient, its clipping, the optimizer's step, a snapshot, and the sum over learners
-    are then one operation each, on one tensor.
+    The gradient's norm, its clipping and its sum over learners, Adam, and a snapshot are then one operation each.
     """
 
     def __init__(

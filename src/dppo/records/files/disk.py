@@ -42,8 +42,7 @@ class Irregular(OSError):
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file without following a link and without waiting; return its descriptor.
 
-    Raises `Irregular` if it is something else, or is to be written in place and has a second name (a hard link); and
-    another OSError for example if it is missing.
+    Raises `Irregular` if it is something else, or is to be written and has a second name (a hard link); or an OSError.
     """
     check_kind(path, stat.S_IFREG)  # before opening, which alone can have effects on a device
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)

@@ -18,8 +18,7 @@ FILE = "metrics.jsonl"
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Return the rows of a metrics.jsonl, or of the run in the folder `path`; null becomes NaN.
 
-    Skips an incomplete last line, as a killed process leaves it. Raises a DppoError if the file cannot be read, or if
-    another line is not a row of metrics.
+    Skips an incomplete last line, as a killed process leaves it. Raises a DppoError if another line is not a row.
     """
     path = path / FILE if path.is_dir() else path
     try:

@@ -69,8 +69,8 @@ class MLPSpec(NetworkSpec):
 class NumpyMLP(ActingNetwork):
     """The network in NumPy.
 
-    For the few rows of one sampler this takes a quarter of torch's time. An actor that never imports torch also starts
-    in a fifth of the time and needs a third of the memory.
+    For few rows this takes a quarter of torch's time. An actor without torch starts in a fifth of the time and needs a
+    third of the memory.
     """
 
     def __init__(self, spec: MLPSpec) -> None:

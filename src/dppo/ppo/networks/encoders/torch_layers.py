@@ -69,8 +69,7 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
             = sum over a, b of (sum over c, y', x' of w[o, c, 4 a + y', 4 b + x'] p[c, 4 (i + a) + y', 4 (j + b) + x'])
 
     The inner sum is over one block of 4 x 4 pixels and all channels. With blocks as channels, the kernel has stride 1
-    and a sixteenth of the positions. On CPUs its gradient takes half the time in bfloat16, and the bytes are put in
-    order and converted in half the time.
+    and a sixteenth of the positions. On CPUs the gradient in bfloat16, and converting bytes, take half the time.
 
     Args:
         pixels: [rows, channels, height, width].

@@ -25,10 +25,7 @@ SQUEEZE = "values.squeeze(-1) removes a last axis"
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
-NOT_STEPWISE = (
-    "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
-    "last step, and let no step see a later one"
-)
+NOT_STEPWISE = "of a sequence differ from those of its steps one after the other. Let no step see a later one"
 
 
 class Facts(NamedTuple):
@@ -81,10 +78,8 @@ class Contract:
         try:
             module = self.made_of(self.spaces, self.head_size, **self.kwargs)
         except Exception as error:
-            raise self._broken(
-                f"its constructor raised {in_a_line(error)}{place_of(error)}. It is called with (spaces, head_size, "
-                f"**model_kwargs); head_size is {self.head_size}"
-            ) from error
+            fact = f"its constructor raised {in_a_line(error)}{place_of(error)}"
+            raise self._broken(f"{fact}. It is called with (spaces, {self.head_size}, **model_kwargs)") from error
         self._check_parameters(module)
         return module
 
@@ -180,10 +175,10 @@ class Contract:
             results = [call() for call in calls]
         for name, buffer in module.named_buffers():
             if not torch.equal(buffer, before[name]):
-                raise self._broken(
-                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
-                    f"would hold different values. Use LayerNorm or GroupNorm"
+                fact = (
+                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so processes would differ"
                 )
+                raise self._broken(f"{fact}. Use LayerNorm or GroupNorm")
         for name, output, again, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
             if not torch.equal(output, again):
                 fact = "differ between two passes over the same observations. Remove dropout and noise"
