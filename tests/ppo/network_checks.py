@@ -27,11 +27,13 @@ def gradient_of(network: LearningNetwork, *pieces: Any, recurrent: RecurrentInpu
 
     The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
     """
-    network.parameters.gradient.fill_(1e6)
-    for number, obs in enumerate(pieces):
+    total = np.zeros(len(network.parameters.gradient), network.parameters.gradient.numpy().dtype)
+    for obs in pieces:
+        network.parameters.gradient.fill_(1e6)
         head, values, residuals = network.forward(obs, recurrent)
-        network.backward(residuals, (2 * head).clone(), values.exp(), accumulate=number > 0)
-    return network.parameters.gradient.numpy().copy()
+        network.backward(residuals, (2 * head).clone(), values.exp())
+        total += network.parameters.gradient.numpy()
+    return total
 
 
 def loss_of(network: LearningNetwork, obs: Any, recurrent: RecurrentInputs | None = None) -> float:

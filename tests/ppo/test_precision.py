@@ -47,7 +47,7 @@ def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Te
     head, values, residuals = network.forward(batch.obs)
     head, values = head.clone(), values.clone()
     rows = torch.linspace(0.5, 1.5, len(batch))  # of one sign: nothing cancels
-    network.backward(residuals, rows.unsqueeze(1) * torch.ones_like(head), rows, accumulate=False)
+    network.backward(residuals, rows.unsqueeze(1) * torch.ones_like(head), rows)
     return network.parameters.gradient.clone(), head, values
 
 

@@ -63,12 +63,6 @@ class PPOModel:
         with torch.no_grad():
             return self.forward(obs, actions, masks, recurrent).policy.logprobs.clone()
 
-    def backward(
-        self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor, *, accumulate: bool
-    ) -> None:
-        """Compute the gradient of every parameter from the gradients of the scores of the last `forward`.
-
-        Overwrite the stored gradient or, with `accumulate`, add to it.
-        """
-        by_head = scored.policy.gradients(by_logprobs, by_entropies)
-        self.network.backward(scored.residuals, by_head, by_values, accumulate=accumulate)
+    def backward(self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor) -> None:
+        """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""
+        self.network.backward(scored.residuals, scored.policy.gradients(by_logprobs, by_entropies), by_values)

@@ -162,8 +162,8 @@ class PPOTrainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0, *, accumulate: bool = False) -> _Losses:
-        """Compute `share` times the gradient of the mean loss over `rows`; overwrite the stored one, or add to it."""
+    def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0) -> _Losses:
+        """Compute `share` times the gradient of the mean loss over `rows`."""
         weights = rows.weights
         scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
         with torch.no_grad():
@@ -184,7 +184,7 @@ class PPOTrainer:
             by_each = -ppo.ent_coef * share / len(rows)
             by_entropies = by_each if weights is None else weights * by_each
             by_values *= ppo.vf_coef * share
-        self.model.backward(scored, by_logprobs, by_entropies, by_values, accumulate=accumulate)
+        self.model.backward(scored, by_logprobs, by_entropies, by_values)
         return _Losses(pi_loss, v_loss, entropy, log_ratio)
 
     def _gradient(self, ppo: PPO, minibatch: Batch) -> _Losses:
@@ -195,10 +195,12 @@ class PPOTrainer:
 
     def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
         shares = [len(piece) / len(minibatch) for piece in pieces]
-        losses = [
-            self._backward(ppo, piece, share, accumulate=number > 0)
-            for number, (piece, share) in enumerate(zip(pieces, shares, strict=True))
-        ]
+        losses, total = [], torch.empty(0)
+        for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
+            losses.append(self._backward(ppo, piece, share))
+            gradient = self._parameters.gradient
+            total = total.add_(gradient) if number else gradient.clone()
+        self._parameters.gradient.copy_(total)
         *columns, log_ratios = zip(*losses, strict=True)
         means = [torch.stack([loss * share for loss, share in zip(one, shares, strict=True)]).sum() for one in columns]
         return _Losses._make([*means, torch.cat(log_ratios)])

@@ -119,12 +119,9 @@ class Autograd(LearningNetwork):
         return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     @override
-    def backward(
-        self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor, *, accumulate: bool
-    ) -> None:
+    def backward(self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor) -> None:
         """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
-        if not accumulate:
-            self.parameters.gradient.zero_()
+        self.parameters.gradient.zero_()
         with default_dtype(self._dtype):
             torch.autograd.backward(residuals, (by_head, by_values))
 

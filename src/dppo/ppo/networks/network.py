@@ -87,13 +87,8 @@ class LearningNetwork(Protocol):
             recurrent: the `RecurrentInputs` of the sequences that the rows are; None without memory.
         """
 
-    def backward(
-        self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"], *, accumulate: bool
-    ) -> None:
-        """Backpropagate the loss's gradients with respect to head and values to the parameters.
-
-        Overwrite the stored gradient or, with `accumulate`, add to it. `residuals` cannot be used again.
-        """
+    def backward(self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"]) -> None:
+        """Store the gradient of the loss, given those with respect to head and values; `residuals` are used up."""
 
 
 class NetworkSpec(ABC):

@@ -81,13 +81,13 @@ class HandwrittenMLP(LearningNetwork):
         return space.head, space.values, flat
 
     @override
-    def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor, *, accumulate: bool) -> None:
+    def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor) -> None:
         space = self._workspace(len(residuals))
         policy, value = [residuals, *space.policy[:-1]], [residuals, *space.value[:-1]]
-        self._back(self._policy, policy, space.by_hidden, by_head[:, : self._outputs], accumulate)
-        self._back(self._value, value, space.by_hidden, by_values.unsqueeze(1), accumulate)
+        self._back(self._policy, policy, space.by_hidden, by_head[:, : self._outputs])
+        self._back(self._value, value, space.by_hidden, by_values.unsqueeze(1))
         if self._by_free is not None:
-            _sum_rows(by_head[:, self._outputs :], self._by_free, accumulate)
+            torch.sum(by_head[:, self._outputs :], dim=0, out=self._by_free)
 
     def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> None:
         """Write the output of each linear layer into `outputs`, and over it that of its activation."""
@@ -96,9 +96,7 @@ class HandwrittenMLP(LearningNetwork):
             if layer is not layers[-1]:
                 x = tanh_(x) if self._tanh else x.relu_()
 
-    def _back(
-        self, layers: list[_Layer], inputs: list[Tensor], by_hidden: list[Tensor], by_output: Tensor, accumulate: bool
-    ) -> None:
+    def _back(self, layers: list[_Layer], inputs: list[Tensor], by_hidden: list[Tensor], by_output: Tensor) -> None:
         """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.
 
         dL/dW = dL/dy^T x        dL/db = sum(dL/dy)        dL/dx = dL/dy W
@@ -106,25 +104,14 @@ class HandwrittenMLP(LearningNetwork):
         """
         for number in reversed(range(len(layers))):
             layer, x = layers[number], inputs[number]
-            if accumulate:
-                layer.by_weight.add_(multiply(by_output.t(), x, torch.empty_like(layer.by_weight)))
-            else:
-                multiply(by_output.t(), x, layer.by_weight)
-            _sum_rows(by_output, layer.by_bias, accumulate)
+            multiply(by_output.t(), x, layer.by_weight)
+            torch.sum(by_output, dim=0, out=layer.by_bias)
             if number:
                 by_input = multiply(by_output, layer.weight, by_hidden[number - 1])
                 if self._tanh:
                     by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
                 else:
                     by_output = by_input.mul_(x > 0)
-
-
-def _sum_rows(by_rows: Tensor, gradient: Tensor, accumulate: bool) -> None:
-    """Store the sum over rows [rows, n] as the gradient [n], or add it to the stored one."""
-    if accumulate:
-        gradient += by_rows.sum(dim=0)
-    else:
-        torch.sum(by_rows, dim=0, out=gradient)
 
 
 class _Workspace:
