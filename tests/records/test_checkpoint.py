@@ -17,12 +17,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import disk as disk_files
 from dppo.records.files import sealed
 from dppo.records.files.checkpoint import Checkpoint, find, load, save
 from dppo.records.files.disk import Disk
@@ -243,7 +245,8 @@ def faulty_saves(
         disk = FaultyDisk(graveyard, len(attempts) + 1, fault, lasting=lasting)
         raised: BaseException | None = None
         try:
-            save(folder, 2, small(NEW), keep=1, score=score, disk=disk)
+            with patch.object(disk_files, "DISK", disk):
+                save(folder, 2, small(NEW), keep=1, score=score)
         except (CheckpointError, Killed) as error:
             raised = error
         attempts.append((folder, disk, raised))
@@ -318,7 +321,8 @@ def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(tmp_path: Path, capl
     (tmp_path / ".tmp-x-another-host-8").write_bytes(b"half")
     os.utime(tmp_path / ".tmp-x-another-host-8", (0, 0))
     for iteration in range(1, 6):
-        save(tmp_path, iteration, small(str(iteration)), keep=2, score=None, disk=Stubborn())
+        with patch.object(disk_files, "DISK", Stubborn()):
+            save(tmp_path, iteration, small(str(iteration)), keep=2, score=None)
         assert text_of(find(tmp_path).path) == str(iteration)
     kept = (f"iter_00000{iteration}.safetensors" for iteration in (1, 4, 5))
     assert names(tmp_path) == [".tmp-x-another-host-8", *kept]

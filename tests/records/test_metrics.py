@@ -13,6 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from processes import wait_until
 from recorder import Notes
 
 from dppo.errors import DppoError
+from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
 from dppo.records.metrics import tensorboard
 from dppo.records.metrics.reading import read_metrics
@@ -173,8 +175,8 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
             path.write_bytes(b"".join(parts)[:10])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DppoError, match="Free some disk space"):
-        MetricsWriter(tmp_path, 3, disk=Full())
+    with pytest.raises(DppoError, match="Free some disk space"), patch.object(disk_files, "DISK", Full()):
+        MetricsWriter(tmp_path, 3)
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

@@ -21,19 +21,7 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
-from dppo.records.files import sealed
-from dppo.records.files.disk import (
-    DISK,
-    Disk,
-    cause,
-    check_kind,
-    check_parts,
-    is_abandoned,
-    make_folder,
-    read_file,
-    remedy,
-    write_file,
-)
+from dppo.records.files import disk, sealed
 
 FOLDER = "checkpoints"  # within a run's folder
 FORMAT = 2  # 1 was a folder of files
@@ -79,9 +67,7 @@ class _Entry:
     problem: str = ""
 
 
-def save(
-    folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, disk: Disk = DISK
-) -> Path:
+def save(folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
 
     Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
@@ -91,17 +77,17 @@ def save(
     path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
-        check_kind(folder, stat.S_IFDIR)
-        make_folder(folder, disk)
-        _remove([path for path in folder.glob(".tmp-*") if is_abandoned(path)], disk)
+        disk.check_kind(folder, stat.S_IFDIR)
+        disk.make_folder(folder)
+        _remove([path for path in folder.glob(".tmp-*") if disk.is_abandoned(path)])
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
-        write_file(path, *_encode(checkpoint, iteration, serial, score), disk=disk)
+        disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
         raise CheckpointNotWritten(
-            f"{path}: the checkpoint could not be written: {cause(error)}\n"
-            f"Earlier checkpoints are untouched. {remedy(error)}"
+            f"{path}: the checkpoint could not be written: {disk.cause(error)}\n"
+            f"Earlier checkpoints are untouched. {disk.remedy(error)}"
         ) from error
-    _rotate(folder, keep, disk)
+    _rotate(folder, keep)
     return path
 
 
@@ -133,7 +119,7 @@ def find(path: Path) -> Found:
     if not path.is_dir():
         what = "is not a checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
-    check_parts(path)
+    disk.check_parts(path)
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
@@ -203,7 +189,7 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
-def _rotate(folder: Path, keep: int, disk: Disk) -> None:
+def _rotate(folder: Path, keep: int) -> None:
     """Delete all but the newest and the best; leave what cannot be read or deleted."""
     entries: list[_Entry] = []
     with _warning_once(folder):
@@ -211,7 +197,7 @@ def _rotate(folder: Path, keep: int, disk: Disk) -> None:
     current = [entry for entry in entries if entry.serial >= 0]
     scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
-    _remove([entry.path for entry in current[keep:] if entry is not best], disk)
+    _remove([entry.path for entry in current[keep:] if entry is not best])
     if best is None:
         return
     # For the user; the scores themselves are in the checkpoints.
@@ -219,14 +205,14 @@ def _rotate(folder: Path, keep: int, disk: Disk) -> None:
     data = json.dumps(content).encode() + b"\n"
     path = folder / "best.json"
     with _warning_once(path):
-        if not os.path.lexists(path) or read_file(path) != data:
-            write_file(path, data, disk=disk)
+        if not os.path.lexists(path) or disk.read_file(path) != data:
+            disk.write_file(path, data)
 
 
-def _remove(paths: list[Path], disk: Disk) -> None:
+def _remove(paths: list[Path]) -> None:
     for path in paths:
         with _warning_once(path):
-            disk.remove(path)
+            disk.DISK.remove(path)
 
 
 _warned: set[Path] = set()
@@ -240,6 +226,6 @@ def _warning_once(path: Path) -> Iterator[None]:
     except OSError as error:
         if path not in _warned:
             logger.warning(
-                "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, cause(error)
+                "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, disk.cause(error)
             )
         _warned.add(path)

@@ -90,7 +90,7 @@ def _compare(path: Path, mode: int, kind: int) -> None:
 
 
 class Disk:
-    """The operations that change a disk. Tests pass one whose n-th operation fails."""
+    """The operations that change a disk. Tests put one in place of DISK whose n-th operation fails."""
 
     def write(self, path: Path, *parts: bytes | memoryview) -> None:
         """Write a new file."""
@@ -125,26 +125,26 @@ class Disk:
 DISK = Disk()
 
 
-def write_file(path: Path, *parts: bytes | memoryview, disk: Disk = DISK) -> None:
+def write_file(path: Path, *parts: bytes | memoryview) -> None:
     """Replace the content of a file by `parts`, or raise an OSError and leave it untouched. Waits for the disk."""
     temporary = path.with_name(f".tmp-{path.name}-{socket.gethostname()}-{os.getpid()}")
     try:
-        disk.write(temporary, *parts)
-        disk.sync(temporary)
-        disk.rename(temporary, path)
-        disk.sync(path.parent)
+        DISK.write(temporary, *parts)
+        DISK.sync(temporary)
+        DISK.rename(temporary, path)
+        DISK.sync(path.parent)
     finally:
         if temporary.exists():
             with suppress(OSError):
-                disk.remove(temporary)
+                DISK.remove(temporary)
 
 
-def make_folder(path: Path, disk: Disk = DISK) -> None:
+def make_folder(path: Path) -> None:
     """Create `path` and its parents so that they survive a power cut."""
     if not path.is_dir():
-        make_folder(path.parent, disk)
+        make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        disk.sync(path.parent)
+        DISK.sync(path.parent)
 
 
 def is_abandoned(path: Path) -> bool:

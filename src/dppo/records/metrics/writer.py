@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dppo.errors import DppoError
-from dppo.records.files.disk import DISK, Disk, cause, open_file, read_file, remedy, write_file
+from dppo.records.files.disk import cause, open_file, read_file, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
@@ -23,7 +23,7 @@ class MetricsWriter(Observer):
     A row takes about 0.1 ms. A disk error is logged once, and rows stay in memory until they can be written.
     """
 
-    def __init__(self, run_dir: Path, resume_iteration: int | None, *, disk: Disk = DISK) -> None:
+    def __init__(self, run_dir: Path, resume_iteration: int | None) -> None:
         """Open the file for a new run, or cut off the rows after `resume_iteration` and append.
 
         Raises a DppoError if the file cannot be written, or holds the rows of another run.
@@ -32,7 +32,7 @@ class MetricsWriter(Observer):
         self._pending = b""
         self._warned = False
         try:
-            kept = self._cut(resume_iteration, disk)
+            kept = self._cut(resume_iteration)
             self._file = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise DppoError(f"{self.path}: {cause(error)} {remedy(error)}") from error
@@ -69,7 +69,7 @@ class MetricsWriter(Observer):
                 logger.warning("%s: %s %s Training continues.", self.path, cause(error), remedy(error))
             self._warned = True
 
-    def _cut(self, resume_iteration: int | None, disk: Disk) -> list[dict[str, float]]:
+    def _cut(self, resume_iteration: int | None) -> list[dict[str, float]]:
         """Keep the complete lines up to `resume_iteration`; return their rows."""
         data = b""
         with suppress(FileNotFoundError):
@@ -83,7 +83,7 @@ class MetricsWriter(Observer):
         whole = b"".join(line for line, _ in kept)
         shared = data and os.stat(self.path).st_nlink > 1  # by a hard link, whose content must not change
         if whole != data or shared:
-            write_file(self.path, whole, disk=disk)
+            write_file(self.path, whole)
         if damaged := sum(row is None and line.endswith(b"\n") for line, row in lines):
             logger.warning("%s: skipped %d malformed %s", self.path, damaged, "line" if damaged == 1 else "lines")
         return [row for _, row in kept]
