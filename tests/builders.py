@@ -115,14 +115,14 @@ def sampler_of(
 ) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
     agent = agent or PPOAgent(MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
+    ppo = {field.name: more.pop(field.name) for field in dataclasses.fields(PPO) if field.name in more}
     sampler = PPOSampler(
         sampler_id,
         agent,
         group_of(envs, seed=seed, sampler_id=sampler_id, drop_bad_steps=drop_bad_steps),
         num_steps=num_steps,
-        gamma=gamma,
+        ppo=PPO(gamma=gamma, norm_reward=track, **ppo),
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
-        track_returns=track,
         **more,
     )
     return sampler, agent.spec

@@ -148,7 +148,7 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
 def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: str) -> None:
     """Successors are valued from the states that the segment holds for them."""
     spec = spec_of(memory)
-    ((_, segment),) = collected(memory, 1, keep_successors=True)
+    ((_, segment),) = collected(memory, 1, recompute_advantages=True)
     model = PPOModel(spec, 1)
     with torch.no_grad():
         model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))

@@ -100,7 +100,7 @@ def collect(
     """
     envs = [Telling(TimeLimit(CartPoleEnv(), limit)) for limit in (7, 60)]
     sampler, spec = sampler_of(
-        envs, num_steps=STEPS, seed=3, sampler_id=sampler_id, hidden_sizes=(16, 8), keep_successors=True
+        envs, num_steps=STEPS, seed=3, sampler_id=sampler_id, hidden_sizes=(16, 8), recompute_advantages=True
     )
     snapshot = PolicySnapshot(0, random_weights(spec) + drift * random_weights(spec, 1), obs_scale)
     _, segment = sampler.collect(SegmentRequest(sampler_id, 0), snapshot)
@@ -302,9 +302,9 @@ def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(rewa
 
 def test_discounted_returns_are_tracked_of_shaped_rewards_and_episodes_of_raw_ones() -> None:
     reports = []
-    for factor, shape in ((5, reward_shaping(PPO(clip_reward=2.0))), (2, None)):
+    for factor, limit in ((5, 2.0), (2, None)):
         paying = TransformReward(TimeLimit(CartPoleEnv(), 9), partial(mul, factor))
-        sampler, spec = sampler_of([paying], num_steps=30, shape_rewards=shape)
+        sampler, spec = sampler_of([paying], num_steps=30, clip_reward=limit)
         reports.append(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
     shaped, given = reports
     assert shaped.statistics.returns is not None

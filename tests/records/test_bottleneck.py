@@ -14,10 +14,9 @@ from dppo.records.words import TimeSplit, bottleneck_line, times_line
 def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:
     """Times of an iteration, of collecting, of the slowest actor and of updating."""
     split = TimeSplit()
-    first = dict.fromkeys(("perf/iteration_s", "perf/collect_s", "perf/slowest_actor_s", "perf/update_s"), 1e6)
-    row = dict(zip(first, times, strict=True))
-    for number in range(rows):
-        split.add(row if number else first)  # the first iteration, which makes the environments, does not count
+    row = dict(zip((f"perf/{name}" for name in split._fields[1:]), times, strict=True))
+    for _ in range(1, rows):  # the first iteration, which makes the environments, does not count
+        split = split.plus(row)
     return split
 
 

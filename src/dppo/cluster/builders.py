@@ -18,7 +18,6 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.learning.advantages import reward_shaping
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
@@ -82,12 +81,9 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         sampler_id,
         PPOAgent(choose_network(plan.network, spaces).spec, spaces.mask),
         group,
+        ppo=plan.ppo,
         num_steps=plan.sampling.num_steps,
-        gamma=plan.ppo.gamma,
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
-        track_returns=plan.ppo.norm_reward,
-        shape_rewards=reward_shaping(plan.ppo),
-        keep_successors=plan.ppo.recompute_advantages or plan.ppo.reuse > 1,
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
@@ -101,26 +101,18 @@ def _ending(result: Result, error: BaseException | None) -> str:
     return f"{ending} after {made} in {result.wall_s:.1f} s{speed}."
 
 
-@dataclass(slots=True)
-class TimeSplit:
+class TimeSplit(NamedTuple):
     """Seconds spent in all iterations of this call except the first, which makes the environments."""
 
     rows: int = 0
     iteration_s: float = 0.0
     collect_s: float = 0.0
-    """From the request to the last segment."""
-    actors_s: float = 0.0
-    """Busy time of the slowest actor of each iteration."""
+    slowest_actor_s: float = 0.0
     update_s: float = 0.0
 
-    def add(self, row: Mapping[str, float]) -> None:
-        """Add a row of metrics."""
-        self.rows += 1
-        if self.rows > 1:
-            self.iteration_s += row["perf/iteration_s"]
-            self.collect_s += row["perf/collect_s"]
-            self.actors_s += row["perf/slowest_actor_s"]
-            self.update_s += row["perf/update_s"]
+    def plus(self, row: Mapping[str, float]) -> TimeSplit:
+        """Return the sums with those of another row of metrics."""
+        return TimeSplit(self.rows + 1, *(getattr(self, name) + row[f"perf/{name}"] for name in self._fields[1:]))
 
 
 def times_line(split: TimeSplit, config: Config) -> str:
@@ -128,11 +120,11 @@ def times_line(split: TimeSplit, config: Config) -> str:
 
     Of an update in K epochs, E of them take about E / K of its time.
     """
-    if split.rows < 2 or split.iteration_s <= 0:
+    if not split.rows:
         return ""
     at_once = config.lag > 0 and config.num_actors > 0
-    sums = (split.iteration_s, split.actors_s if at_once else split.collect_s, split.update_s)
-    whole, collect, update = (seconds / (split.rows - 1) for seconds in sums)
+    sums = (split.iteration_s, split.slowest_actor_s if at_once else split.collect_s, split.update_s)
+    whole, collect, update = (seconds / split.rows for seconds in sums)
     took = [f"{one:.3g} s" if one >= 1 else f"{1e3 * one:.3g} ms" for one in (whole, collect, update)]
     times = f"An iteration took {took[0]}: collecting {took[1]}, updating {took[2]}."
     epochs = max(config.update_epochs // 2, int(config.update_epochs * collect / max(update, 1e-9)))
@@ -151,7 +143,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
 
     An iteration takes C + u + x: collecting, update, rest; with overlap max(C, u) + x, which saves min(C, u).
     """
-    if config.num_actors == 0 or split.rows < 2 or split.iteration_s <= 0:
+    if config.num_actors == 0 or not split.rows:
         return ""
     if config.lag == 0:
         gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
@@ -166,7 +158,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
         return "Bottleneck: the learner. More actors gain nothing."
     samplers = config.num_samplers
     gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.num_actors / samplers))
-    if _ratio(split.iteration_s, split.actors_s) < WORTH_REPORTING <= gain:
+    if _ratio(split.iteration_s, split.slowest_actor_s) < WORTH_REPORTING <= gain:
         return (
             f"Bottleneck: the actors. {as_setting_and_flag('num_actors', samplers)} would be up to {gain:.1f} x as "
             f"fast if there are CPUs for them, with the same result."

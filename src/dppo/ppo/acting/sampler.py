@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.exchange.frames import frames_of
@@ -22,6 +23,7 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     SegmentRequest,
 )
+from dppo.ppo.learning.advantages import reward_shaping
 
 
 @dataclass(eq=False)
@@ -33,16 +35,10 @@ class PPOSampler:
     envs: Environments
     """Not started yet."""
     _: KW_ONLY
+    ppo: PPO
     num_steps: int
-    gamma: float
     noise: Callable[[int], np.random.Generator]
     """Returns the generator of a segment's exploration noise, given the segment's index."""
-    track_returns: bool
-    """Report moments of discounted returns, for the normalizer of rewards."""
-    shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None
-    """Transforms raw rewards before returns are tracked; None to leave them as they are."""
-    keep_successors: bool = False
-    """Let segments hold the observations that follow their last rows."""
     sequence_length: int = 1
     """L, the steps of a sequence in training, for a network with memory; divides T."""
     stack: int = 1
@@ -52,7 +48,8 @@ class PPOSampler:
         agent, num_envs = self.agent, self.envs.num_envs
         self.obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None: the environments must start
         self.memory = agent.start(num_envs) if agent.state_size else None  # [E, S]
-        self._discounted_returns = np.zeros(num_envs)
+        self.keep_successors = self.ppo.recompute_advantages or self.ppo.reuse > 1  # those of `Segment`
+        self._shape_rewards, self._discounted_returns = reward_shaping(self.ppo), np.zeros(num_envs)
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
         """Collect one segment, as `collect_together` does."""
@@ -79,7 +76,7 @@ class PPOSampler:
         segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
         self.obs = run.obs[at, -1].copy()
         self.memory = None if run.states is None else run.states.before[at].copy()
-        measures = self.track_returns or snapshot.obs_scale is not None
+        measures = self.ppo.norm_reward or snapshot.obs_scale is not None
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         done = segment.terminated | segment.truncated
         self.envs.check(run.obs[at], done, log, first=request.index == 0)
@@ -110,14 +107,14 @@ class PPOSampler:
         """
         valid = segment.valid
         obs = None if scale is None else Moments.of(normalized_part(segment.obs[valid], scale.names))
-        if not self.track_returns:
+        if not self.ppo.norm_reward:
             return Statistics(obs)
         running, returns = self._discounted_returns, np.empty(segment.rewards.shape)
         going_on = ~(segment.terminated | segment.truncated) & valid
-        rewards = segment.rewards if self.shape_rewards is None else self.shape_rewards(segment.rewards)
+        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
         rewards = np.where(valid, rewards, 0.0)
         for t in range(len(returns)):
-            returns[t] = self.gamma * running + rewards[t]
+            returns[t] = self.ppo.gamma * running + rewards[t]
             running = returns[t] * going_on[t]
         self._discounted_returns = running
         return Statistics(obs, Moments.of(returns[valid]))
