@@ -50,7 +50,7 @@ def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     split, iteration_s = TimeSplit(), max(collect_s, update_s) if overlap else collect_s + update_s
     row = {"iteration": iteration_s, "collect": collect_s, "slowest_actor": collect_s, "update": update_s}
     for _ in range(3):
-        split.add({f"perf/{name}_s": seconds for name, seconds in row.items()})
+        split = split.plus({f"perf/{name}_s": seconds for name, seconds in row.items()})
     return bottleneck_line(split, Config(env_id="E-v0", num_actors=1, num_samplers=2, overlap=overlap))
 
 
