@@ -24,8 +24,7 @@ from dppo.config.atari import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.frames import frames_of, stack_numbers
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot, frames_of, stack_numbers
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 

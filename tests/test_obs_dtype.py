@@ -119,7 +119,7 @@ def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> 
     agent.load(snapshot(random_weights(agent.spec), scale, built.spaces.obs))
     obs = np.zeros(7, built.spaces.obs)
     leaves(obs)["far" if nest else ""][:, 1] = int(OFFSET) + np.arange(7)
-    assert len({head.tobytes() for head in agent.decide(obs).head}) == 7
+    assert len({head.tobytes() for head in agent.decide(obs)[1].head}) == 7
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("float32", True), ("float64", False)])

@@ -69,11 +69,12 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
     dtype = agent.spec.dtype
     noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
     together, best, values = agent.act(obs, noise, state), agent.decide(obs, state), agent.values(obs, state)
-    assert together.values.shape == (samplers, rows)
+    assert values.shape == together[1].values.shape == (samplers, rows)
     for s in range(samplers):
         own = None if state is None else state[s]
-        pairs = [*zip(together, agent.act(obs[s], noise[s], own), strict=True)]
-        pairs += [*zip(best, agent.decide(obs[s], own), strict=True), (values, agent.values(obs[s], own))]
+        pairs = [(values, agent.values(obs[s], own))]
+        for both, one in ((together, agent.act(obs[s], noise[s], own)), (best, agent.decide(obs[s], own))):
+            pairs += [(both[0], one[0]), *zip(both[1], one[1], strict=True)]
         for stacked, alone in pairs:
             assert_same_bytes(None if stacked is None else stacked[s], alone)
 

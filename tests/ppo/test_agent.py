@@ -26,7 +26,7 @@ def test_actions_follow_from_head_and_noise(actions: Actions) -> None:
     agent = agent_of(spec_of(actions))
     obs = observations(5)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 5, "float64")[0]
-    drawn, head, *_ = agent.act(obs, noise)
+    drawn, (head, *_) = agent.act(obs, noise)
     if isinstance(actions, DiscreteActions):
         np.testing.assert_array_equal(drawn, (head + noise).argmax(axis=1))
         assert drawn.dtype == np.int64
@@ -55,13 +55,13 @@ def test_a_snapshot_is_copied_and_not_modified() -> None:
     agent, weights, mean = PPOAgent(spec), random_weights(spec), MEAN.copy()
     agent.load(PolicySnapshot(0, weights, ObsScale(mean, STD)))
     obs, noise = observations(5), np.ones((5, 2))
-    before = agent.act(obs, noise)
+    before, outputs = agent.act(obs, noise)
     np.testing.assert_array_equal(weights, random_weights(spec))
     np.testing.assert_array_equal(obs, observations(5))
     weights.flags.writeable = mean.flags.writeable = True
     weights[:], mean[:] = 7, 7  # as an update in the same process would
-    after = agent.act(obs, noise)
-    for a, b in zip(before, after, strict=True):
+    after, again = agent.act(obs, noise)
+    for a, b in zip((before, *outputs), (after, *again), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -93,11 +93,13 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     heads, values, drawn = [], [], []
     for t in range(STEPS):
         state = np.where(starts[t, :, None], spec.state_size * 0, state).astype(dtype)
-        decided = agent.act(obs[t], agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0], state)
+        actions, decided = agent.act(
+            obs[t], agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0], state
+        )
         np.testing.assert_array_equal(agent.values(obs[t], state), decided.values)
         heads.append(decided.head)
         values.append(decided.values)
-        drawn.append(decided.actions)
+        drawn.append(actions)
         assert decided.state is not None
         assert decided.state.shape == (ENVS, spec.state_size)
         state = decided.state
@@ -152,7 +154,7 @@ def test_parameters_follow_from_description_and_seed(network: str, actions: str,
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     spec = NETWORKS["own module"](DISCRETE, "float32")
     agent, obs = agent_of(spec), observations(VECTOR, 2, 1)
-    first = agent.decide(obs[0], agent.start(1)).state
+    first = agent.decide(obs[0], agent.start(1))[1].state
     assert first is not None
     kept = first.copy()
     agent.decide(obs[1], first)

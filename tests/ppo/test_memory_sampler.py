@@ -64,7 +64,7 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
                     np.testing.assert_allclose(segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14)
                     assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
                     ends["at the start of a sequence"] += not state.any()
-                decided = agent.decide(segment.obs[t, env][None], state[None])
+                _, decided = agent.decide(segment.obs[t, env][None], state[None])
                 np.testing.assert_allclose(segment.values[t, env], decided.values[0], rtol=1e-9)
                 assert decided.state is not None
                 after = decided.state[0]

@@ -77,7 +77,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
     checks.load_random(model.network, spec)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
-    drawn, head, values, _ = agent.act(obs, noise)
+    drawn, (head, values, _) = agent.act(obs, noise)
 
     x = obs.astype(dtype)
     if scale is not None:
@@ -92,7 +92,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
         agent.distribution.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
     )
     assert {str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))} == {dtype}
-    np.testing.assert_array_equal(agent.decide(obs).actions, agent.distribution.mode(head))
+    np.testing.assert_array_equal(agent.decide(obs)[0], agent.distribution.mode(head))
     assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 
 

@@ -76,15 +76,14 @@ class Policy:
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
-            decision = self._agent.decide(rows, before)
+            actions, outputs = self._agent.decide(rows, before)
         else:
             noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-            decision = self._agent.act(rows, noise, before)
-        actions = self.spaces.actions
-        action = actions.each(decision.actions)[0] if single else actions.to_env(decision.actions)
-        if decision.state is None:
+            actions, outputs = self._agent.act(rows, noise, before)
+        action = self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
+        if outputs.state is None:
             return action
-        return action, decision.state[0] if single else decision.state
+        return action, outputs.state[0] if single else outputs.state
 
     def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
         """Return the state [rows, S] before the step; None without memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,19 +15,6 @@ from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
-
-
-class Decision(NamedTuple):
-    """The agent's actions for E observations, and what the sampler records with them."""
-
-    actions: np.ndarray
-    """[..., E, *A]"""
-    head: np.ndarray
-    """[..., E, H], input of `Distribution.log_prob`."""
-    values: np.ndarray
-    """[..., E]"""
-    state: np.ndarray | None = None
-    """[..., E, S] after the step, of a network with memory."""
 
 
 class PPOAgent:
@@ -58,34 +45,30 @@ class PPOAgent:
         """Return the state [*rows, S] with which episodes start: zeros."""
         return np.zeros((*rows, self.state_size), self._dtype)
 
-    def act(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None) -> Decision:
+    def act(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None) -> tuple[np.ndarray, Outputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 
         Args:
             state: [..., E, S] before the step, of a network with memory.
         """
-        head, values, after = self._outputs(obs, state)
-        return Decision(self.distribution.sample(head, noise), head, values, after)
+        outputs = self._outputs(obs, state)
+        return self.distribution.sample(outputs.head, noise), outputs
 
-    def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> Decision:
+    def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> tuple[np.ndarray, Outputs]:
         """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
-        head, values, after = self._outputs(obs, state)
-        return Decision(self.distribution.mode(head), head, values, after)
+        outputs = self._outputs(obs, state)
+        return self.distribution.mode(outputs.head), outputs
 
     def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]; `state` as in `act`."""
         return self._outputs(obs, state).values
 
-    def readable(self, obs: np.ndarray) -> np.ndarray:
-        """Return a view of stored observations [...] without their masks."""
-        return obs if self.mask is None else without_mask(obs, self.mask)
-
-    def masks(self, obs: np.ndarray) -> np.ndarray | None:
-        """Return the masks [..., M] of stored observations [...]; None if there are none."""
-        return None if self.mask is None else masks_of(obs)
+    def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return stored observations [...] without their masks, as a view, and their masks [..., M] or None."""
+        return (stored, None) if self.mask is None else (without_mask(stored, self.mask), masks_of(stored))
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
-        obs, masks = self.readable(stored), self.masks(stored)
+        obs, masks = self.split(stored)
         if obs.dtype not in self._scales:
             self._scales[obs.dtype] = scale_for(self._obs_scale, obs.dtype, self._dtype)
         scale = self._scales[obs.dtype]

@@ -11,7 +11,6 @@ import numpy as np
 from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
 from dppo.ppo.acting.environments import Environments
-from dppo.ppo.exchange.frames import frames_of
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -22,6 +21,7 @@ from dppo.ppo.exchange.records import (
     Segment,
     SegmentReport,
     SegmentRequest,
+    frames_of,
 )
 from dppo.ppo.learning.advantages import reward_shaping
 
@@ -172,7 +172,7 @@ class _Collection:
             if self._not_finite(now):
                 self._blame(t)
             before = None if states is None else states.enter(t)
-            actions[t], heads[t], valued[t], after = agent.act(now, noise[t], before)
+            actions[t], (heads[t], valued[t], after) = agent.act(now, noise[t], before)
             if states is not None:
                 states.act(t, after)
             for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
@@ -221,8 +221,8 @@ class _Collection:
 
     def segment(self, s: int) -> Segment:
         """Return the segment of sampler number `s`."""
-        obs, actions, agent, states = self.obs[s, :-1], self._actions[s], self._agent, self.states
-        seen = agent.readable(obs)
+        actions, agent, states = self._actions[s], self._agent, self.states
+        seen, masks = agent.split(self.obs[s, :-1])
         segment = Segment(
             obs=seen if self._stack == 1 else frames_of(seen),
             actions=actions,
@@ -233,14 +233,14 @@ class _Collection:
             terminated=self._terminated[s],
             truncated=self._truncated[s],
             valid=self._valid[s],
-            masks=agent.masks(obs),
+            masks=masks,
             states=None if states is None else states.of_sequences[s],
         )
         return self._with_successors(s, segment) if self._keep_successors else segment
 
     def _with_successors(self, s: int, segment: Segment) -> Segment:
         followed, states = segment.followed, self.states
-        successors = self._agent.readable(self._successors[s][followed])
+        successors, _ = self._agent.split(self._successors[s][followed])
         after = None if states is None else states.after_steps[s][followed]
         return replace(segment, successors=successors, successor_states=after)
 

@@ -53,7 +53,7 @@ class Segment(ReadOnly):
 
     obs: Shaped[np.ndarray, "rows E *frame"]
     """[T, E, *O]; for a Dict or Tuple space [T, E] of a structured dtype. Of stacks of K images, each frame once:
-    [T + K - 1, E, *frame], see `dppo.ppo.exchange.frames`."""
+    [T + K - 1, E, *frame], see `frames_of`."""
     actions: Shaped[np.ndarray, "T E *A"]
     """Sampled from the policy, before any clipping to the action space."""
     logprobs: Float[np.ndarray, "T E"]
@@ -90,6 +90,26 @@ class Segment(ReadOnly):
         followed[:-1] |= ~self.valid[1:]
         followed[-1] = True
         return followed
+
+
+def frames_of(stacks: Shaped[np.ndarray, "T E K *frame"]) -> Shaped[np.ndarray, "frames E *frame"]:
+    """Return the T + K - 1 frames of each environment: those of the first stack, then the newest of each other."""
+    return np.concatenate([stacks[0].swapaxes(0, 1), stacks[1:, :, -1]])
+
+
+def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray, "T E K"]:
+    """Return the place of each frame of each stack, the oldest first, in `frames_of`, flat: its row times E, plus e.
+
+        row[t, k] = max(t + k, first[t])        first[t]: the row of the first frame of the episode of step t
+
+    because an episode starts with K copies of its first frame. What precedes the segment is in the first stack.
+    """
+    steps, envs = np.arange(len(done))[:, None], done.shape[1]
+    first = np.zeros(done.shape, np.int64)
+    first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
+    rows = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
+    numbers: np.ndarray = rows * envs + np.arange(envs)[:, None]
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.exchange.frames import stack_numbers
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
-from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.records import Segment, stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, reward_shaping
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
