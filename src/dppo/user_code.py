@@ -30,8 +30,7 @@ def imported_module(name: str, advice: str) -> Any:
 def imported(path: str, kind: str) -> Any:
     """Return the object at an import path, `module:name`, of which `kind` is an example of a name.
 
-    Raises:
-        ImportError: it is not an import path, or there is no such object; the text says which.
+    Raise ImportError if it is not an import path, or there is no such object; the text says which.
     """
     module_name, _, name = path.rpartition(":")
     if not module_name:

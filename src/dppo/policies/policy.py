@@ -128,8 +128,7 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     Args:
         obs: what an environment returns; or many of them: each leaf with an axis more, in front.
 
-    Raises:
-        ValueError: it is not an observation of `spaces`, with the reason.
+    Raise ValueError if it is not an observation of `spaces`, with the reason.
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)

@@ -52,8 +52,7 @@ class RayTrainers:
 
         `check` is called during every wait, now and later, and may raise to end it.
 
-        Raises:
-            ClusterError: there is no room, or the ranks cannot start or reach each other.
+        Raise ClusterError if there is no room, or the ranks cannot start or reach each other.
         """
         self._check, self._expected, self._options = check, expected, options
         self.spec = choose_network(plan.network, spaces).spec

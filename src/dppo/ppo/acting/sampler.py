@@ -252,8 +252,7 @@ def collect_together(
 
     Each segment has the same bits as one collected alone. Only the state of the environments is carried over.
 
-    Raises:
-        EnvironmentFault: an environment failed. All samplers must be rebuilt.
+    Raise EnvironmentFault if an environment failed. All samplers must be rebuilt.
     """
     run = _Collection(samplers, requests, snapshot)
     run.go()

@@ -65,10 +65,7 @@ def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, 
 
 
 def _standardized(shuffled: Batch, sizes: list[int], parallel: Parallel) -> Tensor:
-    """Standardize advantages [rows] within each minibatch of all ranks, all minibatches of equal size at once.
-
-    The advantage of a single transition becomes zero.
-    """
+    """Standardize advantages [rows] within each minibatch of all ranks; that of a single transition becomes zero."""
     shapes = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
 
     def tables(column: Tensor) -> list[Tensor]:

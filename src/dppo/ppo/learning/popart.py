@@ -31,11 +31,7 @@ class PopArt:
     """
 
     def __init__(self, model: PPOModel) -> None:
-        """Begin without any target, with mean 0 and deviation 1.
-
-        Raises:
-            ConfigError: the module has no linear layer called `value`.
-        """
+        """Begin without any target; raise ConfigError if the module has no linear layer called `value`."""
         self._model = model
         self._weight, self._bias = last_layer(model.spec)
         self._moments = Moments.empty(())
@@ -73,10 +69,7 @@ class PopArt:
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     """Return where weights and bias of the last layer of values are in the flat vector.
 
-    It is the linear layer called `value`, or the last one of a sequence of that name.
-
-    Raises:
-        ConfigError: there is none with one output.
+    It is the linear layer called `value`, or the last one of a sequence of that name. Raise ConfigError without one.
     """
     found: dict[int, dict[str, slice]] = {}
     ends = accumulate(map(math.prod, spec.shapes.values()))

@@ -83,8 +83,7 @@ class PPOTrainer:
         Waits for: all ranks, in each minibatch.
         Returns: figures that are means over the transitions of all ranks (detail 12).
 
-        Raises:
-            TrainingDiverged: a gradient is not finite; the weights are those from before that minibatch.
+        Raise TrainingDiverged if a gradient is not finite; the weights are those from before that minibatch.
         """
         batch = batch.to(self.device)
         if self._parallel.size > 1:

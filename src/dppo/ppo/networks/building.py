@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def acting_network(spec: NetworkSpec) -> ActingNetwork:
-    """Build the network for an actor; imports torch only where the network does not act in NumPy.
-
-    Raises:
-        ConfigError: a module of the user's does not keep the contract.
-    """
+    """Build the network for an actor, without torch if it acts in NumPy; raise ConfigError if a module is refused."""
     if isinstance(spec, MLPSpec):
         return NumpyMLP(spec)
     if isinstance(spec, EncoderSpec) and spec.acts_in_numpy:
@@ -40,8 +36,7 @@ def learning_network(
     Args:
         zeros_like: allocates the vector of gradients, which several learners keep in shared memory.
 
-    Raises:
-        ConfigError: a module of the user's does not keep the contract.
+    Raise ConfigError if a module of the user's does not keep the contract.
     """
     if isinstance(spec, MLPSpec):
         from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP

@@ -38,8 +38,7 @@ class Choice:
 def choose_network(network: Network, spaces: Spaces) -> Choice:
     """Return the network for these spaces.
 
-    Raises:
-        ConfigError: a setting has no effect on the network for these spaces, or the user's own breaks its contract.
+    Raise ConfigError if a setting has no effect on the network for these spaces, or the user's own breaks its contract.
     """
     spaces = spaces.of_network()
     if network.model is not None:

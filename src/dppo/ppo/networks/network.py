@@ -133,11 +133,7 @@ class NetworkSpec(ABC):
 
     @final
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
-        """Join parameters given by name into the flat vector.
-
-        Raises:
-            ValueError: a parameter is missing, unexpected, or of the wrong shape.
-        """
+        """Join parameters given by name into the flat vector; raise ValueError if names or shapes differ."""
         expected = dict(self.shapes)
         found = {name: array.shape for name, array in named.items()}
         if found != expected:

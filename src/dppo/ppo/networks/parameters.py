@@ -48,11 +48,7 @@ def drawn(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Module:
 def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
     """Draw until the same weights have come out twice: a thread of an environment may draw from the generator, too.
 
-    Args:
-        name: of the module, for errors.
-
-    Raises:
-        ConfigError: the weights differ each time.
+    Raise ConfigError, with the `name` of the module, if the weights differ each time.
     """
     seen: set[bytes] = set()
     for _ in range(MOST_DRAWS):

@@ -55,11 +55,7 @@ class Contract:
     dtype: str
 
     def facts(self) -> Facts:
-        """Return the facts about the module, after trying it on made-up observations once in this process.
-
-        Raises:
-            ConfigError: it breaks the contract.
-        """
+        """Return facts about the module, tried once in this process; raise ConfigError if it breaks the contract."""
         tried = _tried.setdefault(self.made_of, {})
         arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.head_size, self.dtype))
         if arguments not in tried:
@@ -67,11 +63,7 @@ class Contract:
         return tried[arguments]
 
     def build(self, seed: int) -> nn.Module:
-        """Return the module in its dtype, with weights drawn from `seed`.
-
-        Raises:
-            ConfigError: the constructor raises, or parameters are missing or not dppo's to place.
-        """
+        """Return the module, with weights drawn from `seed`; raise ConfigError if it or its parameters are refused."""
         return drawn(self._made, seed, self.dtype)
 
     def _made(self) -> nn.Module:

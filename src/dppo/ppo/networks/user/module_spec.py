@@ -61,11 +61,7 @@ class ModuleSpec(NetworkSpec):
         return self._contract().facts().shapes
 
     def module(self, seed: int) -> nn.Module:
-        """Build the module on the CPU with weights drawn from `seed`; imports torch.
-
-        Raises:
-            ConfigError: the module does not keep the contract.
-        """
+        """Build the module on the CPU with weights drawn from `seed`; raise ConfigError if it breaks the contract."""
         self._contract().facts()
         return self._contract().build(seed)
 
@@ -81,11 +77,7 @@ class ModuleSpec(NetworkSpec):
 
 
 def model_class(model: ModelClass) -> type[nn.Module]:
-    """Return the class at the import path `model`, or `model` itself, without creating one; imports torch.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not a subclass of `torch.nn.Module`.
-    """
+    """Return the class at the import path `model`, or `model` itself; raise ConfigError if it is no `nn.Module`."""
     from torch import nn
 
     try:
