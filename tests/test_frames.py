@@ -221,7 +221,7 @@ def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
 
 
 def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Path) -> None:
-    settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 8}
+    settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 20, "image_features": 8}
     run, config = tmp_path / "run", small(tmp_path / "run", **settings)
     samplers, trainer = parts_of(config)
     reports, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))

@@ -43,7 +43,7 @@ def command_line(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *m
         *("train", world, "--run-dir", str(folder / "run"), "--progress", "plain"),
         *("--env-kwargs", f'{{"folder": "{folder}", "slow_after": {slow_after}}}'),
         *("--num-actors", str(num_actors), "--num-samplers", str(SAMPLERS)),
-        *("--num-steps", str(STEPS), "--total-timesteps", str(TOTAL), *more),
+        *("--num-steps", str(STEPS), "--total-timesteps", str(TOTAL), "--update-epochs", "1", *more),
     ]
 
 
@@ -79,9 +79,9 @@ def checkpoints_in(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the weights of the same training without any signal."""
-    settings = {"num_samplers": SAMPLERS, "num_steps": STEPS, "total_timesteps": TOTAL, "progress": "off"}
+    settings = {"num_samplers": SAMPLERS, "num_steps": STEPS, "total_timesteps": TOTAL, "update_epochs": 1}
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run_dir, **settings}))
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **settings}))
     return dppo.load_policy(run_dir).weights
 
 

@@ -106,11 +106,11 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
     out = tmp_path / "out"
-    flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY]
+    flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY, "--seeds", "1"]
     assert main(["compare", "worlds.simple:point_mass", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
     said = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in said
-    assert "4 of 4: in process, seed 2" in said
+    assert "2 of 2: 2 actors, seed 1" in said
     assert "w + x =" in said
     assert (out / "compare.png").stat().st_size > 10_000
     everything = json.loads((out / "compare.json").read_text())
@@ -118,11 +118,11 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
     assert [group["label"] for group in everything["groups"]] == ["in process", "2 actors"]
     assert everything["groups"][0]["speed_up"] == 1
     assert all(0 < group["cycle"]["efficiency"] <= 1 for group in everything["groups"])
-    assert all(group["seeds_that_reached_target"] == 2 for group in everything["groups"])
+    assert all(group["seeds_that_reached_target"] == 1 for group in everything["groups"])
     runs = everything["runs"]
-    assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1), (2, 2), (0, 2)]
+    assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1)]
     assert runs[0]["curve"]["episodic_return"] == runs[1]["curve"]["episodic_return"]
-    assert Path(runs[3]["run_dir"], "metrics.jsonl").is_file()
+    assert Path(runs[1]["run_dir"], "metrics.jsonl").is_file()
 
 
 def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
