@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ from dppo.config.files import preset
 from dppo.config.parts import about
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError
+from dppo.log import logger
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
 
 PROG = "dppo train"
 USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
 DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."
-
-logger = logging.getLogger("dppo")
 
 
 def main(argv: list[str]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dppo.config import Config
+from dppo.log import logger
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
@@ -35,7 +35,6 @@ NOTES = {
     "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
 }
-logger = logging.getLogger("dppo")
 
 
 class LearningNotes(Observer):

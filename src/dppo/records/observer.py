@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.config import Config
+from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
 
 PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
-
-logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import DppoError
+from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
 from dppo.records.result import Result
-
-logger = logging.getLogger("dppo")
 
 DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"

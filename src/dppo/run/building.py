@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import threading
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from dppo.config import Config
 from dppo.config.atari import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError
+from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
-
-logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import time
 from collections import Counter, deque
@@ -16,6 +15,7 @@ import numpy as np
 from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
+from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
 from dppo.signals import StopSignals
@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 OF_ONE_RUN = ("learning_rate", "rate_factor", "kept")  # in the state of the trainers
-
-logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from dppo.config import Config, resolved
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, counted
+from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import model_class
 from dppo.records import words
@@ -36,8 +36,6 @@ from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
-
-logger = logging.getLogger("dppo")
 
 
 def train(

@@ -7,7 +7,6 @@ metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import re
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.log import logger
 from dppo.records.files import disk, sealed
 
 FOLDER = "checkpoints"  # within a run's folder
@@ -28,8 +28,6 @@ FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
-
-logger = logging.getLogger("dppo")
 
 
 @dataclass(frozen=True)

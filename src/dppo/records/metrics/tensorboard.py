@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import socket
@@ -11,6 +10,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+from dppo.log import logger
 from dppo.records.files.disk import open_file
 from dppo.records.metrics.reading import plain
 from dppo.records.observer import Observer
@@ -18,8 +18,6 @@ from dppo.records.result import Result
 
 FLUSH_S = 1.0  # between two flushes
 CLOSE_S = 30.0  # longest wait for the last events at the end of a run
-
-logger = logging.getLogger("dppo")
 
 
 class TensorBoard(Observer):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from dppo.errors import DppoError
+from dppo.log import logger
 from dppo.records.files.disk import cause, open_file, read_file, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
-
-logger = logging.getLogger("dppo")
 
 
 class MetricsWriter(Observer):

@@ -9,8 +9,7 @@ from logging.handlers import MemoryHandler
 from typing import Any, TextIO
 
 from dppo.errors import ClusterError
-
-logger = logging.getLogger("dppo")
+from dppo.log import logger
 
 
 class PatientStream:
