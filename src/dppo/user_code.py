@@ -16,11 +16,7 @@ def import_path(named: Any) -> str:
 
 
 def imported_module(name: str, advice: str) -> Any:
-    """Import the module `name`.
-
-    Raises:
-        ImportError: whatever it raised, in a line, followed by `advice`.
-    """
+    """Import the module `name`; raise ImportError with whatever it raised, in a line, followed by `advice`."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported

@@ -41,9 +41,7 @@ class BuiltSampler:
 def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None) -> BuiltSampler:
     """Build a sampler and its environments, whose activity `progress` records.
 
-    Raises:
-        EnvironmentFault: the constructor of an environment raised.
-        ConfigError: the spaces are not supported, or the user's network breaks its contract.
+    Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
     """
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
     progress = progress or ActivityRecord()

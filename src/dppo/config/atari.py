@@ -33,8 +33,6 @@ def atari_in_words(config: FlatSettings) -> str | None:
         return None
     size = " x ".join(map(str, config.resize or ("full size",)))
     life = ", and the loss of a life ends an episode for learning only" * (config.atari == "life")
-    return (
-        f"Frames: {config.env_name} starts with 1 to 30 no-ops; {config.action_repeat} frames an action, {size}, "
-        f"stacks of {config.frame_stack}{life}. Returns are those of whole games. PPO's defaults are CleanRL's for "
-        f"Atari. atari=raw turns all this off."
-    )
+    frames = f"{config.action_repeat} frames an action, {size}, stacks of {config.frame_stack}{life}"
+    rest = "Returns are those of whole games. PPO's defaults are CleanRL's for Atari. atari=raw turns all this off."
+    return f"Frames: {config.env_name} starts with 1 to 30 no-ops; {frames}. {rest}"

@@ -202,11 +202,9 @@ def _check_shares(config: FlatSettings) -> None:
     if sequences % per_epoch:
         best = _nearest_divisors(sequences, per_epoch, most=max(1, sequences // 2))
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
-        raise ConfigError(
-            f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {per_epoch} minibatches do not divide "
-            f"the {rows} of each learner evenly. "
-            f"{_use('minibatch_size', [config.batch_size // n for n in sorted(best, reverse=True)])}."
-        )
+        fact = f"{per_epoch} minibatches do not divide the {rows} of each learner evenly"
+        use = _use("minibatch_size", [config.batch_size // n for n in sorted(best, reverse=True)])
+        raise ConfigError(f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {fact}. {use}.")
 
 
 def _use(name: str, values: list[int]) -> str:

@@ -41,11 +41,9 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         if name in named:
             continue
         if "<" in str(stored[name]):  # <locals>, <lambda>
-            raise ConfigError(
-                f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
-                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, "
-                f"{name.removesuffix('_id')}=...)."
-            )
+            ways = f"dppo.train(config, resume=...) or dppo.evaluate(run, {name.removesuffix('_id')}=...)"
+            fact = f"is an object of a Python program, which {origin} cannot name"
+            raise ConfigError(f"{name}={stored[name]}: {fact}. Pass the object itself in Python: {ways}.")
         if not trust:
             raise ConfigError(
                 f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` if you "

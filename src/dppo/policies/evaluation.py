@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from dppo import streams
 from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
@@ -196,7 +194,7 @@ class _Playing:
         where = f"of episode {episode} (seed {seed})"
         episode_return, length, done, state = 0.0, 0, False, None
         obs, info = self._call(f"reset {where}", self.env.reset, seed=seed)
-        mask = self._mask(masks, f"reset {where}", info)
+        mask = self._call(f"reset {where}", masks.read, info) if masks is not None else None
         while not done:
             action = policy.act(obs, state, action_mask=mask, generator=generator)
             if policy.state_size:
@@ -206,20 +204,16 @@ class _Playing:
             episode_return += float(reward)
             length += 1
             done = terminated or truncated
-            mask = None if done else self._mask(masks, step, info)
+            mask = None if done or masks is None else self._call(step, masks.read, info)
             self._report(length, episode_return)
         self.returns.append(episode_return)
         self.lengths.append(length)
 
-    def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
-        try:
-            return None if masks is None else masks.read(info)
-        except BadResult as error:
-            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
-
     def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
+        except BadResult as error:  # of a mask
+            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
         except Exception as error:
             fault = f"{self.player.env_name}: {where} raised {in_a_line(error)}"
             raise EnvironmentFault(fault, user_traceback(error)) from None

@@ -184,8 +184,7 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     Args:
         model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
 
-    Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
+    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
     """
     return policy_from(read(path), model)
 

@@ -52,11 +52,9 @@ def branch_line(origin: Found) -> str:
     lengths = [array for name, array in arrays["samplers"].items() if name.endswith(".episode_lengths")]
     left = sum(int((array > 0).sum()) for array in lengths)
     steps = sum(int(array.sum()) for array in lengths)
-    return (
-        f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimizer and normalizers are kept, "
-        f"counters start at zero. New episodes start; {counted(left, 'open episode')} of {counted(steps, 'step')} "
-        f"{'is' if left == 1 else 'are'} dropped."
-    )
+    kept = f"Branching off {origin.path} at step {state['global_step']:,}: weights, optimizer and normalizers are kept"
+    dropped = f"{counted(left, 'open episode')} of {counted(steps, 'step')} {'is' if left == 1 else 'are'} dropped"
+    return f"{kept}, counters start at zero. New episodes start; {dropped}."
 
 
 def as_setting_and_flag(name: str, value: object) -> str:

@@ -51,9 +51,7 @@ class Parts:
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
     """Start Ray, actors, environments and learners; load the checkpoint to continue from; `stack` closes all parts.
 
-    Raises:
-        CheckpointError: the environment differs from that of the run to continue.
-        ConfigError: the statistics of normalizers are to be frozen before there are any.
+    Raise CheckpointError if the environment differs from that of the run to continue.
     """
     start = folder.start or folder.origin
     variables = _variables(config, stack)

@@ -85,9 +85,7 @@ class RayTrainers:
         """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
 
         Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
-
-        Raises:
-            SegmentsLost: they must be collected again; nothing has changed.
+        Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
         while True:
             try:

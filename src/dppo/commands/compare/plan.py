@@ -26,9 +26,8 @@ SET_BY_COMPARE = {
 USAGE = "ENV_ID [--actors M M ...] [--seeds S] [--flag value ...]"
 DESCRIPTION = (
     "Train with several numbers of actors, and compare the mean episode return over wall time and over env steps, the "
-    "time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle. With a single "
-    "number of actors, train several seeds. Runs take turns, so that a drift of the machine affects all numbers of "
-    "actors alike. It writes compare.png and compare.json."
+    "time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; or train several "
+    "seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and compare.json."
 )
 HELP = {
     "actors": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",

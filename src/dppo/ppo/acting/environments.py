@@ -36,9 +36,7 @@ class Environments(Protocol):
             log: receives the episodes that end or are dropped, and the time.
 
         Returns: the final observation of each environment that was truncated and not terminated, by its index.
-
-        Raises:
-            EnvironmentFault: an environment raised; or it returned an invalid result, and these are not dropped.
+        Raises EnvironmentFault if an environment raised, or returned an invalid result that is not dropped.
         """
 
     def restore(
@@ -66,8 +64,7 @@ class Environments(Protocol):
             done: [t, E]
             first: the segment is the first of the run.
 
-        Raises:
-            EnvironmentFault: an observation is outside its space.
+        Raises EnvironmentFault if an observation is outside its space.
         """
 
     def open_episodes(self) -> dict[str, np.ndarray]:

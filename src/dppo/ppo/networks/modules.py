@@ -160,14 +160,11 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
     Raise ConfigError if the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
     """
     if not isinstance(network, Autograd):
-        raise ConfigError(
-            "precision=bfloat16: the default network for an observation of numbers is a small MLP with a gradient "
-            "written by hand in float32, and would not become faster. Use `precision=float32`."
-        )
+        raise ConfigError("precision=bfloat16: the MLP has a gradient for float32 only. Use `precision=float32`.")
     if device == "cpu" and not cpu_has_bfloat16():
         raise ConfigError(
-            f"precision=bfloat16: this CPU ({platform.machine()}) has no instructions for bfloat16 (AVX512_BF16 or AMX "
-            f"on x86), so it would be slower than float32. Use `precision=float32`, or `device=cuda`."
+            f"precision=bfloat16: this CPU ({platform.machine()}) has no AVX512_BF16 or AMX, and would be slower than "
+            f"with float32. Use `precision=float32`, or `device=cuda`."
         )
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
