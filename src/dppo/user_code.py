@@ -24,10 +24,7 @@ def imported_module(name: str, advice: str) -> Any:
 
 
 def imported(path: str, kind: str) -> Any:
-    """Return the object at an import path, `module:name`, of which `kind` is an example of a name.
-
-    Raise ImportError if it is not an import path, or there is no such object; the text says which.
-    """
+    """Return the object at an import path such as `module:{kind}`; raise ImportError, with the reason, without one."""
     module_name, _, name = path.rpartition(":")
     if not module_name:
         raise ImportError(

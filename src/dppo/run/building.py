@@ -69,7 +69,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("skipped a damaged checkpoint: %s", problem)
     for change in folder.close_changes:
         logger.warning("%s", change)
-    _check_determinism(config, spaces, ledger)
+    if not spaces.deterministic and config.replay:
+        ledger.give_up_replay()
+        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces, start)
     trainers = _make_trainers(config, spaces, stop, stack, expected, options)
@@ -85,12 +87,6 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
-
-
-def _check_determinism(config: Config, spaces: Spaces, ledger: ReplayLedger) -> None:
-    if not spaces.deterministic and config.replay:
-        ledger.give_up_replay()
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
 
 
 def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
