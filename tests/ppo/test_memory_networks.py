@@ -93,13 +93,12 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     heads, values, drawn = [], [], []
     for t in range(STEPS):
         state = np.where(starts[t, :, None], spec.state_size * 0, state).astype(dtype)
-        actions, decided = agent.act(
-            obs[t], agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0], state
-        )
+        noise = agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0]
+        sampled, decided = agent.act(obs[t], noise, state)
         np.testing.assert_array_equal(agent.values(obs[t], state), decided.values)
         heads.append(decided.head)
         values.append(decided.values)
-        drawn.append(actions)
+        drawn.append(sampled)
         assert decided.state is not None
         assert decided.state.shape == (ENVS, spec.state_size)
         state = decided.state
