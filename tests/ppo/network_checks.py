@@ -72,7 +72,7 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
     assert values.shape == together[1].values.shape == (samplers, rows)
     for s in range(samplers):
         own = None if state is None else state[s]
-        pairs = [(values, agent.values(obs[s], own))]
+        pairs: list[Any] = [(values, agent.values(obs[s], own))]
         for both, one in ((together, agent.act(obs[s], noise[s], own)), (best, agent.decide(obs[s], own))):
             pairs += [(both[0], one[0]), *zip(both[1], one[1], strict=True)]
         for stacked, alone in pairs:
