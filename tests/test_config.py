@@ -140,7 +140,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ),
         ({"num_samplers": 0}, "num_samplers=0: must be greater than 0. Use a larger value."),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
-        ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* written as JSON"),
+        ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* not JSON"),
         *(
             ({"actor_resources": amount, "num_actors": 1}, "actor_resources=")
             for amount in ({"CPU": 1}, {"GPU": 1}, {"licence": 0}, {"licence": -1}, {"licence": "nan"})

@@ -176,7 +176,7 @@ BROKEN = {  # class in worlds.models: part of the message
     "Mixed": "its parameter value.weight is torch.float64 on cpu, the first is torch.float32",
     "Elsewhere": "its parameter value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
-    "RandomBuffer": "its buffer features is random, so each actor would get different values",
+    "RandomBuffer": "its buffer features is random, and would differ in each actor",
 }
 
 

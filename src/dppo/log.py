@@ -1,6 +1,5 @@
-"""The logger of all modules, silent until a run or the user's own logging shows it."""
+"""The logger of all modules."""
 
 import logging
 
 logger = logging.getLogger("dppo")
-logger.addHandler(logging.NullHandler())

@@ -73,6 +73,6 @@ def unpacked_model(packed: PackedModel) -> Model:
         model: Model = wire.unpack(pickled)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(
-            f"model: cannot be loaded in another process: {in_a_line(error)}. Its module must be on every node."
+            f"model: cannot be loaded in another process: {in_a_line(error)}. It must be importable on every node."
         ) from None
     return model

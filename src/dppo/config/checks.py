@@ -25,9 +25,9 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.policy_lag < 2 or not c.overlap,
      "policy_lag={config.policy_lag}: overlap=True sets a lag of 1. Leave one of them out."),
     (lambda c: c.policy_lag < c.iterations,
-     "policy_lag={config.policy_lag} needs more iterations than that, or the first policy collects everything: "
+     "policy_lag={config.policy_lag} needs more than {lag}, or the first policy collects everything: "
      "total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
-     "`total_timesteps`, or lower `policy_lag`."),
+     "`total_timesteps` to more than {lag_steps}, or lower `policy_lag`."),
     (lambda c: c.minibatch_size is None or c.minibatch_size <= c.batch_size,
      "minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps ({batch}). Use at "
      "most {config.batch_size}, or raise `num_steps`."),
@@ -109,7 +109,8 @@ def check(config: FlatSettings) -> None:
     """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
     if len(config.resize) not in (0, 2):
         raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
-    facts = {"config": config, "batch": batch_in_words(config), "iterations": counted(config.iterations, "iteration")}
+    facts = {"config": config, "batch": batch_in_words(config), "lag_steps": config.policy_lag * config.batch_size}
+    facts |= {"iterations": counted(config.iterations, "iteration"), "lag": counted(config.policy_lag, "iteration")}
     for holds, otherwise in LIMITS:
         if not holds(config):
             raise ConfigError(otherwise.format(**facts))
@@ -164,7 +165,8 @@ def _check_ray(config: FlatSettings) -> None:
         known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
         fact = known.get(scheme.removesuffix("s"), f"{scheme}:// is not an address of Ray")
         raise ConfigError(
-            f"address={config.address}: {fact}. Use the head's host:port, or `address=auto` on a node of the cluster."
+            f"address={config.address}: {fact}. On a node of the cluster use `address=auto`, or the head's host:port "
+            f"(6379 by default)."
         )
     for name, amount in config.actor_resources.items():
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:

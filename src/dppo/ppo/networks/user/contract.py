@@ -71,7 +71,7 @@ class Contract:
             module = self.made_of(self.spaces, self.head_size, **self.kwargs)
         except Exception as error:
             fact = f"its constructor raised {in_a_line(error)}{place_of(error)}"
-            raise self._broken(f"{fact}. It is called with (spaces, {self.head_size}, **model_kwargs)") from error
+            raise self._broken(f"{fact}. It is called with (spaces, head_size={self.head_size}, **kwargs)") from error
         self._check_parameters(module)
         return module
 
