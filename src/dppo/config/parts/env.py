@@ -26,7 +26,8 @@ class Env:
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
     on_bad_step: Literal["raise", "drop"] = setting(
         "raise",
-        "Reaction to an invalid observation, reward, flag or mask: end the run; or count it and start a new episode.",
+        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop abandons the episode, "
+        "counts it as an incident and starts a new one.",
         resume="free",
     )
     drop_obs: tuple[str, ...] = setting(
