@@ -84,7 +84,7 @@ def _environments() -> Iterator[None]:
 # Three iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.
 SIZES: dict[str, Any] = {"num_samplers": 3, "envs_per_sampler": 2, "num_steps": 24, "total_timesteps": 3 * 144}
 SIZES |= {"learning_rate": 1e-3, "dtype": "float64"}
-FAST = {"update_epochs": 2, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
+FAST = {"update_epochs": 4, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
 SIZES |= FAST | {"norm_obs": False, "norm_reward": False}
 EVERYTHING_NORMALIZED = {"norm_obs": True, "norm_reward": True}
 ENVS = {"discrete": "CartPole-v1", "continuous": "oracle/ShortPendulum-v0"}

@@ -173,10 +173,10 @@ BROKEN = {  # class in worlds.models: part of the message
     "Drops": "its head differ between two passes over the same observations. Remove dropout and noise",
     "NoCritic": "its values do not depend on any parameter with requires_grad=True",
     "Empty": "it has no parameters, so there is nothing to learn. Assign its layers to self",
-    "Mixed": "its parameter value.weight is torch.float64 on cpu, the first is torch.float32",
-    "Elsewhere": "its parameter value.weight is torch.float32 on meta",
+    "Mixed": "its parameters differ: value.weight is torch.float64 on cpu, body.1.weight is torch.float32 on cpu",
+    "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
-    "RandomBuffer": "its buffer features is random, and would differ in each actor",
+    "RandomBuffer": "its buffer features is random, so each actor would get different values",
 }
 
 

@@ -229,8 +229,8 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
     outputs = 512 * 2 + 2 + 512 + 1 + 2  # mean of two actions, value, log_std
     assert nature.spec.num_parameters == convolutions + 7 * 7 * 64 * 512 + 512 + outputs
     assert str(nature) == (
-        f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, for "
-        f"observations of uint8[84, 84, 4]."
+        f"Network: a Nature CNN, shared by policy and value, {nature.spec.num_parameters:,} parameters, because the "
+        f"observation is an image of 84 x 84 x 4 bytes."
     )
     assert grid.layers == "a grid CNN, shared by policy and value"
 

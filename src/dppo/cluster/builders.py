@@ -133,8 +133,9 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
             if max(-start, start + count - 1) > MOST_WHOLE:
                 raise ConfigError(
                     f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
-                    f"{start + count - 1}, and the network reads float32, which cannot tell integers beyond 2**24 "
-                    f"apart. Subtract the start (gymnasium.wrappers.TransformObservation), or use `dtype=float64`."
+                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
+                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
+                    f"use `dtype=float64`."
                 )
 
 

@@ -1,4 +1,4 @@
-"""Spaces and network of a policy as JSON values, as a checkpoint stores them."""
+"""Spaces and network of a policy as JSON values, as a checkpoint stores them, and a network in words."""
 
 from __future__ import annotations
 
@@ -60,3 +60,14 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
         model["dtype"],
         state_dependent_std=model.get("state_dependent_std", False),
     )
+
+
+def network_summary(spec: NetworkSpec) -> str:
+    """Return `MLP 64x64 tanh, lstm 64`."""
+    if not isinstance(spec, EncoderSpec | MLPSpec):
+        return f"network {spec.as_json()['model']}"
+    of = spec.layers if isinstance(spec, EncoderSpec) else spec
+    memory = f", {of.memory} {of.memory_size}" if isinstance(of, Layers) and of.memory != "none" else ""
+    if isinstance(spec, EncoderSpec) and not spec.acts_in_numpy:
+        return f"network of encoders {spec.layers.image_encoder or ''}".rstrip() + memory
+    return f"MLP {'x'.join(map(str, of.hidden_sizes)) or 'without hidden layers'} {of.activation}{memory}"

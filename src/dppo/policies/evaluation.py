@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from dppo import streams
 from dppo.config import flattened
@@ -19,7 +22,6 @@ from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_e
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
-from dppo.log import logger
 from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
@@ -29,6 +31,8 @@ from dppo.streams import Stream
 from dppo.user_code import import_path, in_a_line
 
 REPORT_EVERY_S = 5.0
+
+logger = logging.getLogger("dppo")
 
 
 def evaluate(
@@ -52,7 +56,8 @@ def evaluate(
         deterministic: take the most likely action; False samples actions, as in training.
         env_kwargs: arguments of the environment, in place of those of the run.
         model: the class of the run's own network, in place of the one that the checkpoint names.
-        trust: import and call what the settings of a run's folder name, beyond plain Gymnasium ids and what you name.
+        trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
+            `Result`, or for an `env` and a `model` that you name.
         render: show the environment in a window.
 
     Raises:
@@ -107,7 +112,10 @@ class _Player:
         """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
         if _is_made(self.env):
             if render:
-                raise ConfigError("render=True has no effect: env is already made. Make it with render_mode='human'.")
+                raise ConfigError(
+                    "render=True has no effect on an environment that is already made. Make it with "
+                    "render_mode='human'."
+                )
             return self.env
         check_env_id(self.env)
         in_window = partial(make_in_window, env_name=self.env_name)
@@ -138,7 +146,9 @@ def _find_player(
         raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
     if isinstance(policy, Policy):
         if env is None:
-            raise ConfigError("env: is missing, and a Policy cannot make one. Pass env, or the run instead.")
+            raise ConfigError(
+                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
+            )
         if model is not None:
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
         return _Player(policy, env, dict(env_kwargs or {}))
@@ -169,7 +179,8 @@ def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
         raise CheckpointError(
-            f"{env_name} has {spaces_summary(found)}; the policy needs {spaces_summary(trained)}. Use the run's own."
+            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
+            f"environment of the run."
         )
 
 
@@ -194,7 +205,7 @@ class _Playing:
         where = f"of episode {episode} (seed {seed})"
         episode_return, length, done, state = 0.0, 0, False, None
         obs, info = self._call(f"reset {where}", self.env.reset, seed=seed)
-        mask = self._call(f"reset {where}", masks.read, info) if masks is not None else None
+        mask = self._mask(masks, f"reset {where}", info)
         while not done:
             action = policy.act(obs, state, action_mask=mask, generator=generator)
             if policy.state_size:
@@ -204,16 +215,20 @@ class _Playing:
             episode_return += float(reward)
             length += 1
             done = terminated or truncated
-            mask = None if done or masks is None else self._call(step, masks.read, info)
+            mask = None if done else self._mask(masks, step, info)
             self._report(length, episode_return)
         self.returns.append(episode_return)
         self.lengths.append(length)
 
+    def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
+        try:
+            return None if masks is None else masks.read(info)
+        except BadResult as error:
+            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
+
     def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except BadResult as error:  # of a mask
-            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
         except Exception as error:
             fault = f"{self.player.env_name}: {where} raised {in_a_line(error)}"
             raise EnvironmentFault(fault, user_traceback(error)) from None

@@ -14,7 +14,7 @@ from dppo.envs.checks.observations import Limits, first_outside
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.packing import leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
-from dppo.policies.described import model_from
+from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -40,7 +40,7 @@ class Policy:
         config = self.state.get("config")
         env = config.get("env_id", "?") if isinstance(config, dict) else "?"
         return (
-            f"Policy({env}: {spaces_summary(self.spaces)}; network {self._agent.spec.as_json()}, "
+            f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
 
@@ -64,7 +64,8 @@ class Policy:
 
         Args:
             state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
-            action_mask: the choices that are allowed, [M] or [n, M], if training had them beside the observation.
+            action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
+                `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raises:
@@ -128,7 +129,8 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     Args:
         obs: what an environment returns; or many of them: each leaf with an axis more, in front.
 
-    Raise ValueError if it is not an observation of `spaces`, with the reason.
+    Raises:
+        ValueError: it is not an observation of `spaces`, with the reason.
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
@@ -184,7 +186,8 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     Args:
         model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
 
-    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
     """
     return policy_from(read(path), model)
 
@@ -217,13 +220,15 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
         statistics = arrays["normalizer"]
     except ConfigError as error:
         raise CheckpointError(
-            f"{found.path}: its network cannot be built here: {error} Set PYTHONPATH, or pass model=Class."
+            f"{found.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
+            f"or pass the class: load_policy(path, model=Class)."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         name = model_name(found)
         if name is not None and isinstance(error, ValueError):
             raise CheckpointError(
-                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was then."
+                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was at the "
+                f"time of training."
             ) from None
         problem = f"is not a dppo checkpoint ({error!r})"
         raise CheckpointError(f"{found.path}: {problem}. Pass the folder of a run.") from None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import shorten
 
 from dppo.config.parts import Network, default_of
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, counted
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
 from dppo.spaces.actions import boxes
-from dppo.spaces.spaces import Spaces, dtype_summary, is_image
+from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
 
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
@@ -23,22 +22,24 @@ WORDS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "grid": "a grid CN
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A network, and the observations that it was chosen for."""
+    """A network, and why it was chosen."""
 
     spec: NetworkSpec
     layers: str
     """Its layers in words, for the log."""
-    spaces: Spaces
+    reason: str | None
+    """None where the user named it."""
 
     def __str__(self) -> str:
-        observed = shorten(dtype_summary(self.spaces.obs), 160, placeholder=" ...")
-        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters, for observations of {observed}."
+        because = "" if self.reason is None else f", because {self.reason}"
+        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{because}."
 
 
 def choose_network(network: Network, spaces: Spaces) -> Choice:
     """Return the network for these spaces.
 
-    Raise ConfigError if a setting has no effect on the network for these spaces, or the user's own breaks its contract.
+    Raises:
+        ConfigError: a setting has no effect on the network for these spaces, or the user's own breaks its contract.
     """
     spaces = spaces.of_network()
     if network.model is not None:
@@ -49,7 +50,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     if spaces.is_vector and separate and network.memory == "none" and not network.layer_norm:
         own_std = network.state_dependent_std
         mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
-        return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", spaces)
+        return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     layers = Layers(
         image_encoder=encoder,
         image_features=network.image_features or FEATURES[encoder or "flatten"],
@@ -65,7 +66,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     trunks = "one each for policy and value" if separate else "shared by policy and value"
     memory = {"none": "", "gru": ", a GRU of {} units", "lstm": ", an LSTM of {} units"}[network.memory]
     words = f"{_encoders(spaces, encoder)}{hidden}{memory.format(network.memory_size)}, {trunks}"
-    return Choice(EncoderSpec.of(spaces, layers, network.dtype), words, spaces)
+    return Choice(EncoderSpec.of(spaces, layers, network.dtype), words, _observed(spaces))
 
 
 def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
@@ -73,13 +74,15 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     spec, name = ModuleSpec.of(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
-            f"model={name}: it has memory (state_size={spec.state_size}). Set `sequence_length`; 16 is usual."
+            f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
+            f"`sequence_length` to a divisor of `num_steps`; 16 is usual."
         )
     if not spec.state_size and network.sequence_length is not None:
         raise ConfigError(
-            f"sequence_length={network.sequence_length} has no effect: model={name} has no state_size. Leave it out."
+            f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
+            f"because it has no attribute state_size. Leave it out."
         )
-    return Choice(spec, f"{name} (set by `model`)", spaces)
+    return Choice(spec, f"{name} (set by `model`)", None)
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
@@ -94,7 +97,7 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
     if network.image_encoder == "nature" and small:
         raise ConfigError(
             f"image_encoder=nature: its convolutions need images of {SMALLEST_FOR_NATURE} x {SMALLEST_FOR_NATURE} "
-            f"pixels, and {small[0] or 'the image'} has {min(sides[small[0]])}. Use `image_encoder=grid` or impala."
+            f"pixels, and the observation has {_named(spaces, small[0])}. Use `image_encoder=grid` or impala."
         )
     return network.image_encoder
 
@@ -134,3 +137,23 @@ def _encoders(spaces: Spaces, encoder: str | None) -> str:
     if encoder and len(named) == 1:
         return joined
     return f"{joined}, {'joined ' if len(named) > 1 else ''}into an MLP"
+
+
+def _observed(spaces: Spaces) -> str:
+    named = spaces.leaves()
+    if spaces.obs.names is None:
+        return f"the observation is {_named(spaces, '')}"
+    parts = ", ".join(f"{name} ({_named(spaces, name)})" for name in list(named)[:6])
+    more = f" and {len(named) - 6} more" if len(named) > 6 else ""
+    return f"the observation has {counted(len(named), 'leaf', 'leaves')}: {parts}{more}"
+
+
+def _named(spaces: Spaces, name: str) -> str:
+    leaf = spaces.leaves()[name]
+    shape = " x ".join(map(str, leaf.shape)) or "1"
+    if is_image(leaf):
+        return f"an image of {shape} bytes"
+    if name in spaces.categories:
+        counts = spaces.categories[name].counts
+        return f"{' x '.join(map(str, counts))} categories" if len(counts) < 5 else f"{len(counts)} choices"
+    return f"{shape} numbers" if shape != "1" else "1 number"

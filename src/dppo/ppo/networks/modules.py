@@ -16,7 +16,7 @@ from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.chains import HOOKS, forward_of, use_in
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters
-from dppo.ppo.networks.torch_state import default_dtype, exact_on
+from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]
@@ -61,6 +61,9 @@ class TorchActing(ActingNetwork):
                 self._rows[name] = self._inputs[name].numpy()
             np.copyto(self._rows[name], leaf)
         inputs: Any = self._inputs.get("", self._inputs)
+        undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
+        if undisturbed and matmul_precision() == "highest":
+            return self._outputs(inputs, state)
         with default_dtype(self._dtype), exact_on(1):
             return self._outputs(inputs, state)
 
@@ -130,7 +133,8 @@ def quick(module: nn.Module) -> nn.Module:
     """Modify `module` so that its forward pass takes half the time for few rows, and return it.
 
     Parameters and submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
-    torch that have no hooks call `forward` directly. The tensors stay the same. The structure must not change later.
+    torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
+    must not change afterwards.
     """
     for part in module.modules():
         if isinstance(part, jit.ScriptModule):
@@ -153,22 +157,28 @@ def quick(module: nn.Module) -> nn.Module:
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
     """Run the layers of `network` in bfloat16 from now on; its weights, gradients and outputs stay float32.
 
-    Half the bytes, and several times the products per second. Results are reproducible on one type of CPU or GPU.
+    Half the bytes, and several times the products per second where the hardware has it. Results are reproducible on the
+    same type of CPU or GPU.
 
     Source: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (arXiv:1905.12322).
 
-    Raise ConfigError if the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
+    Raises:
+        ConfigError: the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
     """
     if not isinstance(network, Autograd):
-        raise ConfigError("precision=bfloat16: the MLP has a gradient for float32 only. Use `precision=float32`.")
+        raise ConfigError(
+            "precision=bfloat16: the default network for an observation of numbers is a small MLP with a gradient "
+            "written by hand in float32, and would not become faster. Use `precision=float32`."
+        )
     if device == "cpu" and not cpu_has_bfloat16():
         raise ConfigError(
-            f"precision=bfloat16: this CPU ({platform.machine()}) has no AVX512_BF16 or AMX, and would be slower than "
-            f"with float32. Use `precision=float32`, or `device=cuda`."
+            f"precision=bfloat16: this CPU ({platform.machine()}) has no instructions for bfloat16 (AVX512_BF16 or AMX "
+            f"on x86), so it would be slower than float32. Use `precision=float32`, or `device=cuda`."
         )
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
-            f"precision=bfloat16: {torch.cuda.get_device_name()} is older than Ampere. Use `precision=float32`."
+            f"precision=bfloat16: {torch.cuda.get_device_name()} has no instructions for bfloat16, which came with "
+            f"NVIDIA's Ampere. Use `precision=float32`."
         )
     network.lower = torch.bfloat16
 
