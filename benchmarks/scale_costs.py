@@ -1,0 +1,205 @@
+"""What `scale.py --real` and `scale.py --costs` measure: the driver's costs with real actors on Ray, and those of rows.
+
+The actors are those of a run, without torch: each hosts one sampler of CartPole whose steps sleep for log-normal times.
+Segments take longer with more actors, so that the same number of answers arrive per second. The figures are CPU time of
+the driver after a warm-up, so that other processes on the same cores hardly change them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from measure import ours_environment, run_json
+
+STEPS = 4  # of a segment
+ANSWERS_PER_S = 250
+WARM_UP, REPEATS = 3, 5
+ANSWERS = 1500  # of a repeat, about
+POLICIES = ((64, 64), (103, 103), (125, 125), (130, 130), (350, 350), (1930, 1930))  # hidden layers: 0.04 to 30 MB
+
+
+def real(
+    num_actors: int, *, lag: int = 1, hidden: Sequence[int] = (64, 64), by_reference: bool = False
+) -> dict[str, Any]:
+    """Measure the driver with `num_actors` on Ray, in a process of its own."""
+    work = {"num_actors": num_actors, "lag": lag, "hidden": list(hidden), "by_reference": by_reference}
+    return run_json([sys.executable, __file__, json.dumps(work)], ours_environment())
+
+
+def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool) -> dict[str, float]:
+    """Start Ray and the actors, collect for a while, and return figures of the driver."""
+    from dppo.cluster.collecting.ledger import ReplayLedger
+    from dppo.cluster.collecting.ray_transport import collector_on_ray
+    from dppo.cluster.plans import sampler_plan
+    from dppo.cluster.ray.session import RaySession, store_bytes_for
+    from dppo.config import Config
+    from dppo.ppo.exchange.records import PolicySnapshot
+    from dppo.ppo.networks.choice import choose_network
+    from dppo.signals import StopSignals
+
+    config = Config(
+        env_id="bench_envs:uneven_cartpole",
+        env_kwargs={"mean_s": num_actors / ANSWERS_PER_S / STEPS},
+        num_actors=num_actors,
+        num_samplers=num_actors,
+        num_steps=STEPS,
+        hidden_sizes=tuple(hidden),
+        cpus_per_actor=0.01,
+    )
+    began = time.monotonic()
+    store = store_bytes_for(num_actors * STEPS, 10**7)
+    session = RaySession(config.actors, config.learners, store_bytes=store, notify=lambda text: None)
+    ray_s = time.monotonic() - began
+    stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
+    collector = collector_on_ray(
+        sampler_plan(config), config.actors, ledger, lambda progress: None, by_reference=by_reference
+    )
+    began = time.monotonic()
+    spaces = collector.describe(stop)
+    first_s = time.monotonic() - began
+    weights = np.zeros(choose_network(config.network, spaces).spec.num_parameters, np.float32)
+    asked, received = Spent(), Spent()
+    for index in range(lag):
+        collector.request(PolicySnapshot(0, weights), index)
+    iterations, index, all_s = max(2, ANSWERS // num_actors), lag, 0.0
+    rows: list[tuple[float, ...]] = []
+    for repeat in range(REPEATS + 1):
+        asked.reset(), received.reset()
+        cpu_s, since = time.process_time(), time.monotonic()
+        count = iterations if repeat else WARM_UP
+        for _ in range(count):
+            policy = PolicySnapshot(max(0, index - lag), weights)
+            asked.run(lambda policy=policy, index=index: collector.request(policy, index))
+            received.run(lambda: collector.receive(stop))
+            all_s = all_s or time.monotonic() - began
+            index += 1
+        answers, cpu_s = count * num_actors, time.process_time() - cpu_s
+        others_s = cpu_s - asked.seconds - received.seconds
+        rate = answers / (time.monotonic() - since)
+        rows.append((*(1e6 * one / answers for one in (asked.seconds, received.seconds, others_s)), rate))
+    for _ in range(lag):
+        collector.receive(stop)
+    medians = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+    names = ("question_us", "answer_us", "other_threads_us", "answers_per_s")
+    collector.close()
+    session.close()
+    starts = {"ray_s": ray_s, "first_question_s": first_s, "first_segments_s": all_s}
+    return dict(zip(names, medians, strict=True)) | {"policy_mb": weights.nbytes / 1e6} | starts
+
+
+class Spent:
+    """CPU seconds of this thread in some calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        began = time.thread_time()
+        result = call()
+        self.seconds += time.thread_time() - began
+        return result
+
+
+def learner(num_samplers: int, num_steps: int, width: int, *, lag: int = 0) -> dict[str, float]:
+    """Return CPU milliseconds of the learner in an iteration with the default settings: its parts, and their sum.
+
+    Args:
+        width: numbers of an observation.
+    """
+    import torch
+
+    from dppo.cluster.learning.trainers import LocalTrainer
+    from dppo.cluster.plans import trainer_plan
+    from dppo.config import Config
+    from dppo.ppo.exchange.normalizer import no_statistics
+    from dppo.ppo.learning.batch import make_batch
+    from dppo.run.learner import PPOLearner
+    from dppo.signals import StopSignals
+    from dppo.spaces.actions import DiscreteActions
+    from dppo.spaces.spaces import Spaces
+
+    torch.set_num_threads(1)
+    config = Config(
+        env_id="CartPole-v1",
+        num_samplers=num_samplers,
+        num_steps=num_steps,
+        total_timesteps=num_samplers * num_steps * (REPEATS + 1),
+        policy_lag=lag,
+    )
+    spaces = Spaces(np.dtype(("float32", (width,))), DiscreteActions(2))
+    trainers, moments = LocalTrainer(trainer_plan(config), spaces), no_statistics(spaces, obs=True, returns=True)
+    given = Given(num_samplers, num_steps, width)
+    loop = PPOLearner(given, trainers, given.ledger, moments, policy_lag=lag)
+    update, updating, whole = trainers.update, Spent(), Spent()
+
+    def timed(*arguments: Any) -> Any:
+        return updating.run(lambda: update(*arguments))
+
+    trainers.update = timed  # type: ignore[method-assign]
+    steps, found = loop.run(REPEATS + 1, StopSignals()), []
+    for repeat in range(REPEATS + 1):
+        updating.reset(), whole.reset()
+        whole.run(lambda: next(steps))
+        batches, scale = Spent(), loop.snapshot().obs_scale
+        batches.run(lambda scale=scale: make_batch(given.segments, scale, 1.0, gamma=0.99, gae_lambda=0.95))
+        if repeat:
+            own_s = whole.seconds - updating.seconds
+            found.append((batches.seconds, updating.seconds - batches.seconds, own_s))
+    made, sgd, own = (1e3 * statistics.median(column) for column in zip(*found, strict=True))
+    return {"make_batch_ms": made, "sgd_ms": sgd, "learner_ms": own}
+
+
+class Given:
+    """A collector whose segments have been made beforehand."""
+
+    def __init__(self, num_samplers: int, num_steps: int, width: int) -> None:
+        from dppo.cluster.collecting.ledger import ReplayLedger
+        from dppo.ppo.exchange.normalizer import Moments, Statistics
+        from dppo.ppo.exchange.records import SamplerCarry, Segment, SegmentReport
+
+        rng, rows = np.random.default_rng(0), (num_steps, 1)
+        one, episode = np.zeros(1), np.zeros(1, np.int64)
+        carry = SamplerCarry(episode, one, episode, one, one.astype(np.uint32))
+        self.ledger = ReplayLedger(num_samplers, replay=True)
+        self.expected, self._requests = None, []
+        self.segments, self._reports = [], []
+        for sampler in range(num_samplers):
+            floats = rng.standard_normal((5, *rows)).astype(np.float32)
+            done = rng.random(rows) < 0.01
+            self.segments.append(
+                Segment(
+                    obs=rng.standard_normal((*rows, width)).astype(np.float32),
+                    actions=rng.integers(2, size=rows),
+                    logprobs=np.full(rows, -np.log(2), np.float32),
+                    values=floats[0],
+                    next_values=floats[1],
+                    rewards=np.ones(rows),
+                    terminated=done,
+                    truncated=np.zeros(rows, bool),
+                    valid=np.ones(rows, bool),
+                )
+            )
+            seen = Statistics(Moments.of(self.segments[-1].obs.reshape(-1, width)), Moments.of(floats[2].ravel()))
+            self._reports.append(SegmentReport(sampler, 0, 0, num_steps, carry, (episode,), (), seen))
+
+    def request(self, policy: Any, index: int) -> None:
+        self._requests.append((policy, index))
+
+    def receive(self, stop: Any) -> Any:
+        from dppo.cluster.collecting.collector import Collected
+
+        policy, index = self._requests.pop(0)
+        return Collected(index, policy, self._reports, self.segments, [], 1.0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(once(**json.loads(sys.argv[1]))))
