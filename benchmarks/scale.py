@@ -3,6 +3,7 @@
     python benchmarks/scale.py                             the engine at 64, 1,000 and 10,000 actors, without Ray
     python benchmarks/scale.py --actors 64 1000 10000
     python benchmarks/scale.py --real 8 64 256             the driver with real actors on Ray, 70 MB each
+    python benchmarks/scale.py --pending 0 1000 10000      the driver with 8 actors, and further calls that do not end
     python benchmarks/scale.py --policies                  the driver with policies of 0.04 to 30 MB
     python benchmarks/scale.py --rows                      the learner's parts in an iteration
     python benchmarks/scale.py --model                     an iteration of 64 to 4,096 actors, from these costs
@@ -109,10 +110,12 @@ def print_engine(numbers: list[int]) -> None:
 
 def print_driver(cases: list[dict[str, Any]]) -> None:
     """Print the costs of the driver with real actors."""
-    print("actors, lag, by reference, policy in MB, microseconds per question, per answer, of other threads; answers/s")
+    print("actors, other pending calls, lag, by reference, policy in MB:", end=" ")
+    print("microseconds of a question, of an answer, of other threads per answer; answers/s")
     for case in cases:
         one = scale_costs.real(**case)
-        about = f"{case['num_actors']}, {case.get('lag', 1)}, {case.get('by_reference', False)}, {one['policy_mb']:.2f}"
+        about = ", ".join(str(case.get(name, 0)) for name in ("num_actors", "pending", "lag", "by_reference"))
+        about += f", {one['policy_mb']:.2f}"
         costs = ", ".join(f"{one[name]:.0f}" for name in ("question_us", "answer_us", "other_threads_us"))
         print(f"{about}: {costs}; {one['answers_per_s']:.0f}", flush=True)
         print(
@@ -124,16 +127,15 @@ def print_driver(cases: list[dict[str, Any]]) -> None:
 def print_rows() -> None:
     """Print the learner's costs."""
     print("samplers, steps, numbers of an observation: milliseconds to make a batch, of SGD, of the loop; make_batch")
-    for samplers in (64, 512, 4096):
-        for steps, width in ((64, 4), (64, 376), (8, 4)):
-            one = scale_costs.learner(samplers, steps, width)
-            made, sgd, own = (one[name] for name in ("make_batch_ms", "sgd_ms", "learner_ms"))
-            share, rows = made / (made + sgd), samplers * steps
-            print(
-                f"{samplers}, {steps}, {width}: {made:.1f}, {sgd:.1f}, {own:.1f}; {share:.1%} of an update; in us: "
-                f"{1e3 * made / rows:.2f} and {1e3 * sgd / rows:.1f} a row, {1e3 * own / samplers:.1f} a segment",
-                flush=True,
-            )
+    for samplers, steps, width in ((64, 64, 4), (512, 64, 4), (4096, 64, 4), (64, 64, 376), (512, 64, 376)):
+        one = scale_costs.learner(samplers, steps, width)
+        made, sgd, own = (one[name] for name in ("make_batch_ms", "sgd_ms", "learner_ms"))
+        share, rows = made / (made + sgd), samplers * steps
+        print(
+            f"{samplers}, {steps}, {width}: {made:.1f}, {sgd:.1f}, {own:.1f}; {share:.1%} of an update; in us: "
+            f"{1e3 * made / rows:.2f} and {1e3 * sgd / rows:.1f} a row, {1e3 * own / samplers:.1f} a segment",
+            flush=True,
+        )
 
 
 def print_model(costs: Costs) -> None:
@@ -155,11 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=[64, 1000, 10_000])
     parser.add_argument("--real", type=int, nargs="+", metavar="ACTORS")
+    parser.add_argument("--pending", type=int, nargs="+", metavar="CALLS")
+    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1], help="of --real")
     for name in ("policies", "rows", "model"):
         parser.add_argument(f"--{name}", action="store_true")
     wanted = parser.parse_args()
     if wanted.real:
-        print_driver([{"num_actors": number, "lag": lag} for number in wanted.real for lag in (0, 1)])
+        print_driver([{"num_actors": number, "lag": lag} for number in wanted.real for lag in wanted.lags])
+    elif wanted.pending:
+        print_driver([{"num_actors": 8, "lag": 1, "pending": number} for number in wanted.pending])
     elif wanted.policies:
         sizes = [{"num_actors": 8, "hidden": hidden} for hidden in scale_costs.POLICIES]
         print_driver([*sizes, {"num_actors": 8, "by_reference": True}])

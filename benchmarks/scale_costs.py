@@ -19,20 +19,31 @@ from measure import ours_environment, run_json
 
 STEPS = 4  # of a segment
 ANSWERS_PER_S = 250
-WARM_UP, REPEATS = 3, 5
+WARM_UP, REPEATS, UPDATES = 3, 5, 3
 ANSWERS = 1500  # of a repeat, about
 POLICIES = ((64, 64), (103, 103), (125, 125), (130, 130), (350, 350), (1930, 1930))  # hidden layers: 0.04 to 30 MB
 
 
 def real(
-    num_actors: int, *, lag: int = 1, hidden: Sequence[int] = (64, 64), by_reference: bool = False
+    num_actors: int,
+    *,
+    lag: int = 1,
+    hidden: Sequence[int] = (64, 64),
+    by_reference: bool = False,
+    pending: int = 0,
 ) -> dict[str, Any]:
-    """Measure the driver with `num_actors` on Ray, in a process of its own."""
+    """Measure the driver with `num_actors` on Ray, in a process of its own.
+
+    Args:
+        hidden: sizes of the policy's hidden layers.
+        pending: further calls that are never answered, in the place of as many actors.
+    """
     work = {"num_actors": num_actors, "lag": lag, "hidden": list(hidden), "by_reference": by_reference}
+    work |= {"pending": pending}
     return run_json([sys.executable, __file__, json.dumps(work)], ours_environment())
 
 
-def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool) -> dict[str, float]:
+def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pending: int = 0) -> dict[str, float]:
     """Start Ray and the actors, collect for a while, and return figures of the driver."""
     from dppo.cluster.collecting.ledger import ReplayLedger
     from dppo.cluster.collecting.ray_transport import collector_on_ray
@@ -63,6 +74,7 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool) -> di
     began = time.monotonic()
     spaces = collector.describe(stop)
     first_s = time.monotonic() - began
+    add_pending(collector, pending)
     weights = np.zeros(choose_network(config.network, spaces).spec.num_parameters, np.float32)
     asked, received = Spent(), Spent()
     for index in range(lag):
@@ -91,6 +103,28 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool) -> di
     session.close()
     starts = {"ray_s": ray_s, "first_question_s": first_s, "first_segments_s": all_s}
     return dict(zip(names, medians, strict=True)) | {"policy_mb": weights.nbytes / 1e6} | starts
+
+
+def add_pending(collector: Any, number: int) -> None:
+    """Let the transport expect the ends of calls that are queued behind one that does not end."""
+    import ray
+
+    from dppo.cluster.collecting.messages import Process, Start
+    from dppo.cluster.collecting.ray_transport import _Call
+
+    if number == 0:
+        return
+    sleeper = ray.remote(Sleeper).options(num_cpus=0, enable_task_events=False).remote()
+    sleeper.sleep.remote()
+    for at in range(number):
+        collector._transport._expect(sleeper.sleep.remote(), _Call(Start(Process(10**6 + at, 1))))
+
+
+class Sleeper:
+    """An actor that does nothing for a day."""
+
+    def sleep(self) -> None:
+        time.sleep(86_400)
 
 
 class Spent:
@@ -132,7 +166,7 @@ def learner(num_samplers: int, num_steps: int, width: int, *, lag: int = 0) -> d
         env_id="CartPole-v1",
         num_samplers=num_samplers,
         num_steps=num_steps,
-        total_timesteps=num_samplers * num_steps * (REPEATS + 1),
+        total_timesteps=num_samplers * num_steps * (UPDATES + 1),
         policy_lag=lag,
     )
     spaces = Spaces(np.dtype(("float32", (width,))), DiscreteActions(2))
@@ -145,8 +179,8 @@ def learner(num_samplers: int, num_steps: int, width: int, *, lag: int = 0) -> d
         return updating.run(lambda: update(*arguments))
 
     trainers.update = timed  # type: ignore[method-assign]
-    steps, found = loop.run(REPEATS + 1, StopSignals()), []
-    for repeat in range(REPEATS + 1):
+    steps, found = loop.run(UPDATES + 1, StopSignals()), []
+    for repeat in range(UPDATES + 1):
         updating.reset(), whole.reset()
         whole.run(lambda: next(steps))
         batches, scale = Spent(), loop.snapshot().obs_scale
