@@ -21,6 +21,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,21 @@ REPEATS = 5
 ANSWERS = 10_000  # of a measurement, at least
 SEGMENT_S = 1.0  # of virtual time
 LIMITS = Limits(segment_timeout_s=600.0, max_actor_restarts=3)
+COSTS = Costs()
+CASES = [  # actors, samplers of each, seconds of a step, lag, learners
+    (64, 1, 0.01, 0, 0),
+    (64, 1, 0.01, 1, 0),
+    (512, 1, 0.01, 0, 0),
+    (512, 1, 0.01, 1, 0),
+    (512, 1, 0.1, 0, 0),
+    (512, 1, 0.1, 1, 0),
+    (4096, 1, 0.1, 0, 0),
+    (4096, 1, 0.1, 1, 0),
+    (4096, 1, 0.1, 1, 8),
+    (512, 8, 0.1, 1, 0),
+    (4096, 1, 0.01, 1, 8),
+    (512, 8, 0.01, 1, 8),
+]
 
 
 class Run:
@@ -138,19 +154,19 @@ def print_rows() -> None:
         )
 
 
-def print_model(costs: Costs) -> None:
-    """Print an iteration as modelled and as simulated."""
-    print("actors, samplers of each, segment in s, spread, lag: modelled s, simulated s, share of the driver")
-    for actors in (64, 512, 4096):
-        for segment_s, sigma in ((0.64, 0.0), (6.4, 0.0), (6.4, 0.5)):
-            for lag in (0, 1, 3):
-                work = Work(actors, segment_s, rows=64, lag=lag, sigma=sigma)
-                modelled, simulated = modelled_s(work, costs), Simulated(work, costs).iteration_s()
-                share = driver_s(work, costs) / simulated
-                print(
-                    f"{actors}, 1, {segment_s}, {sigma}, {lag}: {modelled:.3f}, {simulated:.3f}, {share:.0%}",
-                    flush=True,
-                )
+def print_model() -> None:
+    """Print iterations as modelled and as simulated, as a table in Markdown."""
+    print("| actors x samplers | step | lag | learners | driver | modelled | simulated | actors busy |")
+    print("|---|---|---|---|---|---|---|---|")
+    for actors, samplers, step_s, lag, learners in CASES:
+        costs = replace(COSTS, row_s=COSTS.row_s / learners) if learners else COSTS
+        work = Work(actors, 64 * samplers * step_s, 64, lag, samplers)
+        modelled, simulated = modelled_s(work, costs), Simulated(work, costs).iteration_s()
+        print(
+            f"| {actors:,} x {samplers} | {1e3 * step_s:.0f} ms | {lag} | {learners} | {driver_s(work, costs):.2f} s | "
+            f"{modelled:.2f} s | {simulated:.2f} s | {work.segment_s / simulated:.0%} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -172,7 +188,7 @@ def main() -> None:
     elif wanted.rows:
         print_rows()
     elif wanted.model:
-        print_model(Costs())
+        print_model()
     else:
         print_engine(wanted.actors)
 

@@ -31,14 +31,14 @@ SPACES = Spaces(np.dtype(("float32", (4,))), DiscreteActions(2))
 class Costs:
     """Seconds of the driver, as docs/SCALE.md has them."""
 
-    question_s: float = 250e-6
-    answer_s: float = 250e-6
-    segment_s: float = 20e-6
-    """Of the learner for each segment: moments, statistics, ledger."""
-    row_s: float = 20e-6
+    question_s: float = 150e-6
+    answer_s: float = 400e-6
+    segment_s: float = 6e-6
+    """Of the learner for each segment: moments, statistics."""
+    row_s: float = 17e-6
     """Of an update for each row: batch and SGD."""
-    policy_s: float = 0.0
-    """To send a policy, besides the questions."""
+    policy_s: float = 2e-3
+    """To send a policy of 1 MB, besides the questions."""
     latency_s: float = 2e-3
     """Until a question reaches an actor that has the policy, and an answer the driver."""
 
@@ -103,7 +103,7 @@ class Simulated:
                 if isinstance(command, Describe):
                     self._do(self._engine.on(Answered(command.process, command.ask_id, SPACES), 0.0))
 
-    def iteration_s(self, iterations: int = 12, warm_up: int = 4) -> float:
+    def iteration_s(self, iterations: int = 9, warm_up: int = 3) -> float:
         """Return the mean seconds of an iteration after the warm-up."""
         began, asked = 0.0, 0
         for index in range(iterations):
