@@ -183,8 +183,8 @@ def main() -> None:
     elif wanted.pending:
         print_driver([{"num_actors": 8, "lag": 1, "pending": number} for number in wanted.pending])
     elif wanted.policies:
-        sizes = [{"num_actors": 8, "hidden": hidden} for hidden in scale_costs.POLICIES]
-        print_driver([*sizes, {"num_actors": 8, "by_reference": True}])
+        sizes = [{"num_actors": 8, "lag": 1, "hidden": hidden} for hidden in scale_costs.POLICIES]
+        print_driver([*sizes, {"num_actors": 8, "lag": 1, "by_reference": True}])
     elif wanted.rows:
         print_rows()
     elif wanted.model:
