@@ -5,6 +5,7 @@
     python benchmarks/scale.py --real 8 64 256             the driver with real actors on Ray, 70 MB each
     python benchmarks/scale.py --pending 0 1000 10000      the driver with 8 actors, and further calls that do not end
     python benchmarks/scale.py --policies                  the driver with policies of 0.04 to 30 MB
+    python benchmarks/scale.py --arguments                 Ray's calls with arguments of some sizes, or with references
     python benchmarks/scale.py --rows                      the learner's parts in an iteration
     python benchmarks/scale.py --model                     an iteration of 64 to 4,096 actors, from these costs
 
@@ -175,13 +176,15 @@ def main() -> None:
     parser.add_argument("--real", type=int, nargs="+", metavar="ACTORS")
     parser.add_argument("--pending", type=int, nargs="+", metavar="CALLS")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1], help="of --real")
-    for name in ("policies", "rows", "model"):
+    for name in ("arguments", "policies", "rows", "model"):
         parser.add_argument(f"--{name}", action="store_true")
     wanted = parser.parse_args()
     if wanted.real:
         print_driver([{"num_actors": number, "lag": lag} for number in wanted.real for lag in wanted.lags])
     elif wanted.pending:
         print_driver([{"num_actors": 8, "lag": 1, "pending": number} for number in wanted.pending])
+    elif wanted.arguments:
+        scale_costs.print_arguments()
     elif wanted.policies:
         sizes = [{"num_actors": 8, "lag": 1, "hidden": hidden} for hidden in scale_costs.POLICIES]
         print_driver([*sizes, {"num_actors": 8, "lag": 1, "by_reference": True}])

@@ -22,6 +22,7 @@ STEPS = 4  # of a segment
 ANSWERS_PER_S = 250
 WARM_UP, REPEATS, UPDATES = 3, 3, 3
 ANSWERS = 600  # of a repeat, about
+CALLS, ARGUMENTS = 200, (1000, 40_000, 90_000, 105_000, 130_000, 1_000_000, 30_000_000)
 POLICIES = ((64, 64), (130, 130), (350, 350), (1930, 1930))  # hidden layers: 0.04, 0.14, 1 and 30 MB
 
 
@@ -122,10 +123,42 @@ def add_pending(collector: Any, number: int) -> None:
 
 
 class Sleeper:
-    """An actor that does nothing for a day."""
+    """An actor that does nothing for a day, or takes in arguments."""
 
     def sleep(self) -> None:
         time.sleep(86_400)
+
+    def take(self, argument: Any) -> None:
+        pass
+
+
+def print_arguments() -> None:
+    """Print the cost of arguments of some sizes, in each call or stored once, to the thread that calls."""
+    from dppo.cluster.ray.session import RaySession
+    from dppo.config import Actors, Learners
+
+    session = RaySession(Actors(num_actors=1), Learners(), store_bytes=512 * 2**20, notify=lambda text: None)
+    import ray
+
+    remote: Any = ray.remote(Sleeper)
+    actor = remote.options(num_cpus=1, enable_task_events=False).remote()
+    ray.get(actor.take.remote(None), timeout=60)
+
+    def calls(argument: Any) -> float:
+        spent, refs = Spent(), []
+        for _ in range(CALLS):
+            refs.append(spent.run(actor.take.remote, argument))
+        ray.wait(refs, num_returns=CALLS, timeout=60)
+        return 1e6 * spent.seconds / CALLS
+
+    print("bytes: microseconds of a call with them; of storing them once, also elapsed; of a call with a reference")
+    for size in ARGUMENTS:
+        array, spent, began = np.zeros(size, np.uint8), Spent(), time.monotonic()
+        ref = spent.run(ray.put, array)
+        elapsed_s = time.monotonic() - began
+        inline = calls(array.tobytes()) if size <= 10**6 else float("nan")
+        print(f"{size:,}: {inline:.0f}; {1e6 * spent.seconds:.0f}, {1e6 * elapsed_s:.0f}; {calls(ref):.0f}", flush=True)
+    session.close()
 
 
 class Spent:
