@@ -169,6 +169,10 @@ def print_model() -> None:
             flush=True,
         )
 
+    for sigma in (0.16, 0.5):
+        found = [Simulated(Work(512, 6.4, 64, lag, sigma=sigma), COSTS).iteration_s() for lag in (0, 1, 3)]
+        print(f"512 actors, spread {sigma}, lag 0, 1, 3: {', '.join(f'{one:.1f} s' for one in found)}")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
