@@ -212,13 +212,11 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     return done
 
 
-def learned(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train with these settings on one seed, and evaluate the policy."""
-    began = time.monotonic()
+def learned(settings: dict[str, Any], seed: int, preset: str | None = "fast") -> dict[str, Any]:
+    """Train with these settings, and otherwise those of a preset, on one seed, and evaluate the policy."""
+    began, basis = time.monotonic(), {} if preset is None else presets()[preset]
     with tempfile.TemporaryDirectory() as folder:
-        config = Config(
-            **presets()["fast"] | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
-        )
+        config = Config(**basis | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed

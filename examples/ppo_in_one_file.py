@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import ast
 import math
+from collections import deque
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -36,6 +38,7 @@ class Args:
     num_samplers: int = 8  # N
     envs_per_sampler: int = 1  # E
     num_steps: int = 64  # T, steps of one segment
+    policy_lag: int = 0  # segment i is collected with policy max(0, i - lag): collecting need not wait for learning
     learning_rate: float = 3e-4  # Adam's step size at the start
     anneal_lr: bool = False  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
@@ -202,14 +205,19 @@ class Sampler:
 
 
 # --------------------------------------------------------------------------------------------- learning
-def make_batch(args: Args, agent: Agent, segments: list[Segment], reward_scale: np.ndarray) -> list[Tensor]:
-    """Return inputs, actions, log-probabilities, values, advantages and returns, one row per step."""
+def make_batch(
+    args: Args, acted: Agent, agent: Agent, segments: list[Segment], reward_scale: np.ndarray
+) -> list[Tensor]:
+    """Return inputs, actions, log-probabilities, importance, values, advantages and returns, one row per step."""
     # Segments in the order of their samplers, not of their arrival: [T, N * E, ...].
     seg = Segment(*(np.concatenate(arrays, axis=1) for arrays in zip(*segments, strict=True)))
-    x, next_x, actions = agent.see(seg.obs), agent.see(seg.next_obs), torch.as_tensor(seg.actions)
-    with torch.no_grad():  # still the weights that acted (`dppo` computes these while acting)
+    x, next_x, actions = acted.see(seg.obs), acted.see(seg.next_obs), torch.as_tensor(seg.actions)
+    with torch.no_grad():  # `dppo` computes the values while acting
+        values, next_values = acted.value(x).squeeze(-1), acted.value(next_x).squeeze(-1)
+        # Deviation: where an older policy has acted, ratios are measured from the one to update, and rows are weighted:
+        # the decoupled objective (arXiv:2110.00641). Without lag both are the same policy, and all weights are one.
         logprobs = agent.distribution(x).log_prob(actions)
-        values, next_values = agent.value(x).squeeze(-1), agent.value(next_x).squeeze(-1)
+        importance = (logprobs - acted.distribution(x).log_prob(actions)).exp().clamp(max=2)
     # Rewards are scaled but not shifted (#30), and clipped (#31).
     scaled = np.clip(seg.rewards / reward_scale, -10, 10) if args.norm_reward else seg.rewards
     rewards = torch.as_tensor(scaled, dtype=agent.dtype)
@@ -222,28 +230,29 @@ def make_batch(args: Args, agent: Agent, segments: list[Segment], reward_scale: 
     for t in reversed(range(args.num_steps)):
         advantages[t] = later = deltas[t] + args.gamma * args.gae_lambda * same_episode[t] * later
     returns = advantages + values  # the targets of the value network: TD(lambda) (#5)
-    return [c.flatten(0, 1) for c in (x, actions, logprobs, values, advantages, returns)]
+    return [c.flatten(0, 1) for c in (x, actions, logprobs, importance, values, advantages, returns)]
 
 
 def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: list[Tensor], i: int) -> float:
     """Train K epochs of minibatch SGD on the batch of iteration i; return the last approximate KL."""
-    rng, c = stream(args, MINIBATCHES, i), args.clip_coef
+    rng, clip = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
     num_minibatches = math.ceil(rows / (args.minibatch_size or max(64, rows // 32)))
     for _ in range(args.update_epochs):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
-            x, actions, old_logprobs, old_values, advantages, returns = (column[chosen] for column in batch)
+            x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)
             if args.norm_adv:  # within the minibatch, not the batch (#7)
                 advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            advantages = importance * advantages
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)
             logratio = policy.log_prob(actions) - old_logprobs
             ratio = logratio.exp()
             # The larger loss of the two: moving a ratio beyond the clip gains nothing (#8, the paper's eq. 7).
-            policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - c, 1 + c)).mean()
+            policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)).mean()
             squared_error = (values - returns) ** 2
             if args.clip_vloss:  # Deviation: off by default, as ablations found no benefit (#9)
-                clipped = old_values + (values - old_values).clamp(-c, c)
+                clipped = old_values + (values - old_values).clamp(-clip, clip)
                 squared_error = torch.max(squared_error, (clipped - returns) ** 2)
             value_loss, entropy = 0.5 * squared_error.mean(), policy.entropy().mean()
             loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss  # one loss for both networks (#10)
@@ -267,16 +276,19 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
     mean_returns: list[float] = []
     batch_size = args.num_samplers * args.envs_per_sampler * args.num_steps
     iterations = math.ceil(args.total_timesteps / batch_size)
+    policies = deque[Agent](maxlen=args.policy_lag + 1)  # the newest ones; the first of them acts
     for i in range(iterations):
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
-        segments = [sampler.collect(agent, i) for sampler in samplers]  # this line is what `dppo` distributes
+        policies.append(deepcopy(agent))
+        segments = [sampler.collect(policies[0], i) for sampler in samplers]  # this line is what `dppo` distributes
         # Deviation: CleanRL updates statistics with every step, this code once per iteration. Rewards are scaled with
         # all returns so far (#30). The statistics of observations are updated after training, so that training sees
         # the same inputs as acting did, and the first ratio is one.
         for segment in segments:
             return_moments.add(segment.discounted_returns.ravel())
-        approx_kl = update(args, agent, optimizer, make_batch(args, agent, segments, return_moments.std()), i)
+        batch = make_batch(args, policies[0], agent, segments, return_moments.std())
+        approx_kl = update(args, agent, optimizer, batch, i)
         if agent.obs_moments is not None:
             for segment in segments:
                 agent.obs_moments.add(segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1]))

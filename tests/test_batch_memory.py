@@ -34,6 +34,13 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
         "Memory: 49,152 observations of 28.2 kB take 2.77 GB, once in segments and once in the batch. Each checkpoint "
         "stores 925 MB of them for reuse."
     )
+    ahead = batch_memory_in_words(config(**LARGE, num_actors=8, policy_lag=2), IMAGES, memory=10**10)
+    assert ahead == (
+        "Memory: 16,384 observations of 28.2 kB take 1.85 GB, once in segments and once in the batch, and a policy lag "
+        "of 2 keeps the segments of 2 more batches."
+    )
+    in_turns = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
+    assert batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns  # in this process
     assert batch_memory_in_words(config(**LARGE), NUMBERS) is None  # little memory is not worth a line
     assert batch_memory_in_words(config(), IMAGES) is None
 

@@ -113,6 +113,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "epochs": (("discrete",), {"update_epochs": 3, "minibatch_size": 31}),
     "one minibatch": (("continuous",), {"minibatch_size": 144}),
     "linear": (("discrete",), {"hidden_sizes": ()}),
+    "policy lag": (("discrete",), {"policy_lag": 1}),
 }
 
 
@@ -172,6 +173,14 @@ def test_odd_spaces_and_episodes_give_the_same_weights(env_id: str, normalized: 
 def test_pendulums_own_time_limit_falls_within_a_segment(tmp_path: Path) -> None:
     sizes = {**SIZES, "num_steps": 72, "total_timesteps": 3 * 3 * 2 * 72, "minibatch_size": 64}
     assert_same(oracle.Args(env_id="Pendulum-v1", **sizes | EVERYTHING_NORMALIZED), tmp_path / "run")
+
+
+def test_a_policy_lag_of_three_gives_the_same_weights(tmp_path: Path) -> None:
+    """The scales of observations lag as well, those of rewards do not."""
+    sizes = SIZES | EVERYTHING_NORMALIZED | {"total_timesteps": 6 * 144, "target_kl": 0.01, "clip_vloss": True}
+    two, three = (oracle.Args(env_id=ENVS["continuous"], **sizes, policy_lag=lag) for lag in (2, 3))
+    assert differ(expected(two)[0], expected(three)[0])
+    assert_same(three, tmp_path / "run")
 
 
 def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:

@@ -120,3 +120,18 @@ def test_an_event_is_as_much_work_with_2000_actors_as_with_20() -> None:
     few, many = worked(20), worked(2000)
     assert many.keys() == {"Started", "Answered", "Progressed", "Died"} >= few.keys()
     assert max(many.values()) < 2 * max(few.values()), (few, many)
+
+
+def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:
+    """The first segments do not wait for the last actor."""
+    engine = Collecting(shares(3, 3), ReplayLedger(3, replay=True), LIMITS)
+    assert engine.describe(0.0) == [Start(Process(actor, 1)) for actor in range(3)]
+    engine.on(Started(Process(0, 1)), 1.0)
+    (describe,) = engine.tick(1.0)
+    assert isinstance(describe, Describe)
+    engine.on(Answered(describe.process, describe.ask_id, "spaces"), 2.0)  # type: ignore[arg-type]
+    asked = [engine.request(PolicySnapshot(0, np.zeros(1, np.float32)), 0, 2.0)]
+    for actor in (2, 1):
+        engine.on(Started(Process(actor, 1)), 10.0 + actor)
+        asked.append(engine.tick(10.0 + actor))
+    assert [[one.process.actor_id for one in commands if isinstance(one, Ask)] for commands in asked] == [[0], [2], [1]]

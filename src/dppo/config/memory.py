@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dppo.config.checks import batch_in_words
 from dppo.config.parts import FlatSettings
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from dppo.spaces.spaces import Spaces
@@ -31,7 +31,10 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     if stack > 1 and config.num_actors == 0:
         copies, where = stack + 1, f"in stacks of {stack} while they are collected and once in segments"
     rows = config.batch_size * config.reuse
-    total = copies * each * rows
+    ahead = config.lag if config.num_actors else 0  # batches that actors have made, or make, meanwhile
+    total = each * (copies * rows + ahead * config.batch_size)
+    if ahead:
+        where += f", and a policy lag of {ahead} keeps the segments of {counted(ahead, 'more batch', 'more batches')}"
     if total < LARGE_BATCH:
         return None
     memory = memory or memory_of_this_machine()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
@@ -41,9 +43,9 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
-IDLE_S = 0.05  # pause while no call is pending
-FEW = 32  # pending calls; looking for results among more is worth a pause, in which more results arrive
-PAUSE = 4.0  # this pause, in units of the time of the last look, so that looking takes a fifth of the time at most
+IDLE_S = 0.05  # the same while no call is pending
+LOOK_S = 5.0  # between two looks at all pending calls
+INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray stores arguments of more than 100 KiB anew
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
@@ -93,9 +95,10 @@ class RayTransport:
         self._by_reference = by_reference
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
+        self._ended = SimpleQueue[ObjectRef[Any]]()  # calls that have ended, in this order
+        self._looked_at = time.monotonic()
         self._watching = Watching(ray.get_runtime_context().get_node_id())
         self._policies: dict[int, Any] = {}  # as sent, by version
-        self._look_s = 0.0  # time of the last look at all pending calls
         self._stop: StopSignals | None = None  # of the last wait
         self._seconds = 0.0
 
@@ -113,11 +116,11 @@ class RayTransport:
         elif isinstance(command, Start):
             handle: Any = self._remote_class.remote(self._plan, self._model)
             self._handles[command.process] = handle
-            self._calls[handle.alone_in_process.remote(self._keep_gpus)] = _Call(command)
+            self._expect(handle.alone_in_process.remote(self._keep_gpus), _Call(command))
         elif isinstance(command, Look):
             self._watching.look(command.process)
         elif isinstance(command, Describe):
-            self._calls[self._handles[command.process].describe.remote(command.sampler_id)] = _Call(command)
+            self._expect(self._handles[command.process].describe.remote(command.sampler_id), _Call(command))
         else:
             self._ask(command)
         self._seconds += time.monotonic() - began
@@ -133,9 +136,14 @@ class RayTransport:
         if self._by_reference:
             method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.requests))
             head, *segments = method.remote(question, policy)
-            self._calls[head] = _Call(ask, tuple(segments))
+            self._expect(head, _Call(ask, tuple(segments)))
         else:
-            self._calls[handle.make_segments_packed.remote(question, policy)] = _Call(ask)
+            self._expect(handle.make_segments_packed.remote(question, policy), _Call(ask))
+
+    def _expect(self, ref: ObjectRef[Any], call: _Call) -> None:
+        """Let Ray report the end of a call, from one of its threads."""
+        self._calls[ref] = call
+        ref.future().add_done_callback(lambda _: self._ended.put(ref))
 
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
@@ -144,7 +152,7 @@ class RayTransport:
             oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
             self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
-                sent = wire.pack(policy) if policy.weights.nbytes <= wire.SMALL else ray.put(policy)
+                sent = wire.pack(policy) if policy.weights.nbytes <= INLINE else ray.put(policy)
                 self._policies[policy.version] = sent
             except RayError as error:
                 raise ClusterError(
@@ -166,11 +174,11 @@ class RayTransport:
         self._stop = stop
         stop.check()
         events: list[Event] = [*self._watching.seen()]
-        ready = self._ended_calls(0 if events else TICK_S)
+        ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
-        for ref in ready:
-            call = self._calls.pop(ref)
-            if call.command.process in self._handles:  # else it has been killed
+        for ref in ended:
+            call = self._calls.pop(ref, None)
+            if call is not None and call.command.process in self._handles:  # else it has been killed
                 events.append(self._event(ref, call))
         self._seconds += time.monotonic() - began
         return events
@@ -178,20 +186,18 @@ class RayTransport:
     def _ended_calls(self, timeout_s: float) -> list[ObjectRef[Any]]:
         """Return all calls that have ended; wait up to `timeout_s` for the first.
 
-        Each look costs time in proportion to the pending calls, so it must find more results if there are more calls.
+        Waiting for reports costs the same with any number of pending calls, `ray.wait` costs more with more of them. It
+        looks at all of them now and then, because a wait must not depend on every report.
         """
-        calls = list(self._calls)
-        if not calls:
-            time.sleep(min(IDLE_S, timeout_s))
-            return []
-        ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s)
-        if ready and len(calls) > 1:
-            if len(calls) > FEW:
-                time.sleep(PAUSE * self._look_s)
-            began = time.monotonic()
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            self._look_s = time.monotonic() - began
-        return ready
+        ended = []
+        with suppress(Empty):
+            ended.append(self._ended.get(timeout=timeout_s if self._calls else min(IDLE_S, timeout_s)))
+            while True:
+                ended.append(self._ended.get_nowait())
+        if not ended and self._calls and time.monotonic() - self._looked_at > LOOK_S:
+            ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            self._looked_at = time.monotonic()
+        return ended
 
     def _event(self, ref: ObjectRef[Any], call: _Call) -> Event:
         command = call.command
