@@ -140,7 +140,7 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
         said = [f"`dppo presets {found.name}` shows settings and scores for this environment"]
     tuned, own = used.settings if used else {}, settings | flags
     fitted, notes = fitted_to(own, tuned)
-    return Arguments(fitted, used and used.name, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))
+    return Arguments(fitted, used.name if used else None, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))
 
 
 def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:
