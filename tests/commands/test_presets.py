@@ -59,7 +59,7 @@ APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [
     ),
     (f"minigrid:{GRID}", "MiniGrid-*", {"drop_obs": ["mission"]}, "using the preset MiniGrid-*"),
     ("minigrid:MiniGrid-GoToDoor-5x5-v0", None, {"drop_obs": None}, ""),
-    ("Acrobot-v1", None, {}, ""),
+    ("MountainCar-v0", None, {}, ""),
     ("mysim:fast", None, {}, ""),
     (GAME, None, {}, ""),
     (f"{GAME} --preset atari-machado", "atari-machado", {"atari": "game"}, "using the preset atari-machado"),
@@ -97,7 +97,7 @@ def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) 
     assert "Swimmer-v5 settings total_timesteps 1000000, num_samplers 4," in rows
 
 
-@pytest.mark.parametrize("name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "Acrobot-v1"])
+@pytest.mark.parametrize("name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "MountainCar-v0"])
 def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["presets", name]) == 0
     printed = capsys.readouterr().out
