@@ -9,7 +9,7 @@ from importlib import import_module
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = ("train", "compare", "eval", "test")
+COMMANDS = ("train", "compare", "eval", "presets", "test")
 USAGE = """\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
@@ -18,6 +18,7 @@ usage: dppo COMMAND ...
   train    Train a policy, or continue a run.
   compare  Train with several numbers of actors or several seeds, and compare them.
   eval     Play episodes with a trained policy.
+  presets  List settings that are tuned for environments, or print some to edit.
   test     Run the tests of a source checkout.
 
 Examples:

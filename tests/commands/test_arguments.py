@@ -225,7 +225,7 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
         ("CartPole-v1 --seed", "--seed"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
         ("CartPole-v1 --preset CartPole-v0", "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?"),
-        ("CartPole-v1 --preset zzz", "Available: CartPole-v1, Pendulum-v1."),
+        ("CartPole-v1 --preset zzz", "zzz is not a known preset. `dppo presets` lists them."),
         ("CartPole-v1 --config /no/such/file.yaml", "config=/no/such/file.yaml: cannot be read as settings"),
         *(
             (f"{name} A-v0", "is not a known flag: the environment has none, as in dppo train CartPole-v1.")

@@ -62,8 +62,8 @@ EXTRA = {  # flags that name a source of settings
     "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
     "preset": (
         "NAME",
-        "Tuned settings of an environment, by its id; fast, for environments that cost nothing; none; or auto, those "
-        "of ENV_ID if there are any. --config and flags take precedence over them. (default: auto)",
+        "Settings that `dppo presets` lists; fast, for environments that cost nothing; none; or auto, those that apply "
+        "to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
     ),
     "resume": (
         "RUN",
@@ -166,7 +166,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     hint, text = types_by_name()[name], about(name).help
     default = defaults.get(name, default_of(name))
     if default is not None or "Default: " not in text:
-        text = f"{text} (default: {_shown(default)})"
+        text = f"{text} (default: {shown(default)})"
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if hint is bool:
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
@@ -175,7 +175,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
         group.add_argument(flag(name), metavar=_metavar(hint), help=text, **several)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a default as a user would type it."""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
-from dppo.config import Config, fitted_to, presets, read_settings
-from dppo.config.files import preset
+from dppo.config import Config, fitted_to, read_settings
+from dppo.config.files import preset, preset_of
 from dppo.config.parts import about
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError
@@ -39,21 +39,20 @@ def main(argv: list[str]) -> int:
 
     from dppo.run.runner import train
 
-    observers = [] if wanted.preset is None else [_NamePreset(wanted.preset, wanted.notes)]
-    result = train(config, resume=wanted.resume, branch=wanted.branch, observers=observers)
+    result = train(config, resume=wanted.resume, branch=wanted.branch, observers=[_LogNotes(wanted.notes)])
     return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
 
 
-class _NamePreset(Observer):
+@dataclass
+class _LogNotes(Observer):
     """Report the preset of a run, once the run has begun."""
 
-    def __init__(self, preset: str, notes: Sequence[str]) -> None:
-        self._lines = (f"using the preset {preset}; --preset none disables it", *notes)
+    notes: Sequence[str]
 
     def on_start(self, run: RunInfo) -> None:
-        """Log the name of the preset, and the changes to its values."""
-        for line in self._lines:
-            logger.info("%s", line)
+        """Log the notes."""
+        for note in self.notes:
+            logger.info("%s", note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Arguments:
     branch: bool = False
     """True to start a new run from `resume` instead."""
     notes: tuple[str, ...] = ()
-    """Changes to values of the preset that do not fit the other settings."""
+    """The preset, or that there is one on request; changes to its values that do not fit the other settings."""
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -131,12 +130,14 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if env_id is None:
         raise UsageError(f"the environment is missing. For example: {prog} CartPole-v1")
     wanted = preset_name or "auto"
-    name = wanted if wanted not in ("auto", "none") else None
-    if wanted == "auto" and str(env_id) in presets():
-        name = str(env_id)
-    tuned, own = preset(name) if name else {}, settings | flags
+    found = None if wanted == "none" else preset_of(str(env_id)) if wanted == "auto" else preset(wanted)
+    used = found if found and (wanted != "auto" or found.about.get("applies") == "by itself") else None
+    said = [f"using the preset {used.name}; --preset none disables it"] if used else []
+    if found and not used and found.about.get("applies") == "on request":
+        said = [f"`dppo presets {found.name}` shows settings and scores for this environment"]
+    tuned, own = used.settings if used else {}, settings | flags
     fitted, notes = fitted_to(own, tuned)
-    return Arguments(fitted, name, frozenset(tuned) - own.keys(), resume, notes=notes)
+    return Arguments(fitted, used.name if used else None, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))
 
 
 def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:

@@ -56,12 +56,12 @@ class Config(FlatSettings):
         A value of the preset that does not fit `settings` is changed, with a warning.
 
         Args:
-            name: an environment that there are tuned settings for; or fast, with the environment as `env_id`.
+            name: an environment that there are tuned settings for; or, as fast, for a purpose, with an `env_id`.
 
         Raises:
             ConfigError: there is no preset of this name, or a setting is invalid.
         """
-        fitted, notes = fitted_to({"env_id": name} | flattened(settings), preset(name))
+        fitted, notes = fitted_to({"env_id": name} | flattened(settings), preset(name).settings)
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return cls(**fitted)
@@ -79,6 +79,8 @@ def fitted_to(own: Mapping[str, Any], tuned: Mapping[str, Any]) -> tuple[dict[st
 
     The default takes their place, and minibatches larger than the batch become the batch. Errors in `own` remain.
     """
+    if isinstance(of_env := own.get("env_kwargs"), Mapping):
+        own = {**own, "env_kwargs": {**tuned.get("env_kwargs", {}), **of_env}}
     kept, notes = {name: value for name, value in tuned.items() if name not in own}, list[str]()
     while kept:
         try:

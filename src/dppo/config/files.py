@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +99,37 @@ def read_settings(path: Path) -> dict[str, Any]:
     return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
 
 
-def presets() -> dict[str, dict[str, Any]]:
-    """Return tuned settings by environment id."""
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings for an environment id, for ids that fit a pattern such as MiniGrid-*, or for a purpose, as fast."""
+
+    name: str
+    family: str
+    about: dict[str, str]
+    settings: dict[str, Any]
+
+
+def described_presets() -> Iterator[Preset]:
+    """Yield all presets, in the order of their files, which say of each when it `applies`."""
     import yaml
 
-    found: dict[str, dict[str, Any]] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
-        found |= yaml.safe_load(path.read_text(encoding="utf8")) or {}
-    return found
+        for name, own in (yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}).items():
+            yield Preset(name, path.stem, own.pop("about", {"applies": "by itself"}), own)
 
 
-def preset(name: str) -> dict[str, Any]:
-    """Return the settings tuned for an environment; raise ConfigError if there is no preset of this name."""
-    known = presets()
-    if name not in known:
-        raise ConfigError(f"preset={unknown_name('preset', name, known)} Available: {', '.join(sorted(known))}.")
-    return known[name]
+def presets() -> dict[str, dict[str, Any]]:
+    """Return tuned settings by the name of their preset; none where the defaults do as well."""
+    return {one.name: one.settings for one in described_presets()}
+
+
+def preset_of(env_id: str) -> Preset | None:
+    """Return the first preset whose name or pattern fits an id, which may be that of a module: `module:Name-v0`."""
+    return next((one for one in described_presets() if fnmatchcase(env_id.rpartition(":")[2], one.name)), None)
+
+
+def preset(name: str) -> Preset:
+    """Return the preset of this name, or for this environment; raise ConfigError if there is none."""
+    if found := preset_of(name):
+        return found
+    raise ConfigError(f"preset={unknown_name('preset', name, presets())} `dppo presets` lists them.")

@@ -1,0 +1,142 @@
+"""Presets: each is valid, has a source and a score, and applies when it says; `dppo presets` lists and prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import yaml
+from builders import make_config
+
+import dppo
+from dppo.__main__ import main
+from dppo.commands.train import parse
+from dppo.config import Config, fitted_to
+from dppo.config.files import Preset, described_presets
+from dppo.envs.simulated import register
+
+Capture = pytest.CaptureFixture[str]
+PRESETS = list(described_presets())
+OF_OTHER_PACKAGES = {"MiniGrid": "minigrid", "ALE/": "ale_py", "highway": "highway_env"}
+GAME, GRID = "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"
+every_preset = pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+
+
+def environment_of(preset: Preset) -> str:
+    """Return an environment that a preset is for, with the module that registers it."""
+    examples = {"atari-cleanrl": GAME, "atari-machado": GAME, "fast": "CartPole-v1", "MiniGrid-*": GRID}
+    env_id = examples.get(preset.name, preset.name)
+    module = next((module for start, module in OF_OTHER_PACKAGES.items() if env_id.startswith(start)), None)
+    return f"{module}:{env_id}" if module else env_id
+
+
+@every_preset
+def test_a_preset_fits_its_environment_and_names_its_source_and_its_score(preset: Preset) -> None:
+    register()
+    env_id = environment_of(preset)
+    assert env_id in gym.registry or env_id.partition(":")[0] in OF_OTHER_PACKAGES.values()
+    config = make_config({"env_id": env_id} | preset.settings)
+    assert fitted_to({"env_id": env_id}, preset.settings) == (preset.settings | {"env_id": env_id}, ())
+    assert config.num_samplers * config.num_steps <= config.total_timesteps / 4, "a run of a few iterations"
+    assert {"source", "published", "here"} <= preset.about.keys() <= {"source", "published", "here", "note", "applies"}
+    assert preset.about.get("applies") in ({"by itself", "on request", "by name"} if preset.settings else {None})
+    assert preset.about["here"].startswith("not run here yet") or any(map(str.isdigit, preset.about["here"]))
+    if preset.about.get("applies") == "by itself":
+        assert not preset.about["here"].startswith("not run"), "settings that were not measured apply on request only"
+
+
+APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [
+    ("CartPole-v1", "CartPole-v1", {"gamma": 0.98}, "using the preset CartPole-v1; --preset none disables it"),
+    ("LunarLander-v3", None, {}, "`dppo presets LunarLander-v3` shows settings and scores"),
+    ("LunarLander-v3 --preset none", None, {}, ""),
+    (
+        "LunarLander-v3 --preset LunarLander-v3",
+        "LunarLander-v3",
+        {"gae_lambda": 0.98},
+        "using the preset LunarLander-v3",
+    ),
+    (f"minigrid:{GRID}", "MiniGrid-*", {"drop_obs": ["mission"]}, "using the preset MiniGrid-*"),
+    ("minigrid:MiniGrid-GoToDoor-5x5-v0", None, {"drop_obs": None}, ""),
+    ("MountainCar-v0", None, {}, ""),
+    ("mysim:fast", None, {}, ""),
+    (GAME, None, {}, ""),
+    (f"{GAME} --preset atari-machado", "atari-machado", {"atari": "game"}, "using the preset atari-machado"),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "settings", "note"), APPLIES, ids=[line for line, *_ in APPLIES])
+def test_a_preset_applies_by_itself_only_where_it_says_so(
+    line: str, name: str | None, settings: dict[str, Any], note: str
+) -> None:
+    parsed = parse(line.split())
+    assert parsed.preset == name
+    assert {key: parsed.settings.get(key) for key in settings} == settings
+    assert "; ".join(parsed.notes).startswith(note)
+    assert bool(parsed.notes) is bool(note)
+
+
+def test_arguments_of_the_environment_are_added_to_those_of_a_preset() -> None:
+    """A flag for the game's mode must not bring back sticky actions."""
+    line = [GAME, "--preset", "atari-cleanrl", "--env-kwargs", '{"mode": 1}']
+    assert parse(line).settings["env_kwargs"] == {"repeat_action_probability": 0.0, "mode": 1}
+    given: dict[str, Any] = {"env_id": GAME, "env_kwargs": {"repeat_action_probability": 0.5}}
+    assert Config.preset("atari-cleanrl", **given).env_kwargs == {"repeat_action_probability": 0.5}
+
+
+def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) -> None:
+    assert main(["presets"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    rows = " ".join(printed.split())
+    for one in PRESETS:
+        star = " *" if one.about.get("applies") == "by itself" else ""
+        assert f" {one.name}{star} settings " in rows
+        assert f"score {one.about['here']}" in rows
+    assert "Swimmer-v5 settings total_timesteps 1000000, num_samplers 4," in rows
+
+
+@pytest.mark.parametrize("name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "MountainCar-v0"])
+def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["presets", name]) == 0
+    printed = capsys.readouterr().out
+    assert "# source: " in printed
+    assert "# here: " in printed
+    (tmp_path / "mine.yaml").write_text(printed, encoding="utf8")
+    env_id = GAME if name.startswith("atari") else name
+    from_file = parse([env_id, "--preset", "none", "--config", str(tmp_path / "mine.yaml")])
+    assert from_file.settings == parse([env_id, "--preset", name]).settings
+    assert yaml.safe_load(printed) == {key: from_file.settings[key] for key in from_file.settings.keys() - {"env_id"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "LunarLander-v2",
+            "LunarLander-v2 is not a known preset. Did you mean LunarLander-v3? `dppo presets` lists them.",
+        ),
+        ("zzz", "zzz is not a known preset. `dppo presets` lists them."),
+        ("a b", "takes one NAME"),
+        ("--all", "--all is not a known flag."),
+    ],
+)
+def test_an_unknown_preset_is_refused_with_the_nearest(words: str, message: str, capsys: Capture) -> None:
+    assert main(["presets", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@every_preset
+def test_a_preset_starts(preset: Preset, tmp_path: Path) -> None:
+    """One short iteration, with the sizes that a preset gives way to."""
+    module = environment_of(preset).rpartition(":")[0] or {"box2d": "Box2D", "mujoco": "mujoco"}.get(preset.family)
+    for needed in filter(None, (module, "cv2" if preset.family == "atari" else None)):
+        pytest.importorskip(needed)
+    if "*" in environment_of(preset):
+        pytest.skip("no settings, for several environments")
+    sizes = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 32}
+    own = sizes | {"env_id": environment_of(preset), "run_dir": tmp_path / "run", "progress": "off"}
+    settings, _ = fitted_to(own, preset.settings)
+    assert dppo.train(make_config(settings)).global_step == 32
