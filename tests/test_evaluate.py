@@ -157,9 +157,8 @@ def test_invalid_arguments_are_config_errors(
 
 def test_a_loaded_policy_has_a_repr_and_needs_an_environment(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
-    network = "{'hidden_sizes': [64, 64], 'activation': 'tanh', 'dtype': 'float32'}, 9,155 parameters"
-    spaces = "obs float32[4], actions Discrete(2)"
-    assert repr(policy) == f"Policy(CartPole-v1: {spaces}; network {network}; iteration 1)"
+    spaces, network = "obs float32[4], actions Discrete(2)", "MLP 64x64 tanh, 9,155 parameters"
+    assert repr(policy) == f"Policy(CartPole-v1: {spaces}; {network}; iteration 1)"
     with pytest.raises(ConfigError, match=r"^env: is missing"):
         dppo.evaluate(policy)
 

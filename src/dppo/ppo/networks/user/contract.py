@@ -25,7 +25,10 @@ SQUEEZE = "values.squeeze(-1) removes a last axis"
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
-NOT_STEPWISE = "of a sequence differ from those of its steps one after the other. Let no step see a later one"
+NOT_STEPWISE = (
+    "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
+    "last step, and let no step see a later one"
+)
 
 
 class Facts(NamedTuple):
@@ -55,7 +58,11 @@ class Contract:
     dtype: str
 
     def facts(self) -> Facts:
-        """Return facts about the module, tried once in this process; raise ConfigError if it breaks the contract."""
+        """Return the facts about the module, after trying it on made-up observations once in this process.
+
+        Raises:
+            ConfigError: it breaks the contract.
+        """
         tried = _tried.setdefault(self.made_of, {})
         arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.head_size, self.dtype))
         if arguments not in tried:
@@ -63,15 +70,21 @@ class Contract:
         return tried[arguments]
 
     def build(self, seed: int) -> nn.Module:
-        """Return the module, with weights drawn from `seed`; raise ConfigError if it or its parameters are refused."""
+        """Return the module in its dtype, with weights drawn from `seed`.
+
+        Raises:
+            ConfigError: the constructor raises, or parameters are missing or not dppo's to place.
+        """
         return drawn(self._made, seed, self.dtype)
 
     def _made(self) -> nn.Module:
         try:
             module = self.made_of(self.spaces, self.head_size, **self.kwargs)
         except Exception as error:
-            fact = f"its constructor raised {in_a_line(error)}{place_of(error)}"
-            raise self._broken(f"{fact}. It is called with (spaces, head_size={self.head_size}, **kwargs)") from error
+            raise self._broken(
+                f"its constructor raised {in_a_line(error)}{place_of(error)}. It is called with (spaces, head_size, "
+                f"**model_kwargs); head_size is {self.head_size}"
+            ) from error
         self._check_parameters(module)
         return module
 
@@ -80,7 +93,8 @@ class Contract:
         state_size = getattr(module, "state_size", 0)
         if type(state_size) is not int or state_size < 0:
             raise self._broken(
-                f"its state_size is {state_size!r}. It must be the number of elements of the memory's state"
+                f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
+                f"left out"
             )
         with torch.random.fork_rng(devices=[]):
             if state_size:
@@ -92,7 +106,8 @@ class Contract:
         for name, buffer in buffers.items():
             if name not in other or not torch.equal(buffer, other[name]):
                 raise self._broken(
-                    f"its buffer {name} is random, and would differ in each actor. Make it a parameter without gradient"
+                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
+                    f"requires_grad=False"
                 )
         return Facts(shapes_of(module), state_size)
 
@@ -100,15 +115,19 @@ class Contract:
         parameters = list(module.named_parameters())
         if not parameters:
             raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
-        first = parameters[0][1].dtype
+        first_name, first = parameters[0]
         for name, parameter in parameters:
             if nn.parameter.is_lazy(parameter):
                 raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
-            if parameter.device.type != "cpu" or parameter.dtype != first or not first.is_floating_point:
+            if (parameter.device, parameter.dtype) != (first.device, first.dtype):
                 raise self._broken(
-                    f"its parameter {name} is {parameter.dtype} on {parameter.device}, the first is {first}. Let dppo "
-                    f"choose both (settings device and dtype)"
+                    f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
+                    f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
                 )
+        if first.device.type != "cpu" or not first.is_floating_point():
+            raise self._broken(
+                f"its parameters are {first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
+            )
 
     def _check_rows(self, module: nn.Module) -> None:
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
@@ -167,10 +186,10 @@ class Contract:
             results = [call() for call in calls]
         for name, buffer in module.named_buffers():
             if not torch.equal(buffer, before[name]):
-                fact = (
-                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so processes would differ"
+                raise self._broken(
+                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
+                    f"would hold different values. Use LayerNorm or GroupNorm"
                 )
-                raise self._broken(f"{fact}. Use LayerNorm or GroupNorm")
         for name, output, again, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
             if not torch.equal(output, again):
                 fact = "differ between two passes over the same observations. Remove dropout and noise"
@@ -187,8 +206,7 @@ class Contract:
         self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
     ) -> tuple[Tensor, ...]:
         """Return the outputs for `inputs`, each of an `expected` shape, which a hint at its axes follows."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        called = _call_in_words(dtype, *inputs)
+        dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
                 outputs: Any = module(*inputs)
@@ -235,9 +253,12 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
     return inputs if spaces.obs.names is not None else inputs[""]
 
 
-def _call_in_words(dtype: torch.dtype, *inputs: Any) -> str:
-    names = ("obs", "state", "starts")[: len(inputs)]
-    shapes = [str(each_leaf(one, lambda leaf: tuple(leaf.shape))) for one in inputs]
-    shapes[0] += f" and {dtype}"
-    words = (f"{name} of shape {shape}" for name, shape in zip(names, shapes, strict=True))
-    return f"forward({', '.join(names)}), with {', '.join(words)},"
+def _call_in_words(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
+    if isinstance(obs, dict):
+        words = f"a dict of the shapes {{{', '.join(f'{name!r}: {tuple(leaf.shape)}' for name, leaf in obs.items())}}}"
+    else:
+        words = f"of shape {tuple(obs.shape)} and {obs.dtype}"
+    if state is None or starts is None:
+        return f"forward(obs), with obs {words},"
+    shapes = tuple(state.shape), tuple(starts.shape)
+    return f"forward(obs, state, starts), with obs {words}, state of shape {shapes[0]} and starts of shape {shapes[1]},"
