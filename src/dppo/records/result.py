@@ -46,6 +46,8 @@ class Result:
     """The times of collecting and of updating in an iteration, in words; "" for less than two iterations."""
     bottleneck: str = ""
     """The bottleneck of the run, in words; "" if no other setting would gain enough."""
+    notes: tuple[str, ...] = ()
+    """Lines about slow actors."""
 
     @property
     def metrics(self) -> list[dict[str, float]]:

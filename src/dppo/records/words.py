@@ -82,7 +82,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
         lines.append(f"Incidents: {', '.join(counts)}")
     if "other_cpu" in result.incidents:
         lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
-    lines += [line for line in (result.times, result.bottleneck) if line]
+    lines += [line for line in (result.times, result.bottleneck, *result.notes) if line]
     if result.stopped_by:
         lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
     return lines

@@ -255,4 +255,5 @@ class _Run:
             model_name=self.config.model_name,
             times=words.times_line(self.time_split, self.config),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
+            notes=tuple(self.parts.collector.notes()),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -54,7 +55,7 @@ class PPOActor:
         self._progress_file, self._progress = make_progress_file()
         import ray  # loaded already: Ray has started this process
 
-        return ProgressFile(ray.get_runtime_context().get_node_id(), self._progress_file)
+        return ProgressFile(ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname())
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
         """Create the environments of a sampler and return their spaces."""

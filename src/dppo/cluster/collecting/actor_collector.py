@@ -88,6 +88,10 @@ class ActorCollector:
         """Count the actors with a process."""
         return self._engine.alive()
 
+    def notes(self) -> list[str]:
+        """Return lines for the end of the run."""
+        return self._engine.notes()
+
     def close(self) -> None:
         """Stop all actors; close all environments."""
         self._transport.close()

@@ -74,6 +74,9 @@ class Collector(Protocol):
     def alive(self) -> int:
         """Count the actors with a process; 0 in process."""
 
+    def notes(self) -> list[str]:
+        """Return lines about slow actors for the end of the run."""
+
     def close(self) -> None:
         """Stop all actors; close all environments."""
 

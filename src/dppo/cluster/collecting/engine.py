@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import roster
 from dppo.cluster.collecting.alarms import Alarms
+from dppo.cluster.collecting.balancing import Balancing
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
@@ -64,6 +65,7 @@ class Collecting:
         self._hosting = Hosting(self._actors)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
+        self.balancing = Balancing(self._actors, self._hosting, ledger)
         self._alarms = Alarms(limits)
         self._nobody_since = 0.0  # while no actor is running
         self._describer: Actor | None = None  # the last one asked for the spaces
@@ -90,9 +92,9 @@ class Collecting:
         self._news_at = now
         if self.requests.add(policy, index, now):
             self._hosting.begin(index)
-        self._hosting.balance()
+        lines = self.balancing.plan(self.requests.end, now)
         self._hosting.all_ready()
-        return self._ask_all_ready(now)
+        return [*lines, *self._ask_all_ready(now)]
 
     def working(self) -> dict[Process, bool]:
         """Return the processes that are working, and whether on the segments to be taken next or on later ones."""
@@ -109,6 +111,10 @@ class Collecting:
         """Note that actors are making env steps, so that no message about waiting is due."""
         self._news_at = now
 
+    def notes(self) -> list[str]:
+        """Return lines for the end of the run."""
+        return self.balancing.notes()
+
     def alive(self) -> int:
         """Count the actors with a process."""
         return sum(actor.has_process for actor in self._actors.values())
@@ -123,8 +129,8 @@ class Collecting:
         if event.process != actor.process or not actor.has_process:
             return []  # from an abandoned process
         match event:
-            case Started():
-                return self._started(actor)
+            case Started(node=node):
+                return self._started(actor, node)
             case Died(error=DppoError() as error):
                 raise error
             case Died(reason=reason):
@@ -135,9 +141,9 @@ class Collecting:
                 actor.progressed(progress, now, self.limits)
         return []
 
-    def _started(self, actor: Actor) -> list[Command]:
+    def _started(self, actor: Actor, node: str) -> list[Command]:
         commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
-        actor.state, actor.ever_started, actor.samplers_moved = State.RUNNING, True, False
+        actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
         self._hosting.started(actor)
         return commands
 
@@ -157,12 +163,13 @@ class Collecting:
             raise answer
         if isinstance(answer, Answer):
             question = actor.first
-            index, version = question.index, self.requests.policies[question.index].version
-            asked = [(sampler, index, version) for sampler in question.samplers]
+            index = question.index
+            asked = [(sampler, index, question.version) for sampler in question.samplers]
             got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
             if got != asked:
                 reason = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
                 return self._lose(actor, reason, now)
+            self.balancing.measure(actor, question, answer)
             end = self.requests.end
             for report, segment in answer.made:
                 self._ledger.record(report)
@@ -173,6 +180,8 @@ class Collecting:
         else:
             self.spaces, self._describing = answer, False
         actor.answered(ask_id, now, self.limits)
+        if actor.waits:
+            self._hosting.ready(actor)
         return []
 
     def _join_or_leave(self, event: Joined | Left, now: float) -> list[Command]:
@@ -229,12 +238,14 @@ class Collecting:
         """Ask the actors that may have something new to do."""
         if self._describing:
             return self._ask_for_description(now)
-        end = self.requests.end
-        return [
-            self._question(actor, index, samplers, now)
-            for actor in self._hosting.take_ready()
-            for index, samplers in self._hosting.next_of(actor, end)
-        ]
+        end, asks = self.requests.end, list[Command]()
+        while ready := self._hosting.take_ready():
+            for actor in ready:
+                if actor.waits and not actor.asked:
+                    self.balancing.settle(actor, end, now)
+                for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
+                    asks.append(self._question(actor, index, samplers, now))
+        return asks
 
     def _ask_for_description(self, now: float) -> list[Command]:
         sampler, before = 0, self._describer
@@ -242,7 +253,7 @@ class Collecting:
         if actor.state is not State.RUNNING or (before is not None and before.asked):
             return []
         self._describer = actor
-        return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=False), now), sampler)]
+        return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=0), now), sampler)]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float) -> Ask:
         requests = []
@@ -250,14 +261,15 @@ class Collecting:
             rebuild = None if actor.holds.get(sampler, 0) == index else self._ledger.rebuild(sampler, index)
             requests.append(SegmentRequest(sampler, index, rebuild))
             actor.holds[sampler] = index + 1
-            self._hosting.asked(sampler, index)
+            self._hosting.asked(sampler, index, actor)
         if not actor.holds.keys() <= actor.samplers:  # its process closes the others
             actor.holds = {sampler: held for sampler, held in actor.holds.items() if sampler in actor.samplers}
-        rebuilds = any(request.rebuild is not None for request in requests)
+        rebuilds = sum(request.rebuild is not None for request in requests)
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
         question = Question(tuple(requests), tuple(sorted(actor.samplers)), *checks)
-        ask_id = self._queue(actor, Asked(index, samplers, rebuilds), now)
-        return Ask(actor.process, ask_id, question, self.requests.policies[index])
+        policy = self.requests.policies[index]
+        ask_id = self._queue(actor, Asked(index, samplers, rebuilds, policy.version), now)
+        return Ask(actor.process, ask_id, question, policy)
 
     def _queue(self, actor: Actor, asked: Asked, now: float) -> int:
         """Put a question into an actor's queue; return its id."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from dppo.cluster.collecting.roster import Actor, State
+from dppo.cluster.collecting.roster import Actor
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class Place:
     """Index of the first segment that has not arrived."""
     asked: int = 0
     """Index of the first segment that has not been asked for."""
+    maker: Actor | None = None
+    """The actor that has been asked for those that have not arrived."""
 
 
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
@@ -35,7 +37,6 @@ class Hosting:
         """The actors that accept questions, by id."""
         self._actors = actors
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
-        self._uneven = False  # True if running actors may host unequal numbers of samplers
 
     def begin(self, index: int) -> None:
         """Let all samplers start with segment `index`; nothing has been asked for."""
@@ -46,17 +47,21 @@ class Hosting:
         """Record that an actor accepts questions."""
         self.running[actor.actor_id] = actor
         self._ready.add(actor.actor_id)
-        self._uneven = True
 
     def ended(self, actor: Actor) -> bool:
         """Record that the process of an actor, and its queue, are abandoned; return whether it was the last one."""
         for asked in actor.asked.values():
             for place in map(self.places.__getitem__, asked.samplers):
-                place.asked = place.arrived
-                self._ready.add(place.host.actor_id)
+                if place.maker is actor:  # else another one makes these segments, too
+                    place.asked = place.arrived
+                    self._ready.add(place.host.actor_id)
         return self.running.pop(actor.actor_id, None) is not None and not self.running
 
     # ------------------------------------------------------------------ how far samplers are
+
+    def ready(self, actor: Actor) -> None:
+        """Record that there may be something new to ask an actor for."""
+        self._ready.add(actor.actor_id)
 
     def all_ready(self) -> None:
         """Record that there is something new to ask for."""
@@ -82,9 +87,10 @@ class Hosting:
             if able:
                 yield index, tuple(able)
 
-    def asked(self, sampler: int, index: int) -> None:
-        """Record that a sampler has been asked for segment `index`."""
-        self.places[sampler].asked = index + 1
+    def asked(self, sampler: int, index: int, maker: Actor) -> None:
+        """Record that an actor has been asked for segment `index` of a sampler."""
+        place = self.places[sampler]
+        place.asked, place.maker = index + 1, maker
 
     def arrived(self, sampler: int, index: int, end: int) -> None:
         """Record that segment `index` of a sampler has arrived, of those before `end`."""
@@ -106,37 +112,15 @@ class Hosting:
         hosts = set[int]()
         for sampler in samplers:
             hosted, host_id, host = least[0]
-            self._rehost(sampler, host)
+            self.rehost(sampler, host)
             heapreplace(least, (hosted + 1, host_id, host))
             hosts.add(host_id)
         return sorted(hosts)
 
-    def balance(self) -> None:
-        """Even out the samplers of the running actors, to a difference of one, if that may be necessary.
-
-        Samplers of other actors come first: these have no room. An actor that gave one away never takes one, nor the
-        other way round, so the two heaps need not agree.
-        """
-        if not self._uneven:
-            return
-        least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
-        most = [(-len(one.samplers), one.state is State.RUNNING, one.actor_id, one) for one in self._actors.values()]
-        heapify(least)
-        heapify(most)
-        while least:
-            (few, taker_id, taker), (minus_many, runs, giver_id, giver) = least[0], most[0]
-            if -minus_many - few < 2:
-                break
-            self._rehost(max(giver.samplers), taker)
-            heapreplace(least, (few + 1, taker_id, taker))
-            heapreplace(most, (minus_many + 1, runs, giver_id, giver))
-        self._uneven = False
-
-    def _rehost(self, sampler: int, host: Actor) -> None:
+    def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
         place = self.places[sampler]
         place.host.samplers.remove(sampler)
         host.samplers.add(sampler)
         place.host = host
         self._ready.add(host.actor_id)
-        self._uneven = True

@@ -84,6 +84,10 @@ class InProcessCollector:
         """Return 0: there are no actors."""
         return 0
 
+    def notes(self) -> list[str]:
+        """Return nothing: there are no actors."""
+        return []
+
     def close(self) -> None:
         """Close all environments."""
         self._host.close_all_but()

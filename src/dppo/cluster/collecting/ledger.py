@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -29,13 +30,14 @@ class ReplayLedger:
 
     def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0) -> None:
         """Create an empty ledger; without `replay`, open episodes are abandoned when a sampler is rebuilt."""
-        self._replay = replay
+        self.replays = replay
+        """False if a rebuilt sampler starts new episodes."""
         self._kept = policy_lag + 2
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 
     def give_up_replay(self) -> None:
         """From now on, rebuild samplers with fresh episodes."""
-        self._replay = False
+        self.replays = False
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
@@ -55,7 +57,13 @@ class ReplayLedger:
         if moment is None:
             assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
-        return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if self._replay else ())
+        return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if self.replays else ())
+
+    def open_steps(self, sampler_id: int, index: int) -> float:
+        """Return the env steps to replay to rebuild a sampler before segment `index`; infinite if replay is off."""
+        moment = self._moments[sampler_id].get(index)
+        steps = 0 if moment is None else int(moment.carry.episode_lengths.sum())
+        return steps if self.replays or not steps else math.inf
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:
         """Return the state of all samplers before segment `index` as named arrays, for a checkpoint."""

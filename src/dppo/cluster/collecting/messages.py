@@ -110,6 +110,8 @@ class Started:
     """A process is running and accepts questions."""
 
     process: Process
+    node: str = ""
+    """Name of its node."""
 
 
 @dataclass(frozen=True, slots=True)

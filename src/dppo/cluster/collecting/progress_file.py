@@ -18,6 +18,8 @@ class ProgressFile:
     node_id: str
     path: str
     """"" if there is no such file."""
+    node: str = ""
+    """Name of the node, for messages."""
 
 
 def make_progress_file() -> tuple[str, ActivityRecord]:

@@ -207,7 +207,7 @@ class RayTransport:
             return Died(command.process, cause_of_death(error), incurable(error))
         if isinstance(command, Start):
             self._watching.started(command.process, message)
-            return Started(command.process)
+            return Started(command.process, message.node)
         if isinstance(command, Describe):
             return Answered(command.process, command.ask_id, message)
         answer = wire.decode_answer([message, *call.segments] if call.segments else message)

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
+from dppo.cluster.collecting.pace import Pace
 from dppo.envs.activity import Activity
 from dppo.errors import counted
 
@@ -29,8 +30,10 @@ class Asked:
     index: int
     """Of the segments; -1 for a question for spaces."""
     samplers: tuple[int, ...]
-    rebuilds: bool
-    """True if a sampler is rebuilt first."""
+    rebuilds: int
+    """Samplers that are rebuilt first."""
+    version: int = 0
+    """Of the policy."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,15 @@ class Actor:
     """Result of the last look since its first question was begun."""
     alarm_at: float = math.inf
     """Time of its next alarm with the engine."""
+    node: str = ""
+    """Name of the node of its process."""
+    pace: Pace = field(default_factory=Pace)
+    began: float = 0.0
+    """Time at which its process began its first question."""
+    waits: bool = False
+    """True if it is asked for nothing until its queue is empty, because samplers may move then."""
+    void: dict[int, int] = field(default_factory=dict)
+    """For samplers whose segments another actor has made sooner, the last question whose answers do not count."""
 
     @property
     def process(self) -> Process:
@@ -84,7 +96,7 @@ class Actor:
     @property
     def rebuilds(self) -> bool:
         """True while it may be replaying episodes."""
-        return bool(self.asked) and self.first.rebuilds
+        return bool(self.asked) and self.first.rebuilds > 0
 
     # ------------------------------------------------------------------ its times
 
@@ -118,6 +130,7 @@ class Actor:
         self.asked.clear()
         self.early.clear()
         self.holds.clear()
+        self.pace, self.waits = Pace(), False
         self._rest()
         return Kill(self.process)
 
@@ -138,7 +151,7 @@ class Actor:
             self._rest()
 
     def _begin(self, now: float, limits: Limits) -> None:
-        self.progress, self.look_at, self.extended = None, now + limits.look_s, False
+        self.progress, self.began, self.look_at, self.extended = None, now, now + limits.look_s, False
         self.due = now + len(self.first.samplers) * limits.segment_timeout_s
 
     def _rest(self) -> None:
@@ -219,6 +232,16 @@ def moved(actor: Actor, missing_s: float, samplers: Sequence[int], hosts: Sequen
     return (
         f"actor {actor.actor_id} {reason}; until it is back, its samplers {listed(samplers)} are on actor "
         f"{listed(hosts)}"
+    )
+
+
+def slow(actor: Actor, typical_s: float, share: float) -> str:
+    """Return the message about an actor that makes the run longer; `share` of the time is due to it."""
+    on_node = f" on node {actor.node}" if actor.node else ""
+    return (
+        f"actor {actor.actor_id}{on_node} needs {actor.pace.segment_s:.3g} s for a segment, a typical actor "
+        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move to the others at the ends of episodes. "
+        f"Look for other programs on that node, or run fewer actors there."
     )
 
 
