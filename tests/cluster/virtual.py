@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,7 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
+from dppo.ppo.exchange.records import Timings
 from dppo.signals import StopSignals
 
 TICK_S = 2.0
@@ -87,9 +89,21 @@ class Faults:
 class Fake:
     """A transport without processes; its clock advances only during waits."""
 
-    def __init__(self, plan: SamplerPlan, rng: random.Random, faults: Faults) -> None:
-        self.now = 0.0
-        self._plan, self._rng, self._faults = wire.pack(plan), rng, faults
+    def __init__(
+        self, plan: SamplerPlan, rng: random.Random, faults: Faults, make_actor: Callable[[], Any] | None = None
+    ) -> None:
+        packed = wire.pack(plan)
+        self.now, self.tick_s = 0.0, TICK_S
+        self.story: list[str] = []
+        """The questions, and what became of them."""
+        self.slowness: dict[int, float] = {}
+        """Factors of the times that actors take, by id."""
+        self.moved: Counter[str] = Counter()
+        """Samplers that went to another actor although theirs was running."""
+        self._make_actor = make_actor or (lambda: PPOActor(packed))
+        self._rng, self._faults = rng, faults
+        self._took: dict[int, float] = {}  # seconds for an answer
+        self._makers: dict[int, Process] = {}  # of the last segment of each sampler
         self._order = itertools.count()
         self._due: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._actors: dict[Process, PPOActor] = {}
@@ -117,7 +131,7 @@ class Fake:
             assert all(one in self._killed for one in self._actors if one.actor_id == who.actor_id), (
                 "two processes of one actor"
             )
-            self._actors[who] = PPOActor(self._plan)
+            self._actors[who] = self._make_actor()
             slow = self._faults.strikes(self._rng, "never_starts_soon")
             self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(who))
         else:
@@ -128,22 +142,46 @@ class Fake:
         begins = max(self.now, self._busy.get(who, 0.0))
         replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.question.requests)
         slow = replays and faults.strikes(rng, "replays_long")
-        delay = begins + (rng.uniform(30, 90) if slow else rng.uniform(0, 8)) - self.now
+        takes_s = self.slowness.get(who.actor_id, 1.0) * (rng.uniform(30, 90) if slow else rng.uniform(0, 8))
+        delay = begins + takes_s - self.now
+        self._took[command.ask_id] = takes_s
+        fate = f"answers after {takes_s:.1f} s"
         self._busy[who] = self.now + delay
         self._moves.setdefault(who, []).append((begins, self.now + delay))
         if faults.strikes(rng, "dies"):
+            fate = "dies"
             self._later(delay, lambda: self._stopped(who, Died(who, "died: of a fault in virtual time")))
         elif faults.strikes(rng, "hangs"):
+            fate = "hangs"
             self._later(delay, lambda: self._stopped(who))
         else:
             forged = faults.strikes(rng, "forges")
+            fate = "sends the wrong segment" if forged else fate
             self._later(delay, lambda: self._answer(command, who, forged))
             if rng.random() < faults.repeats:
                 self._later(delay + rng.uniform(0, 30), lambda: self._answers.get(command.ask_id))
+        self._tell(command, fate)
         if faults.strikes(rng, "leaves"):
+            self.story.append(f"  actor {who.actor_id} leaves, and comes back")
             self._later(rng.uniform(0, 10), lambda: Left(who.actor_id))
             back = rng.choice([who.actor_id, who.actor_id + 10])
             self._later(rng.uniform(10, 60), lambda: Joined(back))
+
+    def _tell(self, command: Ask | Describe, fate: str) -> None:
+        asked = "the spaces"
+        if isinstance(command, Ask):
+            asked = ", ".join(
+                f"segment {one.index} of sampler {one.sampler_id}{'' if one.rebuild is None else ' (rebuilt)'}"
+                for one in command.question.requests
+            )
+            for one in command.question.requests:
+                before = self._makers.get(one.sampler_id, command.process)
+                self._makers[one.sampler_id] = command.process
+                if before != command.process and before not in self._killed and one.rebuild is not None:
+                    self.moved[
+                        "within episodes" if one.rebuild.carry.episode_lengths.any() else "between episodes"
+                    ] += 1
+        self.story.append(f"{self.now:7.1f} s: actor {command.process.actor_id} is asked for {asked}, and {fate}")
 
     def _progress(self, who: Process) -> Activity:
         """Return the progress of a process, which takes ten steps per second while it works."""
@@ -164,6 +202,10 @@ class Fake:
             return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
         answer = actor.make_segments(command.question, command.policy)
         assert isinstance(answer, Answer)
+        took, replayed = self._took[command.ask_id], 0
+        for one in command.question.requests:
+            replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
+        answer = replace(answer, timings=Timings(took, took, replayed, took / 2 if replayed else 0.0))
         if forged:
             (report, segment), *rest = answer.made
             answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))
@@ -188,8 +230,8 @@ class Fake:
     def events(self, stop: StopSignals) -> list[Event]:
         assert self.now < LONGEST_S, "the run hangs"
         stop.check()
-        when = self._due[0][0] if self._due else self.now + TICK_S
-        self.now = max(self.now, min(when, self.now + TICK_S))
+        when = self._due[0][0] if self._due else self.now + self.tick_s
+        self.now = max(self.now, min(when, self.now + self.tick_s))
         found = []
         while self._due and self._due[0][0] <= self.now:
             event = heapq.heappop(self._due)[2]()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import roster
 from dppo.cluster.collecting.alarms import Alarms
+from dppo.cluster.collecting.backups import Backups
 from dppo.cluster.collecting.balancing import Balancing
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -53,7 +54,9 @@ class Collecting:
     what happens once per iteration or while no actor is running.
     """
 
-    def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
+    def __init__(
+        self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits, *, backup_requests: bool = False
+    ) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
         self.limits = limits
         self.spaces: Spaces | None = None
@@ -65,7 +68,8 @@ class Collecting:
         self._hosting = Hosting(self._actors)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
-        self.balancing = Balancing(self._actors, self._hosting, ledger)
+        self._balancing = Balancing(self._actors, self._hosting, ledger)
+        self._backups = Backups(self._hosting, self._balancing) if backup_requests else None
         self._alarms = Alarms(limits)
         self._nobody_since = 0.0  # while no actor is running
         self._describer: Actor | None = None  # the last one asked for the spaces
@@ -92,7 +96,7 @@ class Collecting:
         self._news_at = now
         if self.requests.add(policy, index, now):
             self._hosting.begin(index)
-        lines = self.balancing.plan(self.requests.end, now)
+        lines = self._balancing.plan(self.requests.end, now)
         self._hosting.all_ready()
         return [*lines, *self._ask_all_ready(now)]
 
@@ -113,7 +117,7 @@ class Collecting:
 
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""
-        return self.balancing.notes()
+        return self._balancing.notes() + (self._backups.notes() if self._backups else [])
 
     def alive(self) -> int:
         """Count the actors with a process."""
@@ -169,13 +173,15 @@ class Collecting:
             if got != asked:
                 reason = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
                 return self._lose(actor, reason, now)
-            self.balancing.measure(actor, question, answer)
+            self._balancing.measure(actor, question, answer)
             end = self.requests.end
-            for report, segment in answer.made:
+            made = self._backups.counted(actor, ask_id, answer) if self._backups else answer.made
+            for report, segment in made:
                 self._ledger.record(report)
                 self.requests.arrived(report, segment)
                 self._hosting.arrived(report.sampler_id, index, end)
-            self.requests.add_timings(index, actor.actor_id, answer.timings)
+            if made:
+                self.requests.add_timings(index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
         else:
             self.spaces, self._describing = answer, False
@@ -218,6 +224,8 @@ class Collecting:
         if self._describing or self.requests.owed:
             self._check_that_somebody_comes(now)
             commands += self._ask_all_ready(now)
+            late = list(self._backups.due(self.requests.index, now)) if self._backups else []
+            commands += [self._question(actor, self.requests.index, those, now, backup=True) for actor, those in late]
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)
@@ -242,7 +250,7 @@ class Collecting:
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
-                    self.balancing.settle(actor, end, now)
+                    self._balancing.settle(actor, end, now)
                 for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
                     asks.append(self._question(actor, index, samplers, now))
         return asks
@@ -255,18 +263,22 @@ class Collecting:
         self._describer = actor
         return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=0), now), sampler)]
 
-    def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float) -> Ask:
-        requests = []
+    def _question(
+        self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False
+    ) -> Ask:
+        """Ask an actor for segments; with `backup`, for some that another one is making."""
+        requests, hosted = [], actor.samplers | set(samplers) if backup else actor.samplers
+        if not actor.holds.keys() <= hosted:  # its process closes the others
+            actor.holds = {sampler: held for sampler, held in actor.holds.items() if sampler in hosted}
         for sampler in samplers:
             rebuild = None if actor.holds.get(sampler, 0) == index else self._ledger.rebuild(sampler, index)
             requests.append(SegmentRequest(sampler, index, rebuild))
             actor.holds[sampler] = index + 1
-            self._hosting.asked(sampler, index, actor)
-        if not actor.holds.keys() <= actor.samplers:  # its process closes the others
-            actor.holds = {sampler: held for sampler, held in actor.holds.items() if sampler in actor.samplers}
+            if not backup:
+                self._hosting.asked(sampler, index, actor)
         rebuilds = sum(request.rebuild is not None for request in requests)
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
-        question = Question(tuple(requests), tuple(sorted(actor.samplers)), *checks)
+        question = Question(tuple(requests), tuple(sorted(hosted)), *checks)
         policy = self.requests.policies[index]
         ask_id = self._queue(actor, Asked(index, samplers, rebuilds, policy.version), now)
         return Ask(actor.process, ask_id, question, policy)
@@ -282,6 +294,8 @@ class Collecting:
 
     def _abandon(self, actor: Actor, now: float) -> Kill:
         """Abandon an actor's process and its queue; a new one is due now."""
+        if self._backups:
+            self._backups.ended(actor)
         if self._hosting.ended(actor):
             self._nobody_since = now
         kill = actor.end(now)

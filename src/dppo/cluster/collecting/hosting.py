@@ -82,7 +82,8 @@ class Hosting:
             able = [
                 sampler
                 for sampler, place in places.items()
-                if place.asked == index and (place.arrived == index or actor.holds.get(sampler) == index)
+                if place.asked == index
+                and (place.arrived == index or (place.maker is actor and actor.holds.get(sampler) == index))
             ]
             if able:
                 yield index, tuple(able)

@@ -241,6 +241,7 @@ def collector_on_ray(
 ) -> ActorCollector:
     """Return a collector whose actors run on Ray; `by_reference` and `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
-    engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
+    hosted = shares(plan.sampling.num_samplers, actors.num_actors)
+    engine = Collecting(hosted, ledger, limits, backup_requests=actors.backup_requests)
     transport = RayTransport(plan, actors, by_reference=by_reference, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

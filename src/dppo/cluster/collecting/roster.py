@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
-from dppo.cluster.collecting.pace import Pace
 from dppo.envs.activity import Activity
 from dppo.errors import counted
 
@@ -34,6 +34,36 @@ class Asked:
     """Samplers that are rebuilt first."""
     version: int = 0
     """Of the policy."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Pace of a process: that of the second fastest of its last answers.
+
+    So neither an outlier nor the slow part of an episode makes an actor slow, and one that is fast again is so at once.
+    """
+
+    segment_s: float = 0.0
+    """Seconds for a segment of a sampler; 0 while that is not known."""
+    waited_s: float = 0.0
+    """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
+    cost_s: float = 0.0
+    """Seconds by which it has made the run longer as the slowest actor."""
+    iterations: int = 0
+    """Iterations in which that was worth a line."""
+    rested: int = 0
+    """Iterations without a sampler since it last had one."""
+    patience: int = 16
+    """How many of them there are before it is tried again; twice as many each time."""
+    sure: int = 3
+    """Answers from which on the pace is known."""
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=6))
+
+    def add(self, seconds: float) -> None:
+        """Add the seconds for a segment in an answer."""
+        self.recent.append(seconds)
+        if len(self.recent) >= self.sure:
+            self.segment_s = sorted(self.recent)[:2][-1]
 
 
 @dataclass(slots=True)
@@ -240,7 +270,7 @@ def slow(actor: Actor, typical_s: float, share: float) -> str:
     on_node = f" on node {actor.node}" if actor.node else ""
     return (
         f"actor {actor.actor_id}{on_node} needs {actor.pace.segment_s:.3g} s for a segment, a typical actor "
-        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move to the others at the ends of episodes. "
+        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Samplers move to others at the ends of episodes. "
         f"Look for other programs on that node, or run fewer actors there."
     )
 

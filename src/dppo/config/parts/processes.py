@@ -41,6 +41,12 @@ class Actors:
     replay: bool = setting(
         True, "Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."
     )
+    backup_requests: bool = setting(
+        False,
+        "Ask an idle actor for a late segment as well if it would make it sooner, replay included; the first answer "
+        "counts. The result is the same. It may make more environments at once than there are samplers.",
+        resume="free",
+    )
     on_other_cpu: Literal["warn", "refuse"] = setting(
         "warn",
         "If an actor or learner runs on a CPU that computes other last bits than this process: warn, because the "

@@ -1,0 +1,84 @@
+"""Backup requests: idle actors make segments that are late as well, and the first answer counts. Pure: no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dppo.cluster.collecting.balancing import Balancing
+from dppo.cluster.collecting.hosting import Hosting
+from dppo.cluster.collecting.roster import Actor
+from dppo.cluster.wire import Answer
+from dppo.ppo.exchange.records import SegmentReport
+
+PAUSE = 0.05  # between two looks for late segments, in units of the time for a segment
+
+
+class Backups:
+    """Finds late segments and idle actors that would make them sooner, replay included; drops the later answers.
+
+    An actor that is later than its pace promises is expected to need as long again as it is late. The actor of the
+    first answer goes on with the sampler. What the other one makes of it from then on does not count.
+    """
+
+    def __init__(self, hosting: Hosting, balancing: Balancing) -> None:
+        self._places, self._hosting, self._balancing = hosting.places, hosting, balancing
+        self._helpers: dict[int, Actor] = {}  # those that have been asked as well, by sampler
+        self._look_at = 0.0
+        self.asked = self.won = self.wasted_steps = 0
+
+    def due(self, index: int, now: float) -> Iterator[tuple[Actor, tuple[int, ...]]]:
+        """Yield idle actors, and for each the samplers whose segment `index` it can make sooner than their own."""
+        if now < self._look_at or not self._balancing.typical_s:
+            return
+        self._look_at = now + PAUSE * self._balancing.typical_s
+        running = list(self._hosting.running.values())
+        idle = sorted((actor for actor in running if not actor.asked), key=self._balancing.takes_s)
+        busy = [actor for actor in running if actor.asked and actor.first.index == index] if idle else []
+        for left_s, _, owner in sorted((-self._left_s(one, now), one.actor_id, one) for one in busy):
+            late = [one for one in owner.first.samplers if self._is_late(one, owner)]
+            helpers = idle[: len(late)]
+            shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
+            if shares and max(self._takes_s(*share) for share in shares) < -left_s:
+                del idle[: len(helpers)]
+                self.asked += len(late)
+                self._helpers |= {sampler: helper for helper, share in shares for sampler in share}
+                yield from shares
+
+    def counted(self, actor: Actor, ask_id: int, answer: Answer) -> list[tuple[SegmentReport, Any]]:
+        """Return the part of an answer that counts, and let its actor go on with these samplers."""
+        made = [(report, one) for report, one in answer.made if ask_id > actor.void.get(report.sampler_id, 0)]
+        self.wasted_steps += sum(report.steps for report, _ in answer.made) - sum(report.steps for report, _ in made)
+        for report, _ in made:
+            sampler = report.sampler_id
+            helper = self._helpers.pop(sampler, None)
+            later = self._places[sampler].maker if helper is actor else helper
+            if later is not None:
+                later.void[sampler] = max(later.asked, default=0)
+                later.holds.pop(sampler, None)
+            if helper is actor:
+                self.won += 1
+                self._hosting.rehost(sampler, actor)
+                self._hosting.asked(sampler, report.index, actor)
+        return made
+
+    def ended(self, actor: Actor) -> None:
+        """Forget the requests to a process that is abandoned."""
+        self._helpers = {sampler: helper for sampler, helper in self._helpers.items() if helper is not actor}
+
+    def notes(self) -> list[str]:
+        """Return a line for the end of the run."""
+        won, wasted = f"{self.won:,} of them sooner", f"{self.wasted_steps:,} env steps wasted"
+        return [f"Backup requests: {self.asked:,} segments asked for again, {won}, {wasted}."]
+
+    def _is_late(self, sampler: int, owner: Actor) -> bool:
+        place = self._places[sampler]
+        return place.maker is owner and place.arrived == owner.first.index and sampler not in self._helpers
+
+    def _takes_s(self, actor: Actor, samplers: tuple[int, ...]) -> float:
+        return sum(self._balancing.takes_s(actor) + self._balancing.replay_s(sampler, actor) for sampler in samplers)
+
+    def _left_s(self, actor: Actor, now: float) -> float:
+        first = actor.first
+        plain_s = self._balancing.takes_s(actor, len(first.samplers))
+        return abs((self._takes_s(actor, first.samplers) if first.rebuilds else plain_s) - (now - actor.began))
