@@ -46,8 +46,12 @@ class Uneven(gym.Wrapper):
         return self.env.step(action)
 
 
-def uneven_cartpole(mean_s: float = 0.01, sigma: float = 1.0) -> gym.Env:
-    """Make CartPole whose steps take uneven times."""
+def uneven_cartpole(mean_s: float = 0.01, sigma: float = 1.0, slow: float = 1.0, mark: str = "") -> gym.Env:
+    """Make CartPole whose steps take uneven times; `slow` times as long in the process that first creates `mark`."""
+    if mark:
+        with contextlib.suppress(FileExistsError), open(mark, "x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        mean_s *= slow if Path(mark).read_text(encoding="utf-8") == str(os.getpid()) else 1
     return Uneven(gym.make("CartPole-v1"), mean_s, sigma)
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/pipeline.py                                         in turns, --overlap, --policy-lag 3
     python benchmarks/pipeline.py --before ../dppo-before --repeats 3     and --overlap of another checkout
+    python benchmarks/pipeline.py --slow                                  one of the actors is five times slower
 
 Eight actors with a sampler each; steps of CartPole that sleep for a log-normal time with a mean of 10 ms; T=64, K=4 and
 M=64. The rates are env steps per second after a warm-up of eight iterations, medians over the repeats.
@@ -9,6 +10,9 @@ M=64. The rates are env steps per second after a warm-up of eight iterations, me
 The bound is what the measured times of steps and updates would allow if nothing else took time. A sampler begins
 segment k when it has made segment k - 1 and policy max(0, k - lag) exists; update k begins when update k - 1 is done
 and all segments k are there. With a barrier, segment k also waits for the slowest segment k - 1.
+
+With --slow there are 16 samplers and a lag of one, and the bound is what the seven other actors make if they never
+wait. The barrier is what they make if two of them keep three samplers each, and all wait for these.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 from measure import HERE, REPO, ours_environment, run_json
 
 ACTORS, STEPS = 8, 64
+SLOW = 5.0  # times the step time of the others
 WARM_UP = 8  # iterations that do not count: an actor that starts late lets the others get ahead
 
 
@@ -36,18 +41,20 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 3])
+    parser.add_argument("--slow", action="store_true", help="one slow actor; with --before, for both checkouts")
     parser.add_argument("--once", type=json.loads, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.once:
         print(json.dumps(once(**wanted.once)))
         return
-    sides: list[tuple[str, Path, int]] = [(f"lag {lag}", REPO, lag) for lag in wanted.lags]
+    lags = [1] if wanted.slow else wanted.lags
+    sides: list[tuple[str, Path, int]] = [(f"lag {lag}", REPO, lag) for lag in lags]
     if wanted.before:
         sides.append(("before, overlap", wanted.before, 1))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
     for _ in range(wanted.repeats):
         for name, checkout, lag in sides:
-            work = {"lag": lag, "iterations": wanted.iterations, "sigma": wanted.sigma}
+            work = {"lag": lag, "iterations": wanted.iterations, "sigma": wanted.sigma, "slow": wanted.slow}
             command = [sys.executable, __file__, "--once", json.dumps(work)]
             env = ours_environment(checkout)
             env["PYTHONPATH"] = os.pathsep.join([str(HERE), env["PYTHONPATH"]])  # the environment of this file
@@ -61,7 +68,7 @@ def main() -> None:
         print(f"{name}, {rate:.0f}, {limit:.0f}, {barrier:.0f}, {rate / limit:.1%}, {step:.1f}")
 
 
-def once(lag: int, iterations: int, sigma: float) -> dict[str, Any]:
+def once(lag: int, iterations: int, sigma: float, slow: bool) -> dict[str, Any]:
     """Train once in this process; return its rate, and the bounds for the step times that were measured."""
     import dppo
     from dppo.run.learner import PPOLearner
@@ -75,14 +82,15 @@ def once(lag: int, iterations: int, sigma: float) -> dict[str, Any]:
             yield iteration
 
     PPOLearner.run = watched  # type: ignore[assignment, method-assign]
-    batch = ACTORS * STEPS
+    samplers = 2 * ACTORS if slow else ACTORS
+    batch = samplers * STEPS
     with tempfile.TemporaryDirectory() as folder:
         lagging = {0: {}, 1: {"overlap": True}}.get(lag, {"policy_lag": lag})
         config = dppo.Config(
             env_id="bench_envs:uneven_cartpole",
-            env_kwargs={"sigma": sigma},
+            env_kwargs={"sigma": sigma} | ({"slow": SLOW, "mark": str(Path(folder) / "slow")} if slow else {}),
             num_actors=ACTORS,
-            num_samplers=ACTORS,
+            num_samplers=samplers,
             num_steps=STEPS,
             minibatch_size=64,
             total_timesteps=batch * iterations,
@@ -96,14 +104,29 @@ def once(lag: int, iterations: int, sigma: float) -> dict[str, Any]:
     updates = [row["perf/update_s"] for row in rows]
     window_s = rows[-1]["time/wall_s"] - rows[WARM_UP - 1]["time/wall_s"]
     made = batch * (iterations - WARM_UP)
+    if slow:
+        step_s = fast_s(segments, rows) / STEPS
+        bound, barrier = (ACTORS - 1) / step_s, 2 * ACTORS / 3 / step_s
+    else:
+        step_s = statistics.fmean(one for row in segments for one in row) / STEPS
+        bound, barrier = (made / modelled(segments, updates, lag, barrier=both) for both in (False, True))
     return {
         "rate": made / window_s,
-        "bound": made / modelled(segments, updates, lag),
-        "barrier": made / modelled(segments, updates, lag, barrier=True),
-        "step_ms": 1e3 * statistics.fmean(one for row in segments for one in row) / STEPS,
+        "bound": bound,
+        "barrier": barrier,
+        "step_ms": 1e3 * step_s,
+        "replayed": sum(row["replay/steps"] for row in rows),
+        "notes": list(getattr(result, "notes", ())),
         "update_ms": 1e3 * statistics.median(updates),
         "weights": result.weights_sha256[:16],
     }
+
+
+def fast_s(segments: list[list[float]], rows: list[dict[str, float]]) -> float:
+    """Return the mean time of a segment on the actors that are not slow, without replays."""
+    times = [one for row in segments for one in row]
+    fast = [one for one in times if one < SLOW / 2 * statistics.median(times)]
+    return (sum(fast) - sum(row["replay/s"] for row in rows)) / len(fast)
 
 
 def modelled(segments: list[list[float]], updates: list[float], lag: int, *, barrier: bool = False) -> float:

@@ -84,7 +84,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("address cpus_per_actor actor_gpus actor_resources segment_timeout_s max_actor_restarts on_other_cpu dashboard",
      lambda c: c.num_actors > 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
-    ("backup_requests", lambda c: c.num_actors > 1,
+    ("backup_requests", lambda c: c.num_actors not in (0, 1),
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,
      "replay=False abandons the open episodes of a sampler that is rebuilt. Leave one of them out"),

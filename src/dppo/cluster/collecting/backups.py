@@ -29,17 +29,21 @@ class Backups:
 
     def due(self, index: int, now: float) -> Iterator[tuple[Actor, tuple[int, ...]]]:
         """Yield idle actors, and for each the samplers whose segment `index` it can make sooner than their own."""
-        if now < self._look_at or not self._balancing.typical_s:
+        balancing = self._balancing
+        if now < self._look_at or not balancing.typical_s:
             return
-        self._look_at = now + PAUSE * self._balancing.typical_s
         running = list(self._hosting.running.values())
-        idle = sorted((actor for actor in running if not actor.asked), key=self._balancing.takes_s)
+        self._look_at = now + PAUSE * balancing.typical_s
+        idle = sorted((actor for actor in running if not actor.asked), key=balancing.takes_s)
         busy = [actor for actor in running if actor.asked and actor.first.index == index] if idle else []
-        for left_s, _, owner in sorted((-self._left_s(one, now), one.actor_id, one) for one in busy):
-            late = [one for one in owner.first.samplers if self._is_late(one, owner)]
+        for early_s, _, owner in sorted((-balancing.left_s(one, now), one.actor_id, one) for one in busy):
+            places = {
+                sampler: self._places[sampler] for sampler in owner.first.samplers if sampler not in self._helpers
+            }
+            late = [sampler for sampler, place in places.items() if place.maker is owner and place.arrived == index]
             helpers = idle[: len(late)]
             shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
-            if shares and max(self._takes_s(*share) for share in shares) < -left_s:
+            if shares and max(balancing.needs_s(*share, rebuilt=True) for share in shares) < -early_s:
                 del idle[: len(helpers)]
                 self.asked += len(late)
                 self._helpers |= {sampler: helper for helper, share in shares for sampler in share}
@@ -70,15 +74,3 @@ class Backups:
         """Return a line for the end of the run."""
         won, wasted = f"{self.won:,} of them sooner", f"{self.wasted_steps:,} env steps wasted"
         return [f"Backup requests: {self.asked:,} segments asked for again, {won}, {wasted}."]
-
-    def _is_late(self, sampler: int, owner: Actor) -> bool:
-        place = self._places[sampler]
-        return place.maker is owner and place.arrived == owner.first.index and sampler not in self._helpers
-
-    def _takes_s(self, actor: Actor, samplers: tuple[int, ...]) -> float:
-        return sum(self._balancing.takes_s(actor) + self._balancing.replay_s(sampler, actor) for sampler in samplers)
-
-    def _left_s(self, actor: Actor, now: float) -> float:
-        first = actor.first
-        plain_s = self._balancing.takes_s(actor, len(first.samplers))
-        return abs((self._takes_s(actor, first.samplers) if first.rebuilds else plain_s) - (now - actor.began))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
 from dppo.cluster.collecting.hosting import Hosting
@@ -66,17 +67,25 @@ class Balancing:
     def _overhead_s(self) -> float:
         return sorted(self._overheads)[len(self._overheads) // 2]
 
-    def _finish_s(self, actor: Actor, end: int, now: float) -> float:
-        """Return the seconds until an actor would have made its segments before `end`.
+    def needs_s(self, actor: Actor, samplers: Sequence[int], *, rebuilt: bool) -> float:
+        """Return the seconds that an actor would need for a segment of each of some samplers."""
+        return self.takes_s(actor, len(samplers)) + sum(self.replay_s(one, actor) for one in samplers if rebuilt)
+
+    def left_s(self, actor: Actor, now: float) -> float:
+        """Return the seconds until an actor answers its first question.
 
         One that is later than its pace promises is expected to need as long again as it is late.
         """
-        whole_s = self.takes_s(actor, sum(end - self._places[sampler].arrived for sampler in actor.samplers))
+        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.first.rebuilds > 0)
+        return abs(whole_s - (now - actor.began))
+
+    def _finish_s(self, actor: Actor, end: int, now: float) -> float:
+        """Return the seconds until an actor would have made its segments before `end`."""
+        to_do = sum(end - self._places[sampler].arrived for sampler in actor.samplers)
         if not actor.asked or not self.typical_s:
-            return whole_s if self.typical_s else float(len(actor.samplers))
-        first_s = self.takes_s(actor, len(actor.first.samplers))
-        queue_s = self.takes_s(actor, sum(len(question.samplers) for question in actor.asked.values()))
-        return max(whole_s, queue_s) - first_s + abs(first_s - (now - actor.began))
+            return self.takes_s(actor, to_do) if self.typical_s else float(len(actor.samplers))
+        queue = sum(len(question.samplers) for question in actor.asked.values())
+        return self.takes_s(actor, max(to_do, queue) - len(actor.first.samplers)) + self.left_s(actor, now)
 
     # ------------------------------------------------------------------ moving
 

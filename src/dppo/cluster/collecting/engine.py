@@ -166,20 +166,18 @@ class Collecting:
         if isinstance(answer, Fault):
             raise answer
         if isinstance(answer, Answer):
-            question = actor.first
-            index = question.index
+            question, index = actor.first, actor.first.index
             asked = [(sampler, index, question.version) for sampler in question.samplers]
             got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
             if got != asked:
                 reason = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
                 return self._lose(actor, reason, now)
             self._balancing.measure(actor, question, answer)
-            end = self.requests.end
             made = self._backups.counted(actor, ask_id, answer) if self._backups else answer.made
             for report, segment in made:
                 self._ledger.record(report)
                 self.requests.arrived(report, segment)
-                self._hosting.arrived(report.sampler_id, index, end)
+                self._hosting.arrived(report.sampler_id, index, self.requests.end)
             if made:
                 self.requests.add_timings(index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
@@ -225,7 +223,7 @@ class Collecting:
             self._check_that_somebody_comes(now)
             commands += self._ask_all_ready(now)
             late = list(self._backups.due(self.requests.index, now)) if self._backups else []
-            commands += [self._question(actor, self.requests.index, those, now, backup=True) for actor, those in late]
+            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)
@@ -263,9 +261,7 @@ class Collecting:
         self._describer = actor
         return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=0), now), sampler)]
 
-    def _question(
-        self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False
-    ) -> Ask:
+    def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         requests, hosted = [], actor.samplers | set(samplers) if backup else actor.samplers
         if not actor.holds.keys() <= hosted:  # its process closes the others
@@ -279,9 +275,8 @@ class Collecting:
         rebuilds = sum(request.rebuild is not None for request in requests)
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
         question = Question(tuple(requests), tuple(sorted(hosted)), *checks)
-        policy = self.requests.policies[index]
-        ask_id = self._queue(actor, Asked(index, samplers, rebuilds, policy.version), now)
-        return Ask(actor.process, ask_id, question, policy)
+        ask_id = self._queue(actor, Asked(index, samplers, rebuilds, self.requests.policies[index].version), now)
+        return Ask(actor.process, ask_id, question, self.requests.policies[index])
 
     def _queue(self, actor: Actor, asked: Asked, now: float) -> int:
         """Put a question into an actor's queue; return its id."""

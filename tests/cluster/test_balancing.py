@@ -1,0 +1,197 @@
+"""The engine alone, with actors of different speed: which samplers move, and when; backup requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_slow_or_hung import Driver, report
+
+from dppo.cluster.collecting.engine import Collecting
+from dppo.cluster.collecting.hosting import shares
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.collecting.messages import Answered, Ask, Limits, Process, Started
+from dppo.cluster.wire import Answer
+from dppo.ppo.exchange.records import Timings
+
+LIMITS = Limits(segment_timeout_s=1000, max_actor_restarts=3, move_after_s=1000)
+STEPS = 100  # of a segment
+Seconds = Callable[[int], float]
+"""Seconds that an actor needs for a segment."""
+
+
+class Cluster(Driver):
+    """Actors that answer as fast as they are."""
+
+    def __init__(
+        self, samplers: int, actors: int, seconds: Seconds, *, open_steps: int = 0, backups: bool = False
+    ) -> None:
+        super().__init__(shares(samplers, actors), LIMITS, described=False)
+        if backups:
+            self.engine = Collecting(
+                shares(samplers, actors), ReplayLedger(samplers, replay=True), LIMITS, backup_requests=True
+            )
+            self._take(self.engine.describe(0.0))
+        self.seconds = seconds
+        self.open_steps = dict.fromkeys(range(samplers), open_steps)
+        for actor_id in range(actors):
+            self.on(Started(Process(actor_id, 1), f"n{actor_id}"))
+        self.on(Answered(Process(0, 1), 1, "spaces"))  # type: ignore[arg-type]
+
+    def answer_to(self, ask: Ask) -> Answered:
+        took, made, replayed = 0.0, [], 0
+        for one in ask.question.requests:
+            first = report(one.sampler_id, one.index, ask.policy.version)
+            carry = replace(first.carry, episode_lengths=np.array([self.open_steps[one.sampler_id]]))
+            made.append((replace(first, steps=STEPS, carry=carry), "segment"))
+            replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
+            took += self.seconds(ask.process.actor_id)
+        replay_s = self.seconds(ask.process.actor_id) * replayed / STEPS
+        return Answered(
+            ask.process, ask.ask_id, Answer(tuple(made), Timings(took + replay_s, took, replayed, replay_s))
+        )
+
+    def iterate(self, index: int) -> list[int]:
+        """Collect segments `index` without a lag; return the samplers that were rebuilt for it."""
+        self.asks.clear()
+        self.request(index)
+        began, answers = self.now, [self.answer_to(ask) for ask in self.asks]
+        moved = [one.sampler_id for ask in self.asks for one in ask.question.requests if one.rebuild is not None]
+        for answer in sorted(answers, key=lambda one: one.answer.timings.total_s):  # type: ignore[union-attr]
+            self.now = began + answer.answer.timings.total_s  # type: ignore[union-attr]
+            self.on(answer)
+        self.engine.requests.take(self.now, 0.0, [])
+        return sorted(moved)
+
+
+def one_slow(actor_id: int) -> float:
+    return 5.0 if actor_id == 0 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("open_steps", "moves"),
+    [(0, {4: [0, 4]}), (300, {4: [4], 5: [0]}), (3000, {4: [], 5: [], 9: [4]})],
+    ids=["at the end of an episode", "for a short replay", "when the run has waited as long as the replay takes"],
+)
+def test_samplers_of_a_slow_actor_move_once_it_is_known(open_steps: int, moves: dict[int, list[int]]) -> None:
+    cluster = Cluster(8, 4, one_slow, open_steps=open_steps)
+    found = {index: cluster.iterate(index) for index in range(14)}
+    assert {index: found[index] for index in moves} == moves
+    assert sum(map(len, found.values())) == sum(map(len, moves.values())), "and they stay there"
+
+
+def test_the_sampler_moves_that_is_at_the_end_of_its_episode() -> None:
+    cluster = Cluster(12, 4, one_slow, open_steps=100_000)
+    assert not any(cluster.iterate(index) for index in range(6))
+    cluster.open_steps[4] = 0
+    cluster.iterate(6)
+    assert cluster.iterate(7) == [4]
+
+
+@pytest.mark.parametrize("samplers", [8, 16])
+def test_among_even_actors_nothing_moves(samplers: int) -> None:
+    rng = random.Random(1)
+    cluster = Cluster(samplers, 8, lambda actor_id: rng.uniform(0.85, 1.15))
+    assert not any(cluster.iterate(index) for index in range(40))
+    assert not cluster.logged()
+    assert not cluster.engine.notes()
+
+
+def test_one_outlier_moves_nothing() -> None:
+    cluster = Cluster(8, 4, lambda actor_id: 50.0 if cluster.engine.requests.index == 5 and not actor_id else 1.0)
+    assert not any(cluster.iterate(index) for index in range(20))
+
+
+def test_without_replay_samplers_move_between_episodes_only() -> None:
+    cluster = Cluster(8, 4, one_slow, open_steps=1)
+    cluster.engine._ledger.give_up_replay()
+    assert not any(cluster.iterate(index) for index in range(20))
+    cluster.open_steps[4] = 0
+    cluster.iterate(20)
+    assert cluster.iterate(21) == [4]
+
+
+def test_a_slow_actor_is_named_once_with_its_node_and_its_cost() -> None:
+    cluster = Cluster(8, 4, one_slow, open_steps=100_000)
+    for index in range(20):
+        cluster.iterate(index)
+    (line,) = cluster.logged()
+    assert line.startswith(
+        "actor 0 on node n0 needs 5 s for a segment, a typical actor 1 s, which costs 80% of the time."
+    )
+    (note,) = cluster.engine.notes()
+    assert note.startswith("actor 0 on node n0 needs 5 s for a segment, a typical actor 1 s, which costs 6")
+
+
+def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None:
+    slow = {0}
+    cluster = Cluster(8, 4, lambda actor_id: 5.0 if actor_id in slow else 1.0)
+    moved = {index: cluster.iterate(index) for index in range(15)}
+    assert sum(map(len, moved.values())) == 2
+    again = next(index for index in range(15, 40) if cluster.iterate(index))
+    assert again == 19, "in the 16th iteration without a sampler"
+    assert len(cluster.iterate(again + 1)) == 1, "it is still slow"
+    slow.clear()
+    moves = [cluster.iterate(index) for index in range(again + 2, again + 45)]
+    assert [len(one) for one in moves if one] == [1, 1]
+    assert not cluster.logged() or len(cluster.logged()) == 1
+
+
+# ------------------------------------------------------------------ backup requests
+
+
+def late(*, won: bool) -> tuple[Cluster, Ask, Ask]:
+    """Return actors of which the first is late, its question, and that to another one for the same segment."""
+    cluster = Cluster(3, 3, lambda actor_id: 10.0, open_steps=50, backups=True)
+    for index in range(5):
+        cluster.iterate(index)
+    cluster.asks.clear()
+    cluster.request(5)
+    (first,) = [ask for ask in cluster.asks if ask.process.actor_id == 0]
+    cluster.now += 10.0
+    for ask in [ask for ask in cluster.asks if ask is not first]:
+        cluster.on(cluster.answer_to(ask))
+    cluster.asks.clear()
+    cluster.wait(14.0)
+    assert not cluster.asks, "late, but by less than a backup takes: 10 s, and 5 s for the replay"
+    cluster.wait(2.5)
+    (second,) = cluster.asks
+    cluster.asks.clear()
+    assert second.question.requests[0].rebuild is not None
+    assert 0 in second.question.hosted
+    cluster.on(cluster.answer_to(second if won else first))
+    assert cluster.engine.requests.finished
+    cluster.engine.requests.take(cluster.now, 0.0, [])
+    return cluster, first, second
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool) -> None:
+    cluster, first, second = late(won=won)
+    assert cluster.engine.notes()[-1] == (
+        f"Backup requests: 1 segments asked for again, {int(won)} of them sooner, 0 env steps wasted."
+    )
+    cluster.request(6)
+    goes_on = next(ask for ask in cluster.asks for one in ask.question.requests if one.sampler_id == 0)
+    assert goes_on.process == (second if won else first).process
+    assert all(one.rebuild is None for one in goes_on.question.requests), "its process has the sampler"
+    cluster.on(cluster.answer_to(first if won else second))  # too late
+    assert "1 segments asked for again" in cluster.engine.notes()[-1]
+    assert f"{STEPS} env steps wasted" in cluster.engine.notes()[-1]
+    for ask in cluster.asks:
+        cluster.on(cluster.answer_to(ask))
+    assert cluster.engine.requests.finished
+    assert [one.index for one in cluster.engine.requests.take(cluster.now, 0.0, []).reports] == [6, 6, 6]
+
+
+def test_without_backup_requests_a_late_segment_is_waited_for() -> None:
+    cluster = Cluster(3, 3, lambda actor_id: 10.0)
+    for index in range(5):
+        cluster.iterate(index)
+    cluster.request(5)
+    cluster.asks.clear()
+    cluster.wait(500.0)
+    assert not cluster.asks
