@@ -180,6 +180,9 @@ OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_
     [
         *(({name: value}, "num_actors=0") for name, value in OF_ACTORS.items()),
         ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
+        ({"backup_requests": True}, "num_actors=0 leaves no other actor to ask"),
+        ({"backup_requests": True, "num_actors": 1}, "num_actors=1 leaves no other actor to ask"),
+        ({"backup_requests": True, "num_actors": 2, "replay": False}, "replay=False abandons the open episodes"),
         ({"micro_batch_size": 256}, "a minibatch has 64 rows"),
         ({"reuse": 2, "frame_stack": 4}, "frame_stack=4 stores stacks of frames in parts"),
         ({"dashboard": True, "num_actors": 2, "address": "auto"}, "a running cluster has its own dashboard"),

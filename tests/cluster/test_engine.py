@@ -1,4 +1,4 @@
-"""The engine under the real learner: 2,000 runs in virtual time, with faults of every kind, against a plain loop."""
+"""The engine under the real learner, with real samplers: 1,000 runs in virtual time, with faults of every kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dppo.spaces.spaces import Spaces
 
 SAMPLERS, STEPS = 3, 2
 ITERATIONS = {0: 3, 1: 3, 3: 5}  # by policy lag
-SCHEDULES, PARTS = 2000, 20  # not a multiple of 3, the number of lags
+SCHEDULES, PARTS = 1000, 10  # not a multiple of 3, the number of lags
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
 
 
