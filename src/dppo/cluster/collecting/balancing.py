@@ -95,13 +95,12 @@ class Balancing:
         self._began, self._planned_at = min(self._began, now), now
         paces = sorted(actor.pace.segment_s for actor in running if actor.pace.segment_s)
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        most_s = max(self.takes_s(one, len(one.samplers)) for one in self._actors.values())
+        most_s = max((self.takes_s(one, len(one.samplers)) for one in self._actors.values()), default=0.0)
         least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
-        for actor in running:
-            if not actor.samplers and actor.pace.segment_s:
-                self._try_again(actor, max(running, key=lambda one: len(one.samplers)))
+        for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
+            self._try_again(actor, max(running, key=lambda one: len(one.samplers)))
         return self._blame(running, period_s) if paces and paces[-1] > SLOW * self.typical_s and period_s else []
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
@@ -113,6 +112,8 @@ class Balancing:
         ]
         heapify(self._takers)
         for actor_id in sorted(ends, key=lambda one: (-ends[one], self._actors[one].state is State.RUNNING, one)):
+            if not self._takers or self._takers[0][0] - now >= (1 - MARGIN) * ends[actor_id]:
+                break
             self.settle(self._actors[actor_id], end, now)
 
     def settle(self, giver: Actor, end: int, now: float) -> None:

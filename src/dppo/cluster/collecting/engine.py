@@ -97,7 +97,7 @@ class Collecting:
         if self.requests.add(policy, index, now):
             self._hosting.begin(index)
         lines = self._balancing.plan(self.requests.end, now)
-        self._hosting.all_ready()
+        self._hosting.ready(*self._hosting.running.values())
         return [*lines, *self._ask_all_ready(now)]
 
     def working(self) -> dict[Process, bool]:

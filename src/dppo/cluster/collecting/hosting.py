@@ -59,13 +59,9 @@ class Hosting:
 
     # ------------------------------------------------------------------ how far samplers are
 
-    def ready(self, actor: Actor) -> None:
-        """Record that there may be something new to ask an actor for."""
-        self._ready.add(actor.actor_id)
-
-    def all_ready(self) -> None:
-        """Record that there is something new to ask for."""
-        self._ready.update(self.running)
+    def ready(self, *actors: Actor) -> None:
+        """Record that there may be something new to ask these actors for."""
+        self._ready.update(actor.actor_id for actor in actors)
 
     def take_ready(self) -> list[Actor]:
         """Return the running actors that may be asked for something new since the last call."""

@@ -49,14 +49,10 @@ class Pace:
     """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
     cost_s: float = 0.0
     """Seconds by which it has made the run longer as the slowest actor."""
-    iterations: int = 0
-    """Iterations in which that was worth a line."""
-    rested: int = 0
-    """Iterations without a sampler since it last had one."""
-    patience: int = 16
-    """How many of them there are before it is tried again; twice as many each time."""
-    sure: int = 3
-    """Answers from which on the pace is known."""
+    iterations: int = 0  # in which that was worth a line
+    rested: int = 0  # iterations without a sampler
+    patience: int = 16  # how many of them there are before it is tried again; twice as many each time
+    sure: int = 3  # answers from which on the pace is known
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=6))
 
     def add(self, seconds: float) -> None:
