@@ -1,0 +1,33 @@
+"""One slow actor on Ray: samplers move away from it, idle actors help, and the result is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from recorder import Notes, Recorder
+
+import dppo
+
+pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.slow]
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    sizes = {"num_samplers": 6, "num_steps": 16, "update_epochs": 1, "total_timesteps": 6 * 16 * 24}
+    base = {"env_id": "worlds.slow:slow_in_one_process", "progress": "off", "run_dir": run_dir}
+    return make_config(base | sizes | changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"overlap": True}, {"backup_requests": True}, {"policy_lag": 3}], ids=str)
+def test_a_slow_actor_does_not_change_the_result_and_is_named(changes: dict[str, Any], tmp_path: Path) -> None:
+    lag = {name: value for name, value in changes.items() if name != "backup_requests"}
+    expected = dppo.train(settings(tmp_path / "expected", env_kwargs={"step_s": 0.0}, **lag))
+    recorder, slow = Recorder(), {"step_s": 0.01, "slow": 10.0, "mark": str(tmp_path / "mark")}
+    with Notes() as notes:
+        found = dppo.train(settings(tmp_path / "found", env_kwargs=slow, num_actors=3, **changes), observers=[recorder])
+    assert found.weights_sha256 == expected.weights_sha256
+    assert sum(row["replay/steps"] for row in found.metrics) > 0, "samplers have moved"
+    assert any("s for a segment, a typical actor" in text for text in notes.texts)
+    assert any(line.startswith("Backup requests:") for line in recorder.ending) == ("backup_requests" in changes)
