@@ -95,8 +95,9 @@ class Balancing:
         self._began, self._planned_at = min(self._began, now), now
         paces = sorted(actor.pace.segment_s for actor in running if actor.pace.segment_s)
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        most_s = max((self.takes_s(one, len(one.samplers)) for one in self._actors.values()), default=0.0)
-        least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
+        usual_s, all_of_them = self.typical_s or 1.0, self._actors.values()
+        most_s = max(((one.pace.segment_s or usual_s) * len(one.samplers) for one in all_of_them), default=0.0)
+        least_s = min(((one.pace.segment_s or usual_s) * (len(one.samplers) + 1) for one in running), default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
