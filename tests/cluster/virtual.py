@@ -205,7 +205,7 @@ class Fake:
         took, replayed = self._took[command.ask_id], 0
         for one in command.question.requests:
             replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
-        answer = replace(answer, timings=Timings(took, took, replayed, took / 2 if replayed else 0.0))
+        answer = replace(answer, timings=Timings(took, 0.0, replayed, took / 2 if replayed else 0.0))
         if forged:
             (report, segment), *rest = answer.made
             answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))

@@ -43,10 +43,11 @@ class Balancing:
         self._segment_steps = max(1, answer.made[0][0].steps)
         seconds = (timings.total_s - timings.replay_s) / count
         if question.index and not question.rebuilds:
+            rest_s = (timings.total_s - timings.env_s) / count
             if seconds > 0:
-                pace.add(seconds)
+                pace.add(count, rest_s + min(report.env_s for report, _ in answer.made))
         elif not pace.recent and pace.segment_s:  # it is tried again
-            pace.add(max(seconds / 10, seconds - self._overhead_s()))
+            pace.add(count, max(seconds / 10, seconds - self._overhead_s()))
         elif pace.segment_s:
             replay_s = pace.segment_s * timings.replayed_steps / self._segment_steps
             extra_s = timings.total_s - count * pace.segment_s - replay_s
@@ -146,7 +147,7 @@ class Balancing:
         pace.rested += 1
         if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= pace.segment_s:
             self._hosting.rehost(sampler, actor)
-            pace.rested, pace.patience, pace.sure = 0, 2 * pace.patience, 1
+            pace.rested, pace.patience, pace.enough = 0, 2 * pace.patience, 1
             pace.recent.clear()
 
     # ------------------------------------------------------------------ reporting

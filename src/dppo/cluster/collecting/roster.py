@@ -38,28 +38,31 @@ class Asked:
 
 @dataclass(slots=True)
 class Pace:
-    """Pace of a process: that of the second fastest of its last answers.
+    """Pace of a process: that of the fastest quarter of its last segments.
 
-    So neither an outlier nor the slow part of an episode makes an actor slow, and one that is fast again is so at once.
+    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
+    says nothing about the actor, and several samplers say more than one.
     """
 
     segment_s: float = 0.0
-    """Seconds for a segment of a sampler; 0 while that is not known."""
+    """Seconds for a segment of a sampler; 0 while that is not certain."""
     waited_s: float = 0.0
     """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
     cost_s: float = 0.0
     """Seconds by which it has made the run longer as the slowest actor."""
     iterations: int = 0  # in which that was worth a line
     rested: int = 0  # iterations without a sampler
-    patience: int = 16  # how many of them there are before it is tried again; twice as many each time
-    sure: int = 3  # answers from which on the pace is known
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=6))
+    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
+    evidence: int = 0
+    enough: int = 20  # evidence
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=16))
 
-    def add(self, seconds: float) -> None:
-        """Add the seconds for a segment in an answer."""
-        self.recent.append(seconds)
-        if len(self.recent) >= self.sure:
-            self.segment_s = sorted(self.recent)[:2][-1]
+    def add(self, samplers: int, fastest_s: float) -> None:
+        """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
+        self.recent.append(fastest_s)
+        self.evidence += samplers**2
+        if self.evidence >= self.enough:
+            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
 
 
 @dataclass(slots=True)
