@@ -36,6 +36,8 @@ class Cluster(Driver):
             )
             self._take(self.engine.describe(0.0))
         self.seconds = seconds
+        self.heavy: set[int] = set()
+        """Samplers whose simulator has four times as much to compute."""
         self.open_steps = dict.fromkeys(range(samplers), open_steps)
         for actor_id in range(actors):
             self.on(Started(Process(actor_id, 1), f"n{actor_id}"))
@@ -46,7 +48,7 @@ class Cluster(Driver):
         for one in ask.question.requests:
             first = report(one.sampler_id, one.index, ask.policy.version)
             carry = replace(first.carry, episode_lengths=np.array([self.open_steps[one.sampler_id]]))
-            seconds = self.seconds(ask.process.actor_id)
+            seconds = self.seconds(ask.process.actor_id) * (4 if one.sampler_id in self.heavy else 1)
             made.append((replace(first, steps=STEPS, carry=carry, env_s=seconds), "segment"))
             replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
             took += seconds
@@ -104,6 +106,13 @@ def test_among_even_actors_nothing_moves(samplers: int) -> None:
 def test_one_outlier_moves_nothing() -> None:
     cluster = Cluster(8, 4, lambda actor_id: 50.0 if cluster.engine.requests.index == 5 and not actor_id else 1.0)
     assert not any(cluster.iterate(index) for index in range(20))
+
+
+def test_a_sampler_that_has_more_to_compute_does_not_make_its_actor_slow() -> None:
+    cluster = Cluster(8, 4, lambda actor_id: 1.0)
+    cluster.heavy = {4}
+    assert not any(cluster.iterate(index) for index in range(30))
+    assert not cluster.logged()
 
 
 def test_without_replay_samplers_move_between_episodes_only() -> None:
