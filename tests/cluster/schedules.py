@@ -228,9 +228,8 @@ class Schedules:
         ledger = ReplayLedger(SAMPLERS, replay=True, policy_lag=lag)
         collector: Any = Loop(ledger)
         if world is not None:
-            engine = Collecting(
-                shares(SAMPLERS, options.pop("num_actors")), ledger, replace(LIMITS, segment_timeout_s=20.0), **options
-            )
+            limits = replace(LIMITS, segment_timeout_s=20.0, backup_requests=options["backups"])
+            engine = Collecting(shares(SAMPLERS, options["num_actors"]), ledger, limits)
             collector = ActorCollector(engine, world, clock=world.clock)
         trainers = Mixing(self._spec)
         trainers.load(self._fresh, {})
@@ -241,9 +240,8 @@ class Schedules:
         for iteration in learner.run(iterations, StopSignals()):
             if iteration.number == stop_after:
                 break
-        if world is not None and options["backup_requests"]:
-            backups = engine._backups
-            assert backups is not None
+        if world is not None and engine.backups is not None:
+            backups = engine.backups
             self.seen += Counter(asked=backups.asked, won=backups.won, wasted=backups.wasted_steps)
         return learner.state()
 
@@ -263,7 +261,7 @@ class Schedules:
             world = Fake(self._plan, draws, faults, Toy)
             world.slowness, world.story, world.tick_s = slowness, story, TICK_S
             story.append(f"iterations {begun} to {until}:")
-            options = {"num_actors": num_actors, "backup_requests": backups}
+            options = {"num_actors": num_actors, "backups": backups}
             due = [index for index in lost if begun <= index < until]
             state = self._train(world, lag, iterations, stop_after=until, lost=due, state=state, **options)
             self.seen += world.moved + Counter(state[1]["incidents"])

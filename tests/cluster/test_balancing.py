@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from test_slow_or_hung import Driver, report
 
-from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Answered, Ask, Limits, Process, Started
 from dppo.cluster.wire import Answer
 from dppo.ppo.exchange.records import Timings
@@ -29,12 +27,7 @@ class Cluster(Driver):
     def __init__(
         self, samplers: int, actors: int, seconds: Seconds, *, open_steps: int = 0, backups: bool = False
     ) -> None:
-        super().__init__(shares(samplers, actors), LIMITS, described=False)
-        if backups:
-            self.engine = Collecting(
-                shares(samplers, actors), ReplayLedger(samplers, replay=True), LIMITS, backup_requests=True
-            )
-            self._take(self.engine.describe(0.0))
+        super().__init__(shares(samplers, actors), replace(LIMITS, backup_requests=backups), described=False)
         self.seconds = seconds
         self.heavy: set[int] = set()
         """Samplers whose simulator has four times as much to compute."""
@@ -42,6 +35,10 @@ class Cluster(Driver):
         for actor_id in range(actors):
             self.on(Started(Process(actor_id, 1), f"n{actor_id}"))
         self.on(Answered(Process(0, 1), 1, "spaces"))  # type: ignore[arg-type]
+
+    def notes(self) -> list[str]:
+        backups = self.engine.backups
+        return self.engine.balancing.notes() + (backups.notes() if backups is not None else [])
 
     def answer_to(self, ask: Ask) -> Answered:
         took, made, replayed = 0.0, [], 0
@@ -100,7 +97,7 @@ def test_among_even_actors_nothing_moves(samplers: int) -> None:
     cluster = Cluster(samplers, 8, lambda actor_id: rng.uniform(0.85, 1.15))
     assert not any(cluster.iterate(index) for index in range(40))
     assert not cluster.logged()
-    assert not cluster.engine.notes()
+    assert not cluster.notes()
 
 
 def test_one_outlier_moves_nothing() -> None:
@@ -132,7 +129,7 @@ def test_a_slow_actor_is_named_once_with_its_node_and_its_cost() -> None:
     assert line.startswith(
         "actor 0 on node n0 needs 5 s for a segment, a typical actor 1 s, which costs 80% of the time."
     )
-    (note,) = cluster.engine.notes()
+    (note,) = cluster.notes()
     assert note.startswith("actor 0 on node n0 needs 5 s for a segment, a typical actor 1 s, which costs")
 
 
@@ -181,7 +178,7 @@ def late(*, won: bool) -> tuple[Cluster, Ask, Ask]:
 @pytest.mark.parametrize("won", [True, False])
 def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool) -> None:
     cluster, first, second = late(won=won)
-    assert cluster.engine.notes()[-1] == (
+    assert cluster.notes()[-1] == (
         f"Backup requests: 1 segments asked for again, {int(won)} of them sooner, 0 env steps wasted."
     )
     cluster.request(22)
@@ -189,8 +186,8 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
     assert goes_on.process == (second if won else first).process
     assert all(one.rebuild is None for one in goes_on.question.requests), "its process has the sampler"
     cluster.on(cluster.answer_to(first if won else second))  # too late
-    assert "1 segments asked for again" in cluster.engine.notes()[-1]
-    assert f"{STEPS} env steps wasted" in cluster.engine.notes()[-1]
+    assert "1 segments asked for again" in cluster.notes()[-1]
+    assert f"{STEPS} env steps wasted" in cluster.notes()[-1]
     for ask in cluster.asks:
         cluster.on(cluster.answer_to(ask))
     assert cluster.engine.requests.finished

@@ -90,7 +90,8 @@ class ActorCollector:
 
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""
-        return self._engine.notes()
+        backups = self._engine.backups
+        return self._engine.balancing.notes() + (backups.notes() if backups is not None else [])
 
     def close(self) -> None:
         """Stop all actors; close all environments."""

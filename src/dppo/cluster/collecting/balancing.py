@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from dppo.cluster.collecting.hosting import Hosting
@@ -116,9 +116,18 @@ class Balancing:
         for actor_id in sorted(ends, key=lambda one: (-ends[one], self._actors[one].state is State.RUNNING, one)):
             if not self._takers or self._takers[0][0] - now >= (1 - MARGIN) * ends[actor_id]:
                 break
-            self.settle(self._actors[actor_id], end, now)
+            self._settle(self._actors[actor_id], end, now)
 
-    def settle(self, giver: Actor, end: int, now: float) -> None:
+    def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
+        """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
+        while ready := self._hosting.take_ready():
+            for actor in ready:
+                if actor.waits and not actor.asked:
+                    self._settle(actor, end, now)
+                for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
+                    yield actor, index, samplers
+
+    def _settle(self, giver: Actor, end: int, now: float) -> None:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""
         late, giver.waits = self._finish_s(giver, end, now), False
         for sampler in sorted(giver.samplers, key=lambda one: (self._open_steps(one), -one)):

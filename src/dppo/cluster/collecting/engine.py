@@ -54,9 +54,7 @@ class Collecting:
     what happens once per iteration or while no actor is running.
     """
 
-    def __init__(
-        self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits, *, backup_requests: bool = False
-    ) -> None:
+    def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
         self.limits = limits
         self.spaces: Spaces | None = None
@@ -68,8 +66,8 @@ class Collecting:
         self._hosting = Hosting(self._actors)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
-        self._balancing = Balancing(self._actors, self._hosting, ledger)
-        self._backups = Backups(self._hosting, self._balancing) if backup_requests else None
+        self.balancing = Balancing(self._actors, self._hosting, ledger)
+        self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
         self._alarms = Alarms(limits)
         self._nobody_since = 0.0  # while no actor is running
         self._describer: Actor | None = None  # the last one asked for the spaces
@@ -96,7 +94,7 @@ class Collecting:
         self._news_at = now
         if self.requests.add(policy, index, now):
             self._hosting.begin(index)
-        lines = self._balancing.plan(self.requests.end, now)
+        lines = self.balancing.plan(self.requests.end, now)
         self._hosting.ready(*self._hosting.running.values())
         return [*lines, *self._ask_all_ready(now)]
 
@@ -114,10 +112,6 @@ class Collecting:
     def heard(self, now: float) -> None:
         """Note that actors are making env steps, so that no message about waiting is due."""
         self._news_at = now
-
-    def notes(self) -> list[str]:
-        """Return lines for the end of the run."""
-        return self._balancing.notes() + (self._backups.notes() if self._backups else [])
 
     def alive(self) -> int:
         """Count the actors with a process."""
@@ -166,20 +160,17 @@ class Collecting:
         if isinstance(answer, Fault):
             raise answer
         if isinstance(answer, Answer):
-            question, index = actor.first, actor.first.index
-            asked = [(sampler, index, question.version) for sampler in question.samplers]
-            got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
-            if got != asked:
-                reason = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
-                return self._lose(actor, reason, now)
-            self._balancing.measure(actor, question, answer)
-            made = self._backups.counted(actor, ask_id, answer) if self._backups else answer.made
+            question = actor.first
+            if problem := roster.wrong(question, answer):
+                return self._lose(actor, problem, now)
+            self.balancing.measure(actor, question, answer)
+            made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
             for report, segment in made:
                 self._ledger.record(report)
                 self.requests.arrived(report, segment)
-                self._hosting.arrived(report.sampler_id, index, self.requests.end)
+                self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
             if made:
-                self.requests.add_timings(index, actor.actor_id, answer.timings)
+                self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
         else:
             self.spaces, self._describing = answer, False
@@ -220,9 +211,10 @@ class Collecting:
         for actor in alarmed:
             self._alarms.set(actor)
         if self._describing or self.requests.owed:
-            self._check_that_somebody_comes(now)
+            if not self._hosting.running:
+                roster.check_that_somebody_comes(self._actors.values(), now - self._nobody_since, now, self.limits)
             commands += self._ask_all_ready(now)
-            late = list(self._backups.due(self.requests.index, now)) if self._backups else []
+            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
             if now - self._news_at > self.limits.quiet_s:
                 self._news_at = now
@@ -231,27 +223,14 @@ class Collecting:
                 commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
         return commands
 
-    def _check_that_somebody_comes(self, now: float) -> None:
-        if self._hosting.running or now - self._nobody_since <= self.limits.nobody_s:
-            return
-        missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
-        if now - missing[-1].missing_since > self.limits.nobody_s:
-            raise ClusterError(roster.none_started(missing[0], len(missing), self.limits))
-
     # ------------------------------------------------------------------ asking
 
     def _ask_all_ready(self, now: float) -> list[Command]:
         """Ask the actors that may have something new to do."""
         if self._describing:
             return self._ask_for_description(now)
-        end, asks = self.requests.end, list[Command]()
-        while ready := self._hosting.take_ready():
-            for actor in ready:
-                if actor.waits and not actor.asked:
-                    self._balancing.settle(actor, end, now)
-                for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
-                    asks.append(self._question(actor, index, samplers, now))
-        return asks
+        questions = self.balancing.questions(self.requests.end, now)
+        return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]
 
     def _ask_for_description(self, now: float) -> list[Command]:
         sampler, before = 0, self._describer
@@ -263,20 +242,17 @@ class Collecting:
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
-        requests, hosted = [], actor.samplers | set(samplers) if backup else actor.samplers
-        if not actor.holds.keys() <= hosted:  # its process closes the others
-            actor.holds = {sampler: held for sampler, held in actor.holds.items() if sampler in hosted}
-        for sampler in samplers:
-            rebuild = None if actor.holds.get(sampler, 0) == index else self._ledger.rebuild(sampler, index)
-            requests.append(SegmentRequest(sampler, index, rebuild))
-            actor.holds[sampler] = index + 1
-            if not backup:
-                self._hosting.asked(sampler, index, actor)
-        rebuilds = sum(request.rebuild is not None for request in requests)
+        hosted = actor.samplers | set(samplers) if backup else actor.samplers
+        rebuilt = actor.will_make(samplers, index, hosted)
+        for sampler in () if backup else samplers:
+            self._hosting.asked(sampler, index, actor)
+        rebuilds = {sampler: self._ledger.rebuild(sampler, index) for sampler in rebuilt}
+        requests = tuple(SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers)
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
-        question = Question(tuple(requests), tuple(sorted(hosted)), *checks)
-        ask_id = self._queue(actor, Asked(index, samplers, rebuilds, self.requests.policies[index].version), now)
-        return Ask(actor.process, ask_id, question, self.requests.policies[index])
+        question = Question(requests, tuple(sorted(hosted)), *checks)
+        policy = self.requests.policies[index]
+        ask_id = self._queue(actor, Asked(index, samplers, len(rebuilds) if index else 0, policy.version), now)
+        return Ask(actor.process, ask_id, question, policy)
 
     def _queue(self, actor: Actor, asked: Asked, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
@@ -289,8 +265,8 @@ class Collecting:
 
     def _abandon(self, actor: Actor, now: float) -> Kill:
         """Abandon an actor's process and its queue; a new one is due now."""
-        if self._backups:
-            self._backups.ended(actor)
+        if self.backups:
+            self.backups.ended(actor)
         if self._hosting.ended(actor):
             self._nobody_since = now
         kill = actor.end(now)

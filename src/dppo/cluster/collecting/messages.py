@@ -27,6 +27,8 @@ class Limits:
     """An actor that has been without a process for longer loses its samplers to the others."""
     quiet_s: float = 30.0
     """Log what the run is waiting for after so long without an event."""
+    backup_requests: bool = False
+    """Ask idle actors for late segments as well."""
 
     @property
     def look_s(self) -> float:

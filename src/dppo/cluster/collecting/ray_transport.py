@@ -240,8 +240,7 @@ def collector_on_ray(
     plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, *, by_reference: bool, **more: Any
 ) -> ActorCollector:
     """Return a collector whose actors run on Ray; `by_reference` and `more` as for `RayTransport`."""
-    limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
-    hosted = shares(plan.sampling.num_samplers, actors.num_actors)
-    engine = Collecting(hosted, ledger, limits, backup_requests=actors.backup_requests)
+    limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
+    engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
     transport = RayTransport(plan, actors, by_reference=by_reference, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
+from dppo.cluster.collecting.pace import Pace
+from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity
-from dppo.errors import counted
+from dppo.errors import ClusterError, counted
 
 
 class State(Enum):
@@ -34,35 +35,6 @@ class Asked:
     """Samplers that are rebuilt first."""
     version: int = 0
     """Of the policy."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """Pace of a process: that of the fastest quarter of its last segments.
-
-    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
-    says nothing about the actor, and several samplers say more than one.
-    """
-
-    segment_s: float = 0.0
-    """Seconds for a segment of a sampler; 0 while that is not certain."""
-    waited_s: float = 0.0
-    """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
-    cost_s: float = 0.0
-    """Seconds by which it has made the run longer as the slowest actor."""
-    iterations: int = 0  # in which that was worth a line
-    rested: int = 0  # iterations without a sampler
-    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
-    evidence: int = 0
-    enough: int = 20  # evidence
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-
-    def add(self, samplers: int, fastest_s: float) -> None:
-        """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent.append(fastest_s)
-        self.evidence += samplers**2
-        if self.evidence >= self.enough:
-            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
 
 
 @dataclass(slots=True)
@@ -171,6 +143,14 @@ class Actor:
         if len(self.asked) == 1:
             self._begin(now, limits)
 
+    def will_make(self, samplers: tuple[int, ...], index: int, hosted: set[int]) -> set[int]:
+        """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
+        rebuilt = {sampler for sampler in samplers if self.holds.get(sampler, 0) != index}
+        if not self.holds.keys() <= hosted:  # its process closes the others
+            self.holds = {sampler: held for sampler, held in self.holds.items() if sampler in hosted}
+        self.holds.update(dict.fromkeys(samplers, index + 1))
+        return rebuilt
+
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
         """Record the answer to the first question."""
         del self.asked[ask_id]
@@ -230,6 +210,22 @@ def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
         f"actor {first.actor_id} was not started by Ray within {limits.nobody_s:g} s, and no other of the {num_actors} "
         f"is running. If the cluster is full (see `ray status`), lower `num_actors` or `cpus_per_actor`; if starting "
         f"takes longer, raise `segment_timeout_s`."
+    )
+
+
+def check_that_somebody_comes(actors: Collection[Actor], nobody_s: float, now: float, limits: Limits) -> None:
+    """Raise if no actor has been running for too long, and none has been lost since."""
+    missing = sorted(actors, key=lambda actor: actor.missing_since)
+    if nobody_s > limits.nobody_s and now - missing[-1].missing_since > limits.nobody_s:
+        raise ClusterError(none_started(missing[0], len(missing), limits))
+
+
+def wrong(question: Asked, answer: Answer) -> str:
+    """Return how an answer differs from what was asked for, "" if it does not."""
+    asked = [(sampler, question.index, question.version) for sampler in question.samplers]
+    got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
+    return (
+        "" if got == asked else f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
     )
 
 

@@ -1,0 +1,35 @@
+"""Pace: the time that an actor needs for a segment, from its answers. Pure: no Ray, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Pace:
+    """Pace of a process: that of the fastest quarter of its last segments.
+
+    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
+    says nothing about the actor, and several samplers say more than one.
+    """
+
+    segment_s: float = 0.0
+    """Seconds for a segment of a sampler; 0 while that is not certain."""
+    waited_s: float = 0.0
+    """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
+    cost_s: float = 0.0
+    """Seconds by which it has made the run longer as the slowest actor."""
+    iterations: int = 0  # in which that was worth a line
+    rested: int = 0  # iterations without a sampler
+    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
+    evidence: int = 0
+    enough: int = 20  # evidence
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+
+    def add(self, samplers: int, fastest_s: float) -> None:
+        """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
+        self.recent.append(fastest_s)
+        self.evidence += samplers**2
+        if self.evidence >= self.enough:
+            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
