@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from schedules import Draws, Schedules
@@ -15,8 +17,12 @@ SCHEDULES, PARTS, FIRST = 10_000, 10, 60
 
 
 @pytest.fixture(scope="module")
-def schedules() -> Schedules:
-    return Schedules()
+def schedules() -> Iterator[Schedules]:
+    logger = logging.getLogger("dppo")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield Schedules()
+    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("part", [-1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(PARTS))])
@@ -36,7 +42,7 @@ def test_nothing_that_happens_to_actors_changes_the_state_of_the_learner(part: i
         assert schedules.seen.keys() >= {*KINDS, *moves, "asked", "won", "wasted", "segments_lost", "actor_hung"}
 
 
-def test_the_shortest_failing_schedule_shows_the_one_event_that_matters(
+def test_the_shortest_failing_schedule_shows_little_but_the_events_that_matter(
     schedules: Schedules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = Actor.end
@@ -51,6 +57,9 @@ def test_the_shortest_failing_schedule_shows_the_one_event_that_matters(
     drawn = next(draws.drawn for seed in range(100) if schedules.problem(draws := Draws(seed)))
     first, _, *events, problem = schedules.shortest(drawn).splitlines()
     assert "but the sampler is at segment 0" in problem
-    assert first.startswith("lag 0, 2 actors, slowness {0: 1.0, 1: 1.0}, backup requests False")
-    assert sum("answers after 0.0 s" not in event for event in events) == 1
-    assert any(word in event for event in events for word in ("dies", "hangs", "wrong"))
+    assert "slowness {0: 1.0, " in first
+    assert "backup requests False" in first
+    assert len(events) < 20
+    ends = [event for event in events if any(word in event for word in ("dies", "hangs", "wrong", "leaves"))]
+    assert 1 <= len(ends) + ("lost []" not in first) <= 2, "of a process"
+    assert all("answers after 0.0 s" in event for event in events if event not in ends), "nothing else happens"
