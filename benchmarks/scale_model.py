@@ -148,4 +148,4 @@ def report(sampler: int, index: int, version: int) -> SegmentReport:
     """Return the report of a segment that is an episode."""
     one, episode = np.zeros(1), np.full(1, index)
     carry = SamplerCarry(episode, one, episode, one, one.astype(np.uint32))
-    return SegmentReport(sampler, index, version, 64, carry, (np.zeros(64, np.int64),))
+    return SegmentReport(sampler, index, version, 64, carry, (np.zeros(64, np.int64),), env_s=1.0)
