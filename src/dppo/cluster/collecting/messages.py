@@ -27,6 +27,10 @@ class Limits:
     """An actor that has been without a process for longer loses its samplers to the others."""
     quiet_s: float = 30.0
     """Log what the run is waiting for after so long without an event."""
+    fewest_actors: int = 1
+    """With fewer running, nothing is asked for."""
+    elastic: bool = False
+    """True if actors join and leave: then enough of them are waited for without a deadline."""
 
     @property
     def look_s(self) -> float:
@@ -149,7 +153,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """There is no room for this actor any more: start no replacement until it joins again."""
+    """There is no room for this actor any more, or will soon be none: it is not replaced until it joins again.
+
+    It finishes the questions in its queue, if it lives long enough. As long as no other actor is running, the event has
+    no effect, and should be repeated.
+    """
 
     actor_id: int
 

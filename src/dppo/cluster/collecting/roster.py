@@ -19,6 +19,7 @@ class State(Enum):
     ABSENT = "no process; one will be started at `start_at`"
     STARTING = "a process has been requested"
     RUNNING = "the process accepts questions"
+    LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
 
 
@@ -74,7 +75,7 @@ class Actor:
     @property
     def has_process(self) -> bool:
         """True if its newest process has not been abandoned."""
-        return self.state in (State.STARTING, State.RUNNING)
+        return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
 
     @property
     def first(self) -> Asked:
@@ -97,7 +98,7 @@ class Actor:
         """Return the time after which other actors host its samplers."""
         if self.state is State.RUNNING or not self.samplers:
             return math.inf
-        if self.state is State.LEFT:
+        if self.state in (State.LEAVING, State.LEFT):
             return -math.inf
         return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
 
@@ -113,8 +114,11 @@ class Actor:
         return Start(self.process)
 
     def end(self, now: float) -> Kill:
-        """Abandon its process; a new one is due now."""
+        """Abandon its process; a new one is due now, unless it is leaving."""
+        leaving = self.state is State.LEAVING
         self.wanted(now)
+        if leaving:
+            self.state = State.LEFT
         self.asked.clear()
         self.early.clear()
         self.holds.clear()
@@ -215,7 +219,8 @@ def restarts_spent(lost: str, limits: Limits) -> str:
 
 def moved(actor: Actor, missing_s: float, samplers: Sequence[int], hosts: Sequence[int]) -> str:
     """Return the message about samplers that other actors host for now."""
-    reason = "has left" if actor.state is State.LEFT else f"has not started for {missing_s:.0f} s"
+    known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
+    reason = known.get(actor.state, f"has not started for {missing_s:.0f} s")
     return (
         f"actor {actor.actor_id} {reason}; until it is back, its samplers {listed(samplers)} are on actor "
         f"{listed(hosts)}"
