@@ -159,8 +159,8 @@ def _make_collector(
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         by_reference = config.num_learners > 0 and config.reuse == 1  # else this process keeps the arrays
-        options = options | {"num_actors": session.num_actors, "room": session.room, "by_reference": by_reference}
-        collector = collector_on_ray(plan, config.actors, ledger, on_progress, **options)
+        more = options | {"by_reference": by_reference}
+        collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
     stack.callback(collector.close)
     return collector
 

@@ -40,6 +40,7 @@ from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
 from dppo.cluster.ray.room import Room
+from dppo.cluster.ray.session import RaySession
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -247,19 +248,12 @@ class RayTransport:
 
 
 def collector_on_ray(
-    plan: SamplerPlan,
-    actors: Actors,
-    ledger: ReplayLedger,
-    on_progress: OnProgress,
-    *,
-    num_actors: int,
-    room: Room | None,
-    **more: Any,
+    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, session: RaySession, **more: Any
 ) -> ActorCollector:
-    """Return a collector with `num_actors` on Ray at the start; `room` and `more` as for `RayTransport`."""
+    """Return a collector whose actors run on Ray; `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts)
-    if room is not None:
+    if session.room is not None:
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
-    engine = Collecting(shares(plan.sampling.num_samplers, num_actors), ledger, limits)
-    transport = RayTransport(plan, actors, room=room, **more)
+    engine = Collecting(shares(plan.sampling.num_samplers, session.num_actors), ledger, limits)
+    transport = RayTransport(plan, actors, room=session.room, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -115,10 +115,9 @@ class Actor:
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless it is leaving."""
-        leaving = self.state is State.LEAVING
+        then = State.LEFT if self.state is State.LEAVING else State.ABSENT
         self.wanted(now)
-        if leaving:
-            self.state = State.LEFT
+        self.state = then
         self.asked.clear()
         self.early.clear()
         self.holds.clear()

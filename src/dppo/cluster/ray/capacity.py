@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dppo.errors import ConfigError, counted
@@ -65,6 +65,15 @@ def in_words(resources: dict[str, float]) -> str:
 
 
 # ------------------------------------------------------------------ this machine
+
+
+def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
+    """Return the demand with as many actors as this machine has room for."""
+    cores = usable_cores()
+    here = {name: demand.most_actors * amount for name, amount in demand.actor.items()} | {"CPU": cores, "GPU": gpus}
+    number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
+    notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")
+    return replace(demand, num_actors=number)
 
 
 def gpus_here() -> int:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count, islice
+from typing import Any
 
-from dppo.cluster.ray.capacity import Demand, in_words, room_for
+from dppo.cluster.ray.capacity import Demand, actors_that_fit, has_autoscaler, in_words, room_for
 from dppo.errors import counted
 
 PERIOD_S = 2.0  # between two looks at the nodes
@@ -25,18 +26,23 @@ def usable_nodes() -> Nodes:
     return {node["NodeID"]: node["Resources"] for node in nodes if node["NodeID"] not in leaving}
 
 
+def watched_room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
+    """Return the room of the connected cluster, whose nodes are looked at until it is closed."""
+    free = actors_that_fit(ray.available_resources(), demand.actor)
+    room = Room(demand, usable_nodes, notify, free=free, grows=has_autoscaler(ray))
+    room.start()
+    return room
+
+
 class Room:
     """Decides which actors join and leave: as many as the nodes have room for, between two bounds."""
 
     def __init__(
         self, demand: Demand, find: Callable[[], Nodes], notify: Callable[[str], None], *, free: int, grows: bool
     ) -> None:
-        """Begin with as many actors as there is room for, and report that.
+        """Begin with as many actors as fit the nodes that `find` returns; at once there is room for `free` of them.
 
-        Args:
-            find: returns the usable nodes.
-            free: number of actors for which there is room at once.
-            grows: True if nodes are added for pending actors, which then are as many as the run can use.
+        If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
         """
         self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
         self._latest = self._nodes = find()
@@ -48,8 +54,8 @@ class Room:
         self._thread = threading.Thread(target=self._watch, name="dppo-node-watch", daemon=True)
         notify(self._in_words(free))
 
-    def watch(self) -> None:
-        """Look at the nodes every two seconds, in a thread of its own: a call to Ray's GCS may take long."""
+    def start(self) -> None:
+        """Look every two seconds from now on, in a thread: a call to Ray's GCS may take long."""
         self._thread.start()
 
     def look(self) -> None:
@@ -69,10 +75,8 @@ class Room:
     def changes(self, homes: Callable[[], Mapping[int, str]]) -> tuple[list[int], list[int]]:
         """Return the ids of the actors that join, and of those that leave, since the last call.
 
-        An actor whose node leaves is returned again until its process has ended.
-
-        Args:
-            homes: returns the node of each actor with a process, by the id of the actor.
+        An actor whose node leaves is returned again until its process has ended. `homes` returns the node of each actor
+        with a process, by the id of the actor.
         """
         if self._latest is self._nodes and len(self._wanted) == self._number:
             return [], []

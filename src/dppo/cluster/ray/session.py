@@ -10,21 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from dppo.cluster.ray.capacity import (
-    Demand,
-    actors_that_fit,
-    check_cluster,
-    check_gpus,
-    gpus_here,
-    has_autoscaler,
-    room_for,
-    usable_cores,
-)
+from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, fitted_here, gpus_here, usable_cores
 from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
-from dppo.cluster.ray.room import Room, usable_nodes
+from dppo.cluster.ray.room import Room, watched_room
 from dppo.cluster.ray.token import forget_private_token
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
 from dppo.config.parts import Actors, Learners
@@ -72,9 +62,7 @@ class RaySession:
         if not started_here:
             try:
                 if demand.most_actors:
-                    free = actors_that_fit(ray.available_resources(), demand.actor)
-                    self.room = Room(demand, usable_nodes, notify, free=free, grows=has_autoscaler(ray))
-                    self.room.watch()
+                    self.room = watched_room(ray, demand, notify)
                 else:
                     check_cluster(ray, demand, notify)
             except BaseException:
@@ -204,11 +192,8 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
 
 def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
     cores, gpus = usable_cores(), gpus_here() if demand.total().get("GPU") else 0
-    if demand.most_actors:  # as many as fit, for good
-        one = {name: demand.most_actors * amount for name, amount in demand.actor.items()}
-        fit = room_for([one | {"CPU": cores, "GPU": gpus}], demand)
-        demand = replace(demand, num_actors=max(demand.num_actors, min(fit, demand.most_actors)))
-        notify(f"using {counted(demand.num_actors, 'actor')}: this machine has {counted(cores, 'core')}")
+    if demand.most_actors:
+        demand = fitted_here(demand, gpus, notify)
     check_gpus(demand, gpus)
     wanted = demand.total()
     wanted.pop("GPU", None)
