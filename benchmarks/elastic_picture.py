@@ -37,11 +37,11 @@ class Weather:
     """Changes the nodes of a cluster by the plan, kills actors, and counts those that live, in threads of its own."""
 
     def __init__(self) -> None:
-        import ray
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
-        self._client = ray._raylet.GcsClient(self.cluster.address)
+        self._client: Any = GcsClient(self.cluster.address)
         self._nodes = [self.cluster.add_node(**NODE)]
         self.began = 0.0
         self.over = threading.Event()
@@ -61,7 +61,7 @@ class Weather:
         self.events.append((self.now(), what))
 
     def _change(self) -> None:
-        from ray.core.generated import autoscaler_pb2
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 
         for step in PLAN:
             time.sleep(PAUSE_S)
@@ -69,7 +69,7 @@ class Weather:
                 self._nodes.append(self.cluster.add_node(**NODE))
             elif step == "announce":
                 self._note("announce")
-                reason = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION
+                reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
                 deadline = int(1000 * (time.time() + NOTICE_S))
                 self._client.drain_node(self._nodes[0].node_id, reason, "will be preempted", deadline)
                 time.sleep(NOTICE_S)

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray
 from builders import make_config
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
-from ray.core.generated import autoscaler_pb2
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 from recorder import Notes
 
 import dppo
@@ -58,7 +58,8 @@ class Changes(dppo.Observer):
 
     def _announce(self) -> None:
         """Do what a preemption notice does, and SIGTERM to `ray start --block`."""
-        reason, client = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, ray._raylet.GcsClient(self._cluster.address)
+        client: Any = GcsClient(self._cluster.address)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         client.drain_node(self._nodes[-1].node_id, reason, "will be preempted", int(1000 * (time.time() + 30)))
 
     def _lose(self) -> None:

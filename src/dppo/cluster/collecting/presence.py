@@ -49,8 +49,8 @@ class Presence:
             if self.logged or now - self._few_since < PATIENCE_S:
                 return []
             self.logged = True
-            running = f"{len(self._running)} of at least {counted(self._limits.fewest_actors, 'actor')} are running"
-            return [Log(f"{running}: training waits until the cluster has room for more (see `ray status`)")]
+            numbers = f"{len(self._running)} running, at least {self._limits.fewest_actors} wanted"
+            return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if min(now - self._few_since, now - missing[-1].missing_since) > self._limits.nobody_s:
             raise ClusterError(roster.none_started(missing[0], len(missing), self._limits))
