@@ -10,6 +10,7 @@ one process, without the sleep, which changes no result. Takes about three minut
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -29,8 +30,8 @@ NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "inclu
 KILL_EVERY_S = 6.0
 NOTICE_S = 12.0  # between the announcement that a node leaves and its end
 # Seconds between the changes, so that actors have the time to start on a busy machine.
-PLAN = ("join", "join", "join", "announce", "lose", "join", "join", "announce", "lose", "end")
-PAUSE_S = 15.0
+PLAN = ("join", "join", "join", "announce", "lose", "join", "join", "end")
+PAUSE_S = 12.0
 
 
 class Weather:
@@ -131,7 +132,7 @@ def config(folder: Path, iterations: int, **more: Any) -> dppo.Config:
     )
 
 
-def draw(path: Path, weather: Weather, times: list[float], title: str) -> None:
+def draw(path: Path, found: dict[str, Any], title: str) -> None:
     """Draw env steps per second (above) and living actors (below) over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -140,53 +141,69 @@ def draw(path: Path, weather: Weather, times: list[float], title: str) -> None:
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 1))
     figure.subplots_adjust(left=0.075, right=0.985, top=0.86, bottom=0.105, hspace=0.12)
+    times = found["times"]
     end = times[-1]
     rates = [SAMPLERS * STEPS / (after - before) for before, after in pairwise(times)]
     above.stairs(rates, times, baseline=None, color=COLOURS[1], linewidth=1.8)
     above.set(ylabel="env steps per second", ylim=(0, 1.3 * SAMPLERS / STEP_S), xlim=(0, end))
     above.axhline(SAMPLERS / STEP_S, color=GREY, linewidth=1, linestyle=(0, (2, 2)))
     above.text(end, SAMPLERS / STEP_S, "eight actors, ideal ", color=GREY, fontsize=8, ha="right", va="bottom")
-    moments, counts = zip(*weather.alive, strict=True)
+    moments, counts = zip(*found["alive"], strict=True)
     below.step(moments, counts, where="post", color=INK, linewidth=1.4)
     below.set(ylabel="living actors", xlabel="seconds", ylim=(0, SAMPLERS + 1.9), yticks=range(0, SAMPLERS + 1, 2))
-    words = {"join": "+ node", "announce": "node\nannounced\nto leave", "left": "- node", "lose": "- node, lost"}
-    for when, what in weather.events:
+    words = {"join": "+ node", "announce": "- node,\n announced", "left": "- node", "lose": "- node, lost"}
+    for when, what in found["events"]:
         if what == "kill":
             below.plot([when], [SAMPLERS + 1], "x", color=COLOURS[3], markersize=5)
         elif what in words:
             for axis in (above, below):
                 axis.axvline(when, color=PALE, linewidth=1, zorder=0)
             above.text(when, 1.27 * SAMPLERS / STEP_S, f" {words[what]}", color=GREY, fontsize=7.5, va="top")
-    below.text(0.5, SAMPLERS + 1, "x  an actor is killed", color=COLOURS[3], fontsize=8, va="center")
+    below.text(end, 0.4, "x  an actor is killed ", color=COLOURS[3], fontsize=8, ha="right")
     for axis in (above, below):
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(PALE)
         axis.tick_params(colors=GREY, length=0, labelsize=9)
+        axis.xaxis.label.set_color(GREY)
+        axis.yaxis.label.set_color(GREY)
     figure.suptitle(title, fontsize=10.5, x=0.075, ha="left", color=INK)
     figure.savefig(path)
+
+
+def measure() -> dict[str, Any]:
+    """Train on the changing cluster, then in this process; return what is drawn."""
+    weather = Weather()
+    watch = Watch(weather)
+    with tempfile.TemporaryDirectory() as folder:
+        more = {"num_actors": "auto", "address": weather.cluster.address, "env_kwargs": {"step_s": STEP_S}}
+        stormy = dppo.train(config(Path(folder) / "stormy", 100_000, **more), observers=[watch])
+        quiet = dppo.train(config(Path(folder) / "quiet", stormy.iterations, env_kwargs={"step_s": 0.0}))
+    weather.cluster.shutdown()
+    return {
+        "times": watch.times,
+        "alive": weather.alive,
+        "events": weather.events,
+        "weights": [stormy.weights_sha256, quiet.weights_sha256],
+        "iterations": stormy.iterations,
+        "incidents": stormy.incidents,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the PNG file")
-    out: Path = parser.parse_args().out
-    weather = Weather()
-    watch = Watch(weather)
-    with tempfile.TemporaryDirectory() as folder:
-        address, kwargs = weather.cluster.address, {"step_s": STEP_S}
-        more = {"num_actors": "auto", "address": address, "env_kwargs": kwargs}
-        stormy = dppo.train(config(Path(folder) / "stormy", 100_000, **more), observers=[watch])
-        quiet = dppo.train(config(Path(folder) / "quiet", stormy.iterations, env_kwargs={"step_s": 0.0}))
-    weather.cluster.shutdown()
-    kills = sum(what == "kill" for _, what in weather.events)
-    same = stormy.weights_sha256 == quiet.weights_sha256
-    hashes = f"weights {stormy.weights_sha256[:16]}, quiet run {quiet.weights_sha256[:16]}"
-    print(
-        f"{stormy.iterations} iterations, {kills} actors killed, {stormy.incidents}; {hashes}: "
-        f"{'equal' if same else 'NOT EQUAL'}"
-    )
-    title = f"--num-actors auto while nodes come and go and {kills} actors are killed\n{hashes}"
-    draw(out, weather, watch.times, title)
+    parser.add_argument("--data", type=Path, help="JSON file of the measurement: read if it exists, else written")
+    wanted = parser.parse_args()
+    data: Path | None = wanted.data
+    found = json.loads(data.read_text()) if data and data.exists() else measure()
+    if data:
+        data.write_text(json.dumps(found))
+    kills = sum(what == "kill" for _, what in found["events"])
+    stormy, quiet = found["weights"]
+    print(f"{found['iterations']} iterations, {kills} actors killed, {found['incidents']}")
+    print(f"weights {stormy}, of the quiet run {quiet}: {'equal' if stormy == quiet else 'NOT EQUAL'}")
+    hashes = f"weights {stormy[:16]}, of the quiet run {quiet[:16]}"
+    draw(wanted.out, found, f"--num-actors auto, while nodes come and go and {kills} actors are killed\n{hashes}")
 
 
 if __name__ == "__main__":
