@@ -14,6 +14,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +29,7 @@ from dppo.records.plots import COLOURS, DPI, GREY, INK, PALE
 
 SAMPLERS, STEPS, STEP_S = 8, 16, 0.05
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-KILL_EVERY_S = 6.0
+KILL_EVERY_S = 8.0
 NOTICE_S = 12.0  # between the announcement that a node leaves and its end
 # Seconds between the changes, so that actors have the time to start on a busy machine.
 PLAN = ("join", "join", "join", "announce", "lose", "join", "join", "end")
@@ -35,7 +37,7 @@ PAUSE_S = 12.0
 
 
 class Weather:
-    """Changes the nodes of a cluster by the plan, kills actors, and counts those that live, in threads of its own."""
+    """Changes the nodes of a cluster by the plan; kills actors and counts those that live, in threads."""
 
     def __init__(self) -> None:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -44,24 +46,17 @@ class Weather:
         self.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
         self._client: Any = GcsClient(self.cluster.address)
         self._nodes = [self.cluster.add_node(**NODE)]
-        self.began = 0.0
-        self.over = threading.Event()
+        self._over = threading.Event()
         self.events: list[tuple[float, str]] = []
         self.alive: list[tuple[float, int]] = []
 
-    def start(self) -> None:
-        """Begin; time is counted from here."""
-        self.began = time.monotonic()
-        for work in (self._change, self._kill, self._count):
-            threading.Thread(target=work, daemon=True).start()
-
-    def now(self) -> float:
-        return time.monotonic() - self.began
-
     def _note(self, what: str) -> None:
-        self.events.append((self.now(), what))
+        self.events.append((time.time(), what))
 
-    def _change(self) -> None:
+    def change(self) -> None:
+        """Carry out the plan, in the main thread, as Ray demands."""
+        for work in (self._kill, self._count):
+            threading.Thread(target=work, daemon=True).start()
         from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 
         for step in PLAN:
@@ -78,19 +73,19 @@ class Weather:
                 with suppress(Exception):  # a drained node has ended already
                     self.cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
             self._note({"announce": "left"}.get(step, step))
-        self.over.set()
+        self._over.set()
 
     def _kill(self) -> None:
         rng = random.Random(1)
-        while not self.over.wait(KILL_EVERY_S):
+        while not self._over.wait(KILL_EVERY_S):
             if actors := self._actors():
                 with suppress(ProcessLookupError):
                     os.kill(rng.choice(actors), signal.SIGKILL)
                 self._note("kill")
 
     def _count(self) -> None:
-        while not self.over.wait(0.25):
-            self.alive.append((self.now(), len(self._actors())))
+        while not self._over.wait(0.25):
+            self.alive.append((time.time(), len(self._actors())))
 
     def _actors(self) -> list[int]:
         """Return the processes of actors, which are children of the raylets of this cluster."""
@@ -105,17 +100,15 @@ class Weather:
 
 
 class Watch(dppo.Observer):
-    """Records env steps over time, and ends the run with the plan."""
+    """Records the times of iterations, and prints a line after the first."""
 
-    def __init__(self, weather: Weather) -> None:
-        self._weather = weather
+    def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_iteration(self, row: dict[str, float]) -> bool:
+    def on_iteration(self, row: dict[str, float]) -> None:
         if not self.times:
-            self._weather.start()
-        self.times.append(self._weather.now())
-        return self._weather.over.is_set()
+            print("started", flush=True)
+        self.times.append(time.time())
 
 
 def config(folder: Path, iterations: int, **more: Any) -> dppo.Config:
@@ -170,30 +163,45 @@ def draw(path: Path, found: dict[str, Any], title: str) -> None:
     figure.savefig(path)
 
 
-def measure() -> dict[str, Any]:
-    """Train on the changing cluster, then in this process; return what is drawn."""
-    weather = Weather()
-    watch = Watch(weather)
+def train(address: str) -> None:
+    """Train on the cluster until SIGINT, then the same in this process; print a line of JSON."""
+    watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        more = {"num_actors": "auto", "address": weather.cluster.address, "env_kwargs": {"step_s": STEP_S}}
+        more = {"num_actors": "auto", "address": address, "max_actor_restarts": 100, "env_kwargs": {"step_s": STEP_S}}
         stormy = dppo.train(config(Path(folder) / "stormy", 100_000, **more), observers=[watch])
         quiet = dppo.train(config(Path(folder) / "quiet", stormy.iterations, env_kwargs={"step_s": 0.0}))
+    weights = [stormy.weights_sha256, quiet.weights_sha256]
+    found = {"iterations": stormy.iterations, "incidents": stormy.incidents, "weights": weights, "times": watch.times}
+    print(json.dumps(found), flush=True)
+
+
+def measure() -> dict[str, Any]:
+    """Train in another process while the cluster changes; return what is drawn, with times since the first iteration."""
+    weather = Weather()
+    command = [sys.executable, __file__, "--train", weather.cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("started\n", ""):
+            pass
+        weather.change()
+        process.send_signal(signal.SIGINT)
+        found: dict[str, Any] = json.loads(process.stdout.read().splitlines()[-1])
     weather.cluster.shutdown()
-    return {
-        "times": watch.times,
-        "alive": weather.alive,
-        "events": weather.events,
-        "weights": [stormy.weights_sha256, quiet.weights_sha256],
-        "iterations": stormy.iterations,
-        "incidents": stormy.incidents,
-    }
+    began = found["times"][0]
+    for name, moments in (("events", weather.events), ("alive", weather.alive)):
+        found[name] = [(when - began, what) for when, what in moments]
+    return found | {"times": [when - began for when in found["times"]]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the PNG file")
+    parser.add_argument("out", type=Path, nargs="?", default=Path("elastic.png"), help="the PNG file")
+    parser.add_argument("--train", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help="JSON file of the measurement: read if it exists, else written")
     wanted = parser.parse_args()
+    if wanted.train:
+        train(wanted.train)
+        return
     data: Path | None = wanted.data
     found = json.loads(data.read_text()) if data and data.exists() else measure()
     if data:
