@@ -176,7 +176,7 @@ def train(address: str) -> None:
 
 
 def measure() -> dict[str, Any]:
-    """Train in another process while the cluster changes; return what is drawn, with times since the first iteration."""
+    """Train in another process while the cluster changes; return times since the first iteration, and the results."""
     weather = Weather()
     command = [sys.executable, __file__, "--train", weather.cluster.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

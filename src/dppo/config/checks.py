@@ -36,8 +36,8 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "`num_actors=4..64`; `num_actors=0` collects in this process."),
     (lambda c: c.actor_bounds[0] <= c.num_samplers,
      "num_actors={config.num_actors} is more than num_samplers={config.num_samplers}, and each actor hosts one at "
-     "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.actor_bounds[0]}`, which makes the "
-     "batch larger and so changes the learning problem."),
+     "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.actor_bounds[0]}`, which makes "
+     "the batch larger and so changes the learning problem."),
     (lambda c: c.num_learners == 0 or c.device == "cpu" or c.learner_gpus > 0,
      "device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests none. "
      "Use `learner_gpus=1`, or `device=cpu`."),
