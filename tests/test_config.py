@@ -154,7 +154,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ),
         (
             {"num_actors": "9..64"},
-            "num_actors=9..64 is more than num_samplers=8: .* `num_samplers=9`, which makes the ",
+            "num_actors=9..64 is more than num_samplers=8, .* `num_samplers=9`, which makes the ",
         ),
         ({"num_samplers": 0}, "num_samplers=0: must be greater than 0. Use a larger value."),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
