@@ -29,7 +29,9 @@ from dppo.records.plots import COLOURS, DPI, GREY, INK, PALE
 
 SAMPLERS, STEPS, STEP_S = 8, 16, 0.05
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-KILL_EVERY_S = 8.0
+KILL_EVERY_S = 10.0
+# Ray starts actors on a lost node, in vain, until it notices the loss: by default after 15 s and more.
+QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
 NOTICE_S = 12.0  # between the announcement that a node leaves and its end
 # Seconds between the changes, so that actors have the time to start on a busy machine.
 PLAN = ("join", "join", "join", "announce", "lose", "join", "join", "end")
@@ -43,6 +45,7 @@ class Weather:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.cluster_utils import Cluster
 
+        os.environ |= QUICK_CHECKS | {"RAY_health_check_initial_delay_ms": "0", "RAY_worker_niceness": "0"}
         self.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
         self._client: Any = GcsClient(self.cluster.address)
         self._nodes = [self.cluster.add_node(**NODE)]
