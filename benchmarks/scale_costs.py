@@ -71,7 +71,7 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     ray_s = time.monotonic() - began
     stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
     collector = collector_on_ray(
-        sampler_plan(config), config.actors, ledger, lambda progress: None, by_reference=by_reference
+        sampler_plan(config), config.actors, ledger, lambda progress: None, session, by_reference=by_reference
     )
     began = time.monotonic()
     spaces = collector.describe(stop)

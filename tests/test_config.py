@@ -138,6 +138,24 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             {"num_actors": 4, "num_samplers": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
             "minibatch_size=14: 3 minibatches do not divide the 20 rows .* Use `minibatch_size=10` or 20.",
         ),
+        *(
+            (
+                {"num_actors": bad},
+                f"num_actors={bad}: must be a number of at least 0, auto, or bounds. Use one such as 8, ",
+            )
+            for bad in ("many", -1, "4...", "..4")
+        ),
+        *(
+            (
+                {"num_actors": bad},
+                f"num_actors={bad}: the lower bound must .* `num_actors=4..64`; `num_actors=0` collects",
+            )
+            for bad in ("0..4", "8..4")
+        ),
+        (
+            {"num_actors": "9..64"},
+            "num_actors=9..64 is more than num_samplers=8, .* `num_samplers=9`, which makes the ",
+        ),
         ({"num_samplers": 0}, "num_samplers=0: must be greater than 0. Use a larger value."),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
         ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* not JSON"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import make_config
-from virtual import Drawn, Fake, Faults
+from virtual import Cloud, Drawn, Fake, Faults
 
 import dppo
 from dppo.cluster.collecting.actor_collector import ActorCollector
@@ -122,6 +122,7 @@ class Laboratory:
         *,
         real: bool = False,
         num_actors: int = 1,
+        limits: Limits = LIMITS,
         stop_after: int = 0,
         state: Any = None,
         lost: Sequence[int] = (),
@@ -137,7 +138,7 @@ class Laboratory:
         if world is None:
             collector = InProcessCollector(self.plan, ledger)
         else:
-            engine = Collecting(shares(SAMPLERS, num_actors), ledger, LIMITS)
+            engine = Collecting(shares(SAMPLERS, num_actors), ledger, limits)
             collector = ActorCollector(engine, world, clock=world.clock)
         trainers = Losing(self.trainers[real], lost, world)
         trainers.load(*self.fresh[real])
@@ -200,6 +201,23 @@ def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: La
         assert state[1]["incidents"].get("segments_lost", 0) == len(lost)
         seen.update(faults.happened, state[1]["incidents"])
     assert seen >= {*KINDS, "actor_lost", "actor_hung", "samplers_moved", "segments_lost"}
+
+
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_nodes_that_come_and_go_do_not_change_the_state_of_the_learner(part: int, laboratory: Laboratory) -> None:
+    """Actors join and leave with nodes that are added, announced to leave, and lost; some fail by themselves."""
+    seen: set[str] = set()
+    for seed in range(24) if part == 0 else range(24, 600):
+        rng = random.Random(seed)
+        lag, fewest, most = (0, 1, 3)[seed % 3], rng.choice([1, 1, 2, 3]), SAMPLERS
+        faults = Faults(at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3]))
+        cloud = Cloud(laboratory.plan, rng, faults, fewest=fewest, most=most)
+        limits = replace(LIMITS, start_timeout_s=20, fewest_actors=fewest, elastic=True)
+        state = laboratory.run(cloud, lag, real=seed % 41 == 0, num_actors=cloud.room.at_first, limits=limits)
+        expected = laboratory.expected[lag, seed % 41 == 0]
+        assert contents(state) == contents(expected), f"schedule {seed}: {cloud.happened} {faults.happened}"
+        seen.update(cloud.happened, state[1]["incidents"])
+    assert seen >= {"added", "announced", "lost", "joins", "leaves", "samplers_moved"}
 
 
 def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -32,6 +33,8 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.plans import SamplerPlan
+from dppo.cluster.ray.capacity import Demand
+from dppo.cluster.ray.room import Room
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import Timings
@@ -252,3 +255,83 @@ class Fake:
     def close(self) -> None:
         for actor in self._actors.values():
             actor.close()
+
+
+class Cloud(Fake):
+    """Processes run on nodes that are added, announced to leave, and lost; actors join and leave with them."""
+
+    def __init__(self, plan: SamplerPlan, rng: random.Random, faults: Faults, *, fewest: int, most: int) -> None:
+        super().__init__(plan, rng, faults)
+        self.happened: list[str] = []
+        self._slots = {"node 0": rng.randint(1, 3)}
+        self._leaving: set[str] = set()
+        self._homes: dict[Process, str] = {}
+        self._pending: list[Start] = []
+        self._running: set[Process] = set()
+        self._look_at = 0.0
+        demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
+        free = rng.randint(0, self._slots["node 0"])
+        self.room = Room(demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3)
+        for _ in range(rng.randint(1, 8)):
+            self._later(rng.uniform(0, 80), rng.choice([self._add, self._announce, self._lose]))
+        self._later(200, self._add_enough)
+
+    def _usable(self) -> dict[str, dict[str, float]]:
+        return {node: {"CPU": float(size)} for node, size in self._slots.items() if node not in self._leaving}
+
+    def _add(self, size: int = 0) -> None:
+        self.happened.append("added")
+        self._slots[f"node {next(self._order)}"] = size or self._rng.randint(1, 2)
+        self._place()
+
+    def _add_enough(self) -> None:
+        self._add(3)
+
+    def _announce(self) -> None:
+        if nodes := sorted(self._slots.keys() - self._leaving):
+            self.happened.append("announced")
+            self._leaving.add(node := self._rng.choice(nodes))
+            self._later(self._rng.uniform(0, 60), lambda: self._lose(node))
+
+    def _lose(self, node: str = "") -> None:
+        node = node or self._rng.choice([*sorted(self._slots), "none"])
+        if node not in self._slots:
+            return
+        self.happened.append("lost")
+        del self._slots[node]
+        for who in [who for who, home in self._homes.items() if home == node]:
+            del self._homes[who]
+            self._ended.add(who)
+            self._later(self._rng.uniform(0, 3), partial(Died, who, "died: its node is lost"))
+
+    def _place(self) -> None:
+        """Start pending processes where there is room."""
+        homes = [*self._homes.values()]
+        free = [node for node in self._usable() for _ in range(self._slots[node] - homes.count(node))]
+        for node in free[: len(self._pending)]:
+            start = self._pending.pop(0)
+            self._homes[start.process] = node
+            super().do(start)
+
+    def do(self, command: ForTransport) -> None:
+        if isinstance(command, Start):
+            self._pending.append(command)
+        else:
+            super().do(command)
+        if isinstance(command, Kill):
+            self._pending = [start for start in self._pending if start.process != command.process]
+            self._homes.pop(command.process, None)
+            self._running.discard(command.process)
+        self._place()
+
+    def events(self, stop: StopSignals) -> list[Event]:
+        found = super().events(stop)
+        self._running.update(event.process for event in found if isinstance(event, Started))
+        if self.now >= self._look_at:
+            self._look_at = self.now + 2
+            self.room.look()
+        joined, left = self.room.changes(
+            lambda: {who.actor_id: home for who, home in self._homes.items() if who in self._running}
+        )
+        self.happened += ["joins"] * len(joined) + ["leaves"] * len(left)
+        return [*found, *map(Joined, joined), *map(Left, left)]

@@ -89,6 +89,8 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
     [
         ("--num-actors 8", {"num_actors": 8}),
         ("--num_actors=8", {"num_actors": 8}),
+        ("--num-actors auto", {"num_actors": "auto"}),
+        ("--num-actors 4..64", {"num_actors": "4..64"}),
         ("--total-timesteps 1e6", {"total_timesteps": 1_000_000}),
         ("--learning-rate 3e-4", {"learning_rate": 3e-4}),
         ("--no-anneal-lr --norm-obs", {"anneal_lr": False, "norm_obs": True}),

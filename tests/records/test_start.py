@@ -105,7 +105,10 @@ def test_sizes_are_those_of_the_run() -> None:
             "result.",
         ),
         (0, 1, "Collecting in this process."),
+        ("auto", 8, "Between 1 and 8 Ray actors, as there is room for them, host 8 samplers."),
+        ("4..64", 8, "Between 4 and 8 Ray actors, as there is room for them, host 8 samplers."),
+        ("2..4", 8, "Between 2 and 4 Ray actors, as there is room for them, host 8 samplers."),
     ],
 )
-def test_the_line_names_the_hosts_of_the_samplers(actors: int, samplers: int, words: str) -> None:
+def test_the_line_names_the_hosts_of_the_samplers(actors: int | str, samplers: int, words: str) -> None:
     assert hosting_line(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words

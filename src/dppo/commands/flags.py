@@ -188,6 +188,8 @@ def _metavar(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "{" + ",".join(get_args(hint)) + "}"
     kinds = {hint, get_origin(hint), *get_args(hint)}
+    if {int, str} <= kinds:
+        return "INT|auto|INT..INT"
     for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
         if kind in kinds:
             return word

@@ -31,10 +31,13 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.minibatch_size is None or c.minibatch_size <= c.batch_size,
      "minibatch_size={config.minibatch_size} is larger than the batch of {config.batch_size} steps ({batch}). Use at "
      "most {config.batch_size}, or raise `num_steps`."),
-    (lambda c: c.num_actors <= c.num_samplers,
+    (lambda c: c.num_actors == 0 or 1 <= c.actor_bounds[0] <= c.actor_bounds[1],
+     "num_actors={config.num_actors}: the lower bound must be at least 1, and at most the upper one. Use one such as "
+     "`num_actors=4..64`; `num_actors=0` collects in this process."),
+    (lambda c: c.actor_bounds[0] <= c.num_samplers,
      "num_actors={config.num_actors} is more than num_samplers={config.num_samplers}, and each actor hosts one at "
-     "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.num_actors}`, which makes the "
-     "batch larger and so changes the learning problem."),
+     "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.actor_bounds[0]}`, which makes "
+     "the batch larger and so changes the learning problem."),
     (lambda c: c.num_learners == 0 or c.device == "cpu" or c.learner_gpus > 0,
      "device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests none. "
      "Use `learner_gpus=1`, or `device=cpu`."),
@@ -82,13 +85,13 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("sequence_length", lambda c: c.memory != "none" or c.model is not None,
      "only a network with memory learns from sequences. Set `memory`, or leave it out"),
     ("address cpus_per_actor actor_gpus actor_resources segment_timeout_s max_actor_restarts on_other_cpu dashboard",
-     lambda c: c.num_actors > 0,
+     lambda c: c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
     ("backup_requests", lambda c: c.num_actors not in (0, 1),
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,
      "replay=False abandons the open episodes of a sampler that is rebuilt. Leave one of them out"),
-    ("num_learners", lambda c: c.num_actors > 0,
+    ("num_learners", lambda c: c.num_actors != 0,
      "num_actors=0 runs everything in this process. Use `num_actors=1` or more"),
     ("learner_cpus learner_gpus", lambda c: c.num_learners > 0,
      "num_learners=0 trains in this process. Use `num_learners=1` or more"),
@@ -198,7 +201,7 @@ def _check_shares(config: FlatSettings) -> None:
         return
     if config.num_samplers % learners:
         low = config.num_samplers // learners * learners
-        near = [n for n in (low, low + learners) if n >= max(1, config.num_actors)]
+        near = [n for n in (low, low + learners) if n >= max(1, config.actor_bounds[0])]
         raise ConfigError(
             f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. "
             f"{_use('num_samplers', near)}, or a different number of learners."

@@ -37,13 +37,17 @@ def hosting_line(config: Config) -> str:
             return "Collecting in this process."
         spread = as_setting_and_flag("num_actors", config.num_samplers)
         return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
-    fewest, most = divmod(config.num_samplers, config.num_actors)
+    actors = config.most_actors
+    if config.elastic:
+        between = f"Between {config.actor_bounds[0]} and {counted(actors, 'Ray actor')}"
+        return f"{between}, as there is room for them, host {counted(config.num_samplers, 'sampler')}."
+    fewest, most = divmod(config.num_samplers, actors)
     if not most:
-        if config.num_actors == 1:
+        if actors == 1:
             return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
-        return f"{config.num_actors} Ray actors host {counted(fewest, 'sampler')} each."
+        return f"{actors} Ray actors host {counted(fewest, 'sampler')} each."
     uneven = f"{most} host {fewest + 1}, the others {fewest} and have to wait"
-    return f"{config.num_actors} Ray actors host {config.num_samplers} samplers unevenly: {uneven}."
+    return f"{actors} Ray actors host {config.num_samplers} samplers unevenly: {uneven}."
 
 
 def branch_line(origin: Found) -> str:
@@ -120,7 +124,7 @@ def times_line(split: TimeSplit, config: Config) -> str:
     """
     if not split.rows:
         return ""
-    at_once = config.lag > 0 and config.num_actors > 0
+    at_once = config.lag > 0 and config.num_actors != 0
     sums = (split.iteration_s, split.slowest_actor_s if at_once else split.collect_s, split.update_s)
     whole, collect, update = (seconds / split.rows for seconds in sums)
     took = [f"{one:.3g} s" if one >= 1 else f"{1e3 * one:.3g} ms" for one in (whole, collect, update)]
@@ -155,7 +159,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
     if _ratio(split.iteration_s, split.update_s) < WORTH_REPORTING:
         return "Bottleneck: the learner. More actors gain nothing."
     samplers = config.num_samplers
-    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.num_actors / samplers))
+    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.most_actors / samplers))
     if _ratio(split.iteration_s, split.slowest_actor_s) < WORTH_REPORTING <= gain:
         return (
             f"Bottleneck: the actors. {as_setting_and_flag('num_actors', samplers)} would be up to {gain:.1f} x as "

@@ -6,7 +6,7 @@ import importlib
 import os
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
+    from dppo.cluster.ray.session import RaySession
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
@@ -61,9 +62,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
     stack.callback(torch_import.join)
-    options = _open_session(config, variables, stop, stack) if config.num_actors > 0 else {}
+    session, options = _open_session(config, variables, stop, stack) if config.num_actors != 0 else (None, {})
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
-    collector = _make_collector(config, ledger, stack, on_progress, options)
+    collector = _make_collector(config, ledger, session, stack, on_progress, options)
     spaces = collector.describe(stop)
     for problem in start.damaged if start else ():
         logger.warning("skipped a damaged checkpoint: %s", problem)
@@ -117,20 +118,24 @@ def _numerics(config: Config, spaces: Spaces, start: Found | None) -> Expected:
     return expected
 
 
-def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> dict[str, Any]:
-    """Connect to Ray; return the options with which its processes get `variables`."""
+def _open_session(
+    config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack
+) -> tuple[RaySession, dict[str, Any]]:
+    """Connect to Ray; return the session, and the options with which its processes get `variables`."""
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
     in_flight = 1 + config.lag
     segments = (config.lag + config.reuse) * config.batch_size
     store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
-    session = RaySession(config.actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
+    bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
+    actors = replace(config.actors, num_actors=bounds)
+    session = RaySession(actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
     # A Ray that is started here has inherited them, and its first processes exist already.
-    return {"runtime_env": {"env_vars": variables}} if variables and not session.started_here else {}
+    return session, {"runtime_env": {"env_vars": variables}} if variables and not session.started_here else {}
 
 
 def most_parameters(config: Config) -> int:
@@ -139,17 +144,23 @@ def most_parameters(config: Config) -> int:
 
 
 def _make_collector(
-    config: Config, ledger: ReplayLedger, stack: ExitStack, on_progress: OnProgress, options: dict[str, Any]
+    config: Config,
+    ledger: ReplayLedger,
+    session: RaySession | None,
+    stack: ExitStack,
+    on_progress: OnProgress,
+    options: dict[str, Any],
 ) -> Collector:
     plan = sampler_plan(config)
     collector: Collector
-    if config.num_actors == 0:
+    if session is None:
         collector = InProcessCollector(plan, ledger, on_progress)
     else:
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         by_reference = config.num_learners > 0 and config.reuse == 1  # else this process keeps the arrays
-        collector = collector_on_ray(plan, config.actors, ledger, on_progress, by_reference=by_reference, **options)
+        more = options | {"by_reference": by_reference}
+        collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
     stack.callback(collector.close)
     return collector
 

@@ -77,7 +77,7 @@ def train(
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
             with StopSignals() as stop:
-                actors = counted(config.num_actors, "Ray actor")
+                actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
                 waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
                 watching.prepare(_described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)

@@ -85,7 +85,7 @@ class ActorCollector:
         self._do(self._engine.renew(self._clock()))
 
     def alive(self) -> int:
-        """Count the actors with a process."""
+        """Count the actors that are running."""
         return self._engine.alive()
 
     def notes(self) -> list[str]:

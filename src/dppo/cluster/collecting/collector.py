@@ -72,7 +72,7 @@ class Collector(Protocol):
         """Drop all requests and rebuild all samplers, because received segments must be collected again."""
 
     def alive(self) -> int:
-        """Count the actors with a process; 0 in process."""
+        """Count the actors that are running; 0 in process."""
 
     def notes(self) -> list[str]:
         """Return lines about slow actors for the end of the run."""

@@ -31,6 +31,7 @@ from dppo.cluster.collecting.messages import (
     Progressed,
     Started,
 )
+from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
 from dppo.cluster.collecting.roster import Actor, Asked, State
 from dppo.cluster.faults import Fault, RestartBudget
@@ -64,12 +65,12 @@ class Collecting:
         self._budget = RestartBudget(limits.max_actor_restarts)
         self._actors = {actor_id: Actor(actor_id, set(samplers)) for actor_id, samplers in enumerate(shares)}
         self._hosting = Hosting(self._actors)
+        self._presence = Presence(self._actors, self._hosting.running, limits)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
         self._alarms = Alarms(limits)
-        self._nobody_since = 0.0  # while no actor is running
         self._describer: Actor | None = None  # the last one asked for the spaces
         self._describing = False
         self._questions = 0
@@ -83,7 +84,7 @@ class Collecting:
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
         self._describing = True
-        self.requests.began = self._news_at = self._nobody_since = now
+        self.requests.began = self._news_at = now
         for actor in self._actors.values():
             actor.wanted(now)
             self._alarms.set(actor)
@@ -114,8 +115,8 @@ class Collecting:
         self._news_at = now
 
     def alive(self) -> int:
-        """Count the actors with a process."""
-        return sum(actor.has_process for actor in self._actors.values())
+        """Count the actors that accept questions."""
+        return len(self._hosting.running)
 
     # ------------------------------------------------------------------ events
 
@@ -175,22 +176,21 @@ class Collecting:
         else:
             self.spaces, self._describing = answer, False
         actor.answered(ask_id, now, self.limits)
+        if actor.state is State.LEAVING and not actor.asked:
+            return [self._abandon(actor, now)]
         if actor.waits:
             self._hosting.ready(actor)
         return []
 
     def _join_or_leave(self, event: Joined | Left, now: float) -> list[Command]:
-        actor = self._actors.get(event.actor_id) or Actor(event.actor_id, state=State.LEFT)
-        if isinstance(event, Joined):
-            self._actors[event.actor_id] = actor
-            if actor.state is State.LEFT:
-                actor.wanted(now)
-                self._alarms.set(actor)
-            return []
-        commands: list[Command] = [self._abandon(actor, now)] if actor.has_process else []
-        actor.state = State.LEFT
+        actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
+        if isinstance(event, Joined) and actor.state is State.LEFT:
+            self._budget.delivered(actor.actor_id)  # the nodes that it was lost with are gone
+            actor.wanted(now)
+        elif isinstance(event, Left) and self._presence.leave(actor) and actor.has_process and not actor.asked:
+            return [self._abandon(actor, now)]
         self._alarms.set(actor)
-        return commands
+        return []
 
     # ------------------------------------------------------------------ time
 
@@ -211,12 +211,11 @@ class Collecting:
         for actor in alarmed:
             self._alarms.set(actor)
         if self._describing or self.requests.owed:
-            if not self._hosting.running:
-                roster.check_that_somebody_comes(self._actors.values(), now - self._nobody_since, now, self.limits)
+            commands += self._presence.check(now)
             commands += self._ask_all_ready(now)
             late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
-            if now - self._news_at > self.limits.quiet_s:
+            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)
                 waited_s, actors = now - self.requests.began, self._actors.values()
@@ -229,6 +228,8 @@ class Collecting:
         """Ask the actors that may have something new to do."""
         if self._describing:
             return self._ask_for_description(now)
+        if not self._presence.enough:
+            return []
         questions = self.balancing.questions(self.requests.end, now)
         return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]
 
@@ -264,11 +265,10 @@ class Collecting:
     # ------------------------------------------------------------------ losing and moving
 
     def _abandon(self, actor: Actor, now: float) -> Kill:
-        """Abandon an actor's process and its queue; a new one is due now."""
+        """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
         if self.backups:
             self.backups.ended(actor)
-        if self._hosting.ended(actor):
-            self._nobody_since = now
+        self._hosting.ended(actor)
         kill = actor.end(now)
         self._alarms.set(actor)
         return kill
@@ -277,6 +277,8 @@ class Collecting:
         self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
     ) -> list[Command]:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
+        if actor.state is State.LEAVING:
+            return [self._abandon(actor, now)]
         message = f"actor {actor.actor_id} ({roster.samplers_named(sorted(actor.samplers))}) {reason}"
         self._news_at = now
         kill, delay = self._abandon(actor, now), self._budget.spend(actor.actor_id)

@@ -48,14 +48,14 @@ class Hosting:
         self.running[actor.actor_id] = actor
         self._ready.add(actor.actor_id)
 
-    def ended(self, actor: Actor) -> bool:
-        """Record that the process of an actor, and its queue, are abandoned; return whether it was the last one."""
+    def ended(self, actor: Actor) -> None:
+        """Record that the process of an actor, and its queue, are abandoned."""
         for asked in actor.asked.values():
             for place in map(self.places.__getitem__, asked.samplers):
                 if place.maker is actor:  # else another one makes these segments, too
                     place.asked = place.arrived
                     self._ready.add(place.host.actor_id)
-        return self.running.pop(actor.actor_id, None) is not None and not self.running
+        self.running.pop(actor.actor_id, None)
 
     # ------------------------------------------------------------------ how far samplers are
 

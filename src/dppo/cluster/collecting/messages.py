@@ -29,6 +29,10 @@ class Limits:
     """Log what the run is waiting for after so long without an event."""
     backup_requests: bool = False
     """Ask idle actors for late segments as well."""
+    fewest_actors: int = 1
+    """With fewer running, nothing is asked for."""
+    elastic: bool = False
+    """True if actors join and leave: then enough of them are waited for without a deadline."""
 
     @property
     def look_s(self) -> float:
@@ -153,7 +157,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """There is no room for this actor any more: start no replacement until it joins again."""
+    """There is no room for this actor any more, or will soon be none: it is not replaced until it joins again.
+
+    It finishes the questions in its queue, if it lives long enough. As long as no other actor is running, the event has
+    no effect, and should be repeated.
+    """
 
     actor_id: int
 

@@ -27,7 +27,9 @@ from dppo.cluster.collecting.messages import (
     Died,
     Event,
     ForTransport,
+    Joined,
     Kill,
+    Left,
     Limits,
     Look,
     Process,
@@ -37,6 +39,8 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
+from dppo.cluster.ray.room import Room
+from dppo.cluster.ray.session import RaySession
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -49,6 +53,7 @@ INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray sto
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
+JOIN_S = 20.0  # for an actor that joins to start, before others host its samplers
 KILLING_S = 2.0  # for Ray to accept a kill
 
 
@@ -64,11 +69,14 @@ class _Call:
 class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
-    def __init__(self, plan: SamplerPlan, actors: Actors, *, by_reference: bool = False, **options: Any) -> None:
+    def __init__(
+        self, plan: SamplerPlan, actors: Actors, *, by_reference: bool, room: Room | None, **options: Any
+    ) -> None:
         """Pickle the plan for the actors; `options` are those of Ray for each of them.
 
         Args:
             by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
+            room: None if the number of actors is fixed.
 
         Raises:
             ConfigError: the environment or the user's network cannot be pickled.
@@ -92,7 +100,7 @@ class RayTransport:
             **options,
         )
         self._keep_gpus = actors.actor_gpus > 0
-        self._by_reference = by_reference
+        self._by_reference, self._room = by_reference, room
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[ObjectRef[Any]]()  # calls that have ended, in this order
@@ -174,6 +182,9 @@ class RayTransport:
         self._stop = stop
         stop.check()
         events: list[Event] = [*self._watching.seen()]
+        if self._room is not None:
+            joined, left = self._room.changes(self._watching.homes)
+            events += [*map(Joined, joined), *map(Left, left)]
         ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
         for ref in ended:
@@ -237,10 +248,12 @@ class RayTransport:
 
 
 def collector_on_ray(
-    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, *, by_reference: bool, **more: Any
+    plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, session: RaySession, **more: Any
 ) -> ActorCollector:
-    """Return a collector whose actors run on Ray; `by_reference` and `more` as for `RayTransport`."""
+    """Return a collector whose actors run on Ray; `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
-    engine = Collecting(shares(plan.sampling.num_samplers, actors.num_actors), ledger, limits)
-    transport = RayTransport(plan, actors, by_reference=by_reference, **more)
+    if session.room is not None:
+        limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
+    engine = Collecting(shares(plan.sampling.num_samplers, session.num_actors), ledger, limits)
+    transport = RayTransport(plan, actors, room=session.room, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -12,7 +12,7 @@ from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.cluster.collecting.pace import Pace
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity
-from dppo.errors import ClusterError, counted
+from dppo.errors import counted
 
 
 class State(Enum):
@@ -21,6 +21,7 @@ class State(Enum):
     ABSENT = "no process; one will be started at `start_at`"
     STARTING = "a process has been requested"
     RUNNING = "the process accepts questions"
+    LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
 
 
@@ -87,7 +88,7 @@ class Actor:
     @property
     def has_process(self) -> bool:
         """True if its newest process has not been abandoned."""
-        return self.state in (State.STARTING, State.RUNNING)
+        return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
 
     @property
     def first(self) -> Asked:
@@ -110,7 +111,7 @@ class Actor:
         """Return the time after which other actors host its samplers."""
         if self.state is State.RUNNING or not self.samplers:
             return math.inf
-        if self.state is State.LEFT:
+        if self.state in (State.LEAVING, State.LEFT):
             return -math.inf
         return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
 
@@ -126,8 +127,10 @@ class Actor:
         return Start(self.process)
 
     def end(self, now: float) -> Kill:
-        """Abandon its process; a new one is due now."""
+        """Abandon its process; a new one is due now, unless it is leaving."""
+        then = State.LEFT if self.state is State.LEAVING else State.ABSENT
         self.wanted(now)
+        self.state = then
         self.asked.clear()
         self.early.clear()
         self.holds.clear()
@@ -213,13 +216,6 @@ def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
     )
 
 
-def check_that_somebody_comes(actors: Collection[Actor], nobody_s: float, now: float, limits: Limits) -> None:
-    """Raise if no actor has been running for too long, and none has been lost since."""
-    missing = sorted(actors, key=lambda actor: actor.missing_since)
-    if nobody_s > limits.nobody_s and now - missing[-1].missing_since > limits.nobody_s:
-        raise ClusterError(none_started(missing[0], len(missing), limits))
-
-
 def wrong(question: Asked, answer: Answer) -> str:
     """Return how an answer differs from what was asked for, "" if it does not."""
     asked = [(sampler, question.index, question.version) for sampler in question.samplers]
@@ -253,7 +249,8 @@ def restarts_spent(lost: str, limits: Limits) -> str:
 
 def moved(actor: Actor, missing_s: float, samplers: Sequence[int], hosts: Sequence[int]) -> str:
     """Return the message about samplers that other actors host for now."""
-    reason = "has left" if actor.state is State.LEFT else f"has not started for {missing_s:.0f} s"
+    known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
+    reason = known.get(actor.state, f"has not started for {missing_s:.0f} s")
     return (
         f"actor {actor.actor_id} {reason}; until it is back, its samplers {listed(samplers)} are on actor "
         f"{listed(hosts)}"

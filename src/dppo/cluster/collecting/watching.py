@@ -40,6 +40,10 @@ class Watching:
         if file is not None and file.node_id == self._here:
             remove_progress_file(file.path)
 
+    def homes(self) -> dict[int, str]:
+        """Return the id of the node of each actor with a process, by the id of the actor."""
+        return {process.actor_id: file.node_id for process, file in self._files.items()}
+
     def look(self, process: Process) -> None:
         """Look at a process; does not wait."""
         file = self._files.get(process)

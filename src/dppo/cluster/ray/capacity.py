@@ -6,8 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dppo.errors import ConfigError, counted
@@ -24,6 +24,8 @@ class Demand:
     actor: dict[str, float]
     num_learners: int
     learner: dict[str, float]
+    most_actors: int = 0
+    """0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest."""
 
     def total(self) -> dict[str, float]:
         """Return the sum of the resources of all processes."""
@@ -41,9 +43,20 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def actors_that_fit(node: dict[str, float], needs: dict[str, float]) -> int:
+def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
     """Return the number of actors with these `needs` that fit the resources of one node."""
     return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
+
+
+def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
+    """Return the number of actors that fit the nodes beside the learners, which take the largest nodes."""
+    room, learners = 0, demand.num_learners
+    for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
+        here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
+        learners -= here
+        left = {name: amount - here * demand.learner.get(name, 0.0) for name, amount in node.items()}
+        room += actors_that_fit(left, demand.actor)
+    return room
 
 
 def in_words(resources: dict[str, float]) -> str:
@@ -52,6 +65,15 @@ def in_words(resources: dict[str, float]) -> str:
 
 
 # ------------------------------------------------------------------ this machine
+
+
+def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
+    """Return the demand with as many actors as this machine has room for."""
+    cores = usable_cores()
+    here = {name: demand.most_actors * amount for name, amount in demand.actor.items()} | {"CPU": cores, "GPU": gpus}
+    number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
+    notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")
+    return replace(demand, num_actors=number)
 
 
 def gpus_here() -> int:

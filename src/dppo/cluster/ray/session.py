@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, gpus_here, usable_cores
+from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, fitted_here, gpus_here, usable_cores
 from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
+from dppo.cluster.ray.room import Room, watched_room
 from dppo.cluster.ray.token import forget_private_token
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
 from dppo.config.parts import Actors, Learners
@@ -51,21 +52,30 @@ class RaySession:
         if not self._ours:
             check_connected(ray, address, dashboard)
         elif cluster is None:
-            _start(ray, demand, store_bytes, dashboard, notify)
+            demand = _start(ray, demand, store_bytes, dashboard, notify)
         else:
             _connect(ray, source, cluster, dashboard)
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
         self.check = self._watch.check
+        self.room: Room | None = None
+        """For actors that join and leave."""
         if not started_here:
             try:
-                check_cluster(ray, demand, notify)
+                if demand.most_actors:
+                    self.room = watched_room(ray, demand, notify)
+                else:
+                    check_cluster(ray, demand, notify)
             except BaseException:
                 self.close()
                 raise
+        self.num_actors = demand.num_actors if self.room is None else self.room.at_first
+        """Number of actors at the start."""
 
     def close(self) -> None:
         """Disconnect; stop Ray if it was started here."""
         self._watch.close()
+        if self.room is not None:
+            self.room.close()
         if self._ours:
             import ray
 
@@ -75,11 +85,12 @@ class RaySession:
 
 def demand_of(actors: Actors, learners: Learners) -> Demand:
     """Return the processes of these settings, and the resources that each takes from Ray."""
+    fewest, most = actors.actor_bounds
     of_actor = {"CPU": actors.cpus_per_actor, **actors.actor_resources}
     if actors.actor_gpus:
         of_actor["GPU"] = actors.actor_gpus
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
-    return Demand(actors.num_actors, of_actor, learners.num_learners, of_learner)
+    return Demand(fewest, of_actor, learners.num_learners, of_learner, most if actors.elastic else 0)
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:
@@ -179,11 +190,14 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
         ) from None
 
 
-def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> None:
-    wanted = demand.total()
-    gpus = gpus_here() if wanted.pop("GPU", 0) else 0
+def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
+    cores, gpus = usable_cores(), gpus_here() if demand.total().get("GPU") else 0
+    if demand.most_actors:
+        demand = fitted_here(demand, gpus, notify)
     check_gpus(demand, gpus)
-    cores, cpus = usable_cores(), max(1, math.ceil(wanted.pop("CPU")))
+    wanted = demand.total()
+    wanted.pop("GPU", None)
+    cpus = max(1, math.ceil(wanted.pop("CPU")))
     if cpus > cores:
         learners = f" and {counted(demand.num_learners, 'learner')}" if demand.num_learners else ""
         notify(
@@ -207,6 +221,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "
             f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
         ) from None
+    return demand
 
 
 def store_size(wanted: int, notify: Callable[[str], None]) -> int:

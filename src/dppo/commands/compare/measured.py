@@ -97,7 +97,7 @@ class Run:
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
-        cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.num_actors))
+        cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.most_actors))
         names = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
         return {
             "num_actors": self.config.num_actors,
@@ -156,7 +156,7 @@ class Group:
 def group_of(runs: Sequence[Run], first: Group | None) -> Group:
     """Return the group of runs that differ in their seeds; speed-ups refer to the group `first`, or to itself."""
     config, results = runs[0].config, [run.result for run in runs]
-    actors, hosts = config.num_actors, max(1, config.num_actors)
+    actors, hosts = config.most_actors, max(1, config.most_actors)
     steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
     cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
     origin, unit = (cycle, steps_per_s) if first is None else (first.cycle, first.steps_per_s)
@@ -176,8 +176,8 @@ def group_of(runs: Sequence[Run], first: Group | None) -> Group:
 def group_by_actors(runs: Sequence[Run]) -> list[Group]:
     """Group runs by their number of actors, in the order in which the numbers first appear."""
     groups: list[Group] = []
-    for number in dict.fromkeys(run.config.num_actors for run in runs):
-        same = [run for run in runs if run.config.num_actors == number]
+    for number in dict.fromkeys(run.config.most_actors for run in runs):
+        same = [run for run in runs if run.config.most_actors == number]
         groups.append(group_of(same, groups[0] if groups else None))
     return groups
 
@@ -186,5 +186,5 @@ def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
     """Return the seeds whose weights differ between numbers of actors, with the hashes by number of actors."""
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
-        hashes.setdefault(run.config.seed, {})[run.config.num_actors] = run.result.weights_sha256
+        hashes.setdefault(run.config.seed, {})[run.config.most_actors] = run.result.weights_sha256
     return {seed: by_actors for seed, by_actors in hashes.items() if len(set(by_actors.values())) > 1}

@@ -91,6 +91,11 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         return Sizes(math.ceil(self.total_timesteps / self.batch_size), length, minibatches, rows)
 
     @property
+    def most_actors(self) -> int:
+        """Return the largest number of actors of the run, each of which hosts a sampler; 0 in process."""
+        return min(self.actor_bounds[1], self.num_samplers)
+
+    @property
     def iterations(self) -> int:
         """Return the number of iterations of the run."""
         return self.sizes.iterations

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dppo.config.field import setting
+from dppo.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
     """Collecting on Ray."""
 
-    num_actors: int = setting(
+    num_actors: int | str = setting(
         0,
-        "Ray actors that host the samplers, one each at most; 0: without Ray. Changes the time, never the result.",
+        "Ray actors that host the samplers, one each at most; 0: without Ray; auto: as many as there is room for, also "
+        "while nodes come and go; 4..64 or 4..: the same between bounds. Changes the time, never the result.",
         resume="free",
-        ge=0,
     )
     address: str | None = setting(
         None,
@@ -56,6 +59,28 @@ class Actors:
     dashboard: bool = setting(
         False, "Start the dashboard of the Ray that is started on this machine (needs ray[default]).", resume="free"
     )
+
+    @property
+    def elastic(self) -> bool:
+        """True if actors join and leave, False if their number is fixed."""
+        return isinstance(self.num_actors, str)
+
+    @property
+    def actor_bounds(self) -> tuple[int, int]:
+        """Return the fewest and the most actors asked for, which are equal if the number is fixed; 0, 0 in process.
+
+        Raises:
+            ConfigError: `num_actors` is neither a number nor bounds.
+        """
+        if isinstance(self.num_actors, int) and self.num_actors >= 0:
+            return self.num_actors, self.num_actors
+        found = re.fullmatch(r"(\d+)\.\.(\d*)", "1.." if self.num_actors == "auto" else str(self.num_actors))
+        if found is None:
+            raise ConfigError(
+                f"num_actors={self.num_actors}: must be a number of at least 0, auto, or bounds. Use one such as 8, "
+                f"auto, 4.. or 4..64."
+            )
+        return int(found[1]), int(found[2] or sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,90 @@
+"""A run on a cluster whose nodes come and go, in a separate process; prints a report as a line of JSON.
+
+A node joins, is announced to leave, and ends; another joins, and is lost without a word; then there is none but the
+head, which has no room, until a last one joins.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from builders import make_config
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
+from recorder import Notes
+
+import dppo
+
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+
+
+class Changes(dppo.Observer):
+    """Changes the nodes, one step after the other, as soon as the actors have followed the step before."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.seen: list[str] = []
+        self._cluster = cluster
+        self._nodes = [cluster.add_node(**NODE)]
+        self._steps = iter(
+            [
+                ("two actors", 2, self._add),
+                ("a node joined", 4, self._announce),
+                ("a node is leaving", 2, self._lose),
+                ("it has left", 2, self._add),
+                ("another node joined", 4, self._lose),
+                ("it was lost", 2, self._lose_all_and_add),
+                ("all nodes were replaced", 2, lambda: None),
+            ]
+        )
+        self._step = next(self._steps)
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        time.sleep(0.05)
+        name, actors, change = self._step
+        if row["actors/alive"] != actors:
+            return False
+        self.seen.append(name)
+        change()
+        self._step = next(self._steps, ("", -1, lambda: None))
+        return self._step[1] == -1
+
+    def _add(self) -> None:
+        self._nodes.append(self._cluster.add_node(**NODE))
+
+    def _announce(self) -> None:
+        """Do what a preemption notice does, and SIGTERM to `ray start --block`."""
+        client: Any = GcsClient(self._cluster.address)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        client.drain_node(self._nodes[-1].node_id, reason, "will be preempted", int(1000 * (time.time() + 30)))
+
+    def _lose(self) -> None:
+        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+
+    def _lose_all_and_add(self) -> None:
+        self._lose()
+        time.sleep(10)  # training waits
+        self._add()
+
+
+def main(folder: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
+    sizes = {"num_samplers": 4, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (8,), "overlap": True}
+    base = {"env_id": "CartPole-v1", "total_timesteps": 64 * 10_000, "anneal_lr": False, "progress": "off"} | sizes
+    changes = Changes(cluster)
+    with Notes() as notes:
+        settings = base | {"run_dir": folder / "elastic", "num_actors": "auto", "address": cluster.address}
+        elastic = dppo.train(make_config(settings), observers=[changes])
+    expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * elastic.iterations}
+    same = dppo.train(make_config(expected)).weights_sha256 == elastic.weights_sha256
+    report = {"seen": changes.seen, "notes": notes.texts, "incidents": elastic.incidents, "same": same}
+    print("report", json.dumps(report), flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
