@@ -1,8 +1,9 @@
 """Train once with Stable-Baselines3, in its own virtual environment, and print the episodes as one line of JSON.
 
-python samples_sb3.py '{"task": "CartPole", "zoo": false, "seed": 1}'
+python samples_sb3.py '{"task": "CartPole", "zoo": false, "seed": 1, "until": null}'
 
-Prints: {"episodes": [[env steps of the run at its end, return], ...]}. Masks and memory are those of sb3-contrib.
+Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": env steps, "update_s": CPU seconds of all
+its updates}. With "until": "good" the run ends where it reaches this return. Masks and memory are those of sb3-contrib.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import torch
-    from samples_tasks import TASKS, ZOO
+    from samples_tasks import TASKS, ZOO, counted, learned
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -40,7 +41,8 @@ def main() -> None:
         def _on_step(self) -> bool:
             new = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
             self.ended += [(self.num_timesteps, float(one)) for one in new]
-            return True
+            done = new and work["until"] is not None and learned([one for _, one in self.ended], task.good)
+            return not done
 
     task = TASKS[work["task"]]
     settings = dict(ZOO[work["task"]]) if work["zoo"] else {}
@@ -50,10 +52,11 @@ def main() -> None:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
     algorithm, policy = algorithm_for(work["task"])
     model = algorithm(policy, envs, seed=work["seed"], device="cpu", **arguments(settings))
-    episodes = Episodes()
+    episodes, seconds = Episodes(), [0.0]
+    model.train = counted(model.train, seconds)
     model.learn(task.steps, callback=episodes)
     envs.close()
-    print(json.dumps({"episodes": episodes.ended}))
+    print(json.dumps({"episodes": episodes.ended, "steps": model.num_timesteps, "update_s": sum(seconds)}))
 
 
 def make(env_id: str) -> Any:

@@ -1,9 +1,13 @@
-"""The tasks of samples.py, and the settings of rl-baselines3-zoo for them: plain data, read by every side."""
+"""The tasks of samples.py, the settings of rl-baselines3-zoo for them, and what every side measures in the same way."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+WINDOW = 20  # episodes whose mean is a return
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,21 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "DoorKey": {"normalize": True, "n_envs": 8, "n_steps": 128, "learning_rate": 2.5e-4},
 }  # fmt: skip
+
+
+def learned(returns: Sequence[float], good: float) -> bool:
+    """Return whether the last episodes surely reach the good return (their mean is computed elsewhere, too)."""
+    return len(returns) >= WINDOW and sum(returns[-WINDOW:]) / WINDOW >= good + 1e-6
+
+
+def counted(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """Return `function`, whose calls append the CPU seconds of this process to `seconds`."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        began = time.process_time()
+        try:
+            return function(*given, **named)
+        finally:
+            seconds.append(time.process_time() - began)
+
+    return call
