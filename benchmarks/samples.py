@@ -141,6 +141,8 @@ def one_run(side: str, name: str, seed: int, settings: dict[str, Any], until: st
     except MeasurementError as error:
         return line | {"error": str(error)}
     line |= figures(TASKS[name], result["episodes"], until)
+    if result["steps"] < TASKS[name].steps and (until is None or line["good"] is None):
+        return line | {"error": f"ended after {result['steps']:,} env steps"}
     line |= {key: round(result[key], 1) for key in ("steps", "update_s")}
     return line | {"seconds": round(result["wall_s"], 1)}
 

@@ -125,14 +125,9 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
 
 
 def _ratio(runs: Runs, side: str, peer: str, name: str, threshold: str) -> float:
-    """Return the ratio of the median env steps; see `ratio`."""
-    own, other = (reached(runs, which, name, threshold) for which in (side, peer))
-    return ratio(median(own), median(other), TASKS[name].steps)
-
-
-def ratio(own: float, other: float, steps: int) -> float:
-    """Return own / other; NaN if neither learns. Where only the other does not, its whole run of `steps` counts."""
-    return math.nan if math.isinf(own) and math.isinf(other) else own / min(other, steps)
+    """Return the ratio of the median env steps; NaN if neither learns. If only the peer does not, its whole run counts."""
+    own, other = (median(reached(runs, which, name, threshold)) for which in (side, peer))
+    return math.nan if math.isinf(own) and math.isinf(other) else own / min(other, TASKS[name].steps)
 
 
 def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str) -> tuple[float, float]:
@@ -141,18 +136,23 @@ def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str)
     Source: rliable's StratifiedBootstrap with task_bootstrap (Agarwal et al., arXiv:2108.13264): tasks are drawn with
     replacement, then seeds of each, of either side on its own. A task with one seed varies with the drawn tasks only.
     """
-    rng = np.random.default_rng(1)
-    seeds = [tuple(np.array(reached(runs, which, name, threshold)) for which in (side, peer)) for name in tasks]
-    medians = []
-    for _ in range(RESAMPLES):
-        drawn = []
-        for number in rng.integers(len(tasks), size=len(tasks)):
-            own, other = (float(np.median(rng.choice(steps, len(steps)))) for steps in seeds[number])
-            drawn.append(ratio(own, other, TASKS[tasks[number]].steps))
-        known = [one for one in drawn if not math.isnan(one)]
-        if known:
-            medians.append(float(np.median(known)))
-    low, high = np.quantile(medians, [0.025, 0.975], method="nearest") if medians else (math.nan, math.nan)
+    rng, size = np.random.default_rng(1), (RESAMPLES, len(tasks))
+
+    def drawn(side: str, name: str) -> np.ndarray:
+        """Return the median env steps of seeds drawn with replacement [resamples, tasks]."""
+        found = np.array(reached(runs, side, name, threshold))
+        return np.asarray(np.median(rng.choice(found, (*size, len(found))), axis=2))
+
+    ratios = []
+    for name in tasks:
+        own, other = drawn(side, name), drawn(peer, name)
+        one = own / np.minimum(other, TASKS[name].steps)
+        ratios.append(np.where(np.isinf(own) & np.isinf(other), np.nan, one))
+    chosen = np.take_along_axis(np.array(ratios), rng.integers(len(tasks), size=size)[None], axis=0)[0]
+    chosen = chosen[~np.isnan(chosen).all(axis=1)]
+    if not len(chosen):
+        return math.nan, math.nan
+    low, high = np.quantile(np.nanmedian(chosen, axis=1), [0.025, 0.975], method="nearest")
     return float(low), float(high)
 
 
