@@ -125,7 +125,7 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
 
 
 def _ratio(runs: Runs, side: str, peer: str, name: str, threshold: str) -> float:
-    """Return the ratio of the median env steps; NaN if neither learns. If only the peer does not, its whole run counts."""
+    """Return the ratio of the median env steps; NaN if neither learns. The peer counts its whole run at most."""
     own, other = (median(reached(runs, which, name, threshold)) for which in (side, peer))
     return math.nan if math.isinf(own) and math.isinf(other) else own / min(other, TASKS[name].steps)
 
