@@ -2,8 +2,8 @@
 
 python samples_sb3.py '{"task": "CartPole", "zoo": false, "seed": 1, "until": null}'
 
-Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": all env steps, "update_s": CPU seconds of
-all updates}. With "until": "good" the run ends where it reaches this return. Masks and memory are those of sb3-contrib.
+Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": all env steps, "update_s": CPU seconds
+of all updates}. With "until": "good" the run ends where it reaches this return. Masks and memory are sb3-contrib's.
 """
 
 from __future__ import annotations
