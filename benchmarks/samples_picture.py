@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 from samples_figures import Runs, reached
 from samples_tasks import TASKS
+
+from dppo.errors import counted
 
 LABELS = {
     "dppo": "dppo",
@@ -20,18 +23,34 @@ LABELS = {
 }
 
 
-def learned_at(runs: Runs, side: str, tasks: list[str], step_s: float | None, actors: int) -> list[tuple[float, float]]:
-    """Return (env steps or seconds to the good return, weight) of all runs that reach it; all tasks weigh the same.
+@dataclass(frozen=True)
+class Clock:
+    """The unit of the horizontal axis: env steps, or seconds of a simulated run."""
 
-    Simulated time is that of `actors` environments that work at the same time, and of updates, which they wait for:
+    step_s: float | None = None
+    """Of an env step; None to count env steps."""
+    actors: int = 1
+    """Environments that work at the same time."""
 
-        env steps / actors * step_s + env steps * CPU seconds of an update, per env step
-    """
+    def of(self, runs: Runs, side: str, task: str, steps: float) -> float:
+        """Return where a run is after so many env steps.
+
+        Seconds are those of the steps, and of the updates, which all actors wait for:
+
+            env steps / actors * step_s + env steps * CPU seconds of updates per env step
+        """
+        if self.step_s is None:
+            return steps
+        return steps * (self.step_s / self.actors + update_s(runs, side, task))
+
+
+def learned_at(runs: Runs, side: str, tasks: list[str], threshold: str, clock: Clock) -> list[tuple[float, float]]:
+    """Return (place on the axis, weight) of all runs that reach the threshold; all tasks weigh the same."""
     points = []
     for task in tasks:
-        steps = reached(runs, side, task, "good")
-        each = 1.0 if step_s is None else step_s / actors + update_s(runs, side, task)
-        points += [(one * each, 1 / len(steps) / len(tasks)) for one in steps if not math.isinf(one)]
+        steps = reached(runs, side, task, threshold)
+        weight = 1 / len(steps) / len(tasks)
+        points += [(clock.of(runs, side, task, one), weight) for one in steps if not math.isinf(one)]
     return sorted(points)
 
 
@@ -53,38 +72,47 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from dppo.records.plots import COLOURS, DPI, INK, style
+    from dppo.records.plots import DPI, INK
 
     tasks = [name for name in TASKS if all(runs.get((side, name)) for side in sides)]
-    step_s = None if step_ms is None else step_ms / 1000
-    figure = Figure(figsize=(8, 4), dpi=DPI, facecolor="white", layout="constrained")
+    clock = Clock() if step_ms is None else Clock(step_ms / 1000, actors)
+    figure = Figure(figsize=(9, 3.8), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    axis = figure.add_subplot()
-    style(axis, labelsize=9)
-    longest = max(TASKS[name].steps for name in tasks)
-    for side, colour in zip(sides, COLOURS, strict=False):
-        points = learned_at(runs, side, tasks, step_s, actors)
-        end = longest * (1.0 if step_s is None else step_s / actors)
-        places = np.array([0.0, *(place for place, _ in points), max(end, points[-1][0] if points else 0.0)])
-        shares = np.cumsum([0.0, *(weight for _, weight in points), 0.0])
-        axis.step(places, 100 * shares, where="post", color=colour, linewidth=2, label=LABELS.get(side, side))
-    axis.set_xscale("log")
-    axis.set_xlim(left=5000 if step_s is None else 5000 * step_s / actors)
-    axis.set_ylim(0, 100)
-    axis.set_xlabel("env steps" if step_s is None else "seconds, simulated", color=INK)
-    axis.set_ylabel("tasks learned, %", color=INK)
-    axis.set_title(_title(runs, sides, tasks, step_ms, actors), fontsize=10, color=INK, loc="left")
-    axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axis, threshold in zip(axes, ("modest", "good"), strict=True):
+        _panel(axis, runs, sides, tasks, threshold, clock)
+        axis.set_title(f"a {threshold} return", fontsize=10, fontweight="bold", color=INK, loc="left")
+    axes[0].legend(loc="upper left", frameon=False, fontsize=8, labelcolor=INK)
+    axes[0].set_ylabel(f"{len(tasks)} tasks that reach it, %", fontsize=9, color=INK)
+    unit = "env steps" if step_ms is None else f"seconds of a simulator with {step_ms:g} ms a step, {actors} at once"
+    figure.supxlabel(unit, fontsize=9, color=INK)
     figure.savefig(path)
-    print(f"Written: {path}")
+    print(f"Written: {path}, of {', '.join(tasks)}")
 
 
-def _title(runs: Runs, sides: list[str], tasks: list[str], step_ms: float | None, actors: int) -> str:
-    """Return the number of tasks and of seeds of each side."""
-    counts = []
-    for side in sides:
-        seeds = [len(runs[side, name]) for name in tasks]
-        few, many = min(seeds), max(seeds)
-        counts.append(f"{few}" if few == many else f"{few} to {many}")
-    where = "" if step_ms is None else f", {step_ms:g} ms a step, {actors} environments at once"
-    return f"{len(tasks)} tasks{where}; seeds of each: {', '.join(counts)} (in the order of the lines)"
+def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold: str, clock: Clock) -> None:
+    """Draw one threshold; lines end with the longest run."""
+    from dppo.records.plots import COLOURS, style
+
+    style(axis, labelsize=8)
+    for side, colour in zip(sides, COLOURS, strict=False):
+        points = learned_at(runs, side, tasks, threshold, clock)
+        end = max(clock.of(runs, side, name, TASKS[name].steps) for name in tasks)
+        places = [0.0, *(place for place, _ in points), end]
+        shares = np.cumsum([0.0, *(weight for _, weight in points), 0.0])
+        axis.step(places, 100 * shares, where="post", color=colour, linewidth=2, label=_label(runs, side, tasks))
+    steps = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
+    ticks = steps if clock.step_s is None else (2, 5, 10, 20, 50, 100, 200, 500)
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick // 1000}k" if tick >= 1000 else f"{tick}" for tick in ticks])
+    axis.minorticks_off()
+    first = min(place for side in sides for place, _ in learned_at(runs, side, tasks, "modest", clock))
+    axis.set_xlim(left=0.8 * first)
+    axis.set_ylim(0, 100)
+
+
+def _label(runs: Runs, side: str, tasks: list[str]) -> str:
+    """Return the name of a side, with the seeds of each task."""
+    seeds = [len(runs[side, name]) for name in tasks]
+    count = counted(max(seeds), "seed") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} seeds"
+    return f"{LABELS.get(side, side)} ({count})"
