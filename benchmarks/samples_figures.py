@@ -106,7 +106,7 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
     for threshold in ("good", "modest"):
         found = {name: _ratio(runs, side, peer, name, threshold) for name in both}
         ratios = {name: ratio for name, ratio in found.items() if not math.isnan(ratio)}
-        more = [f"{name} ({ratio:.2g})" for name, ratio in ratios.items() if ratio > 1]
+        more = [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio > 1]
         low, high = interval(runs, side, peer, both, threshold)
         parts.append(
             f"env steps to the {threshold} threshold, of those of {peer}: median "
