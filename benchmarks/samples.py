@@ -13,8 +13,8 @@ MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
-With `--until good` a run ends where it reaches the good return, which takes less time. Such runs say so, and count for env
-steps only, never for ends of runs or areas.
+With `--until good` a run ends where it reaches the good return, which takes less time. Such runs say so, and count for
+env steps only, never for ends of runs or areas.
 
 A return is the mean of the last 20 training episodes, on every side; dppo's episodes count from the end of their
 iteration on.
