@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ppo": {"config.parts"},
     "envs": {"ppo.exchange.records", "signals"},
     "records": {"config", "ppo.exchange.records"},
-    "cluster": {"config", "ppo", "envs.activity", "signals"},
+    "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
     "policies.evaluation": {"config", "envs", "ppo.networks.user.module_spec", "records"},

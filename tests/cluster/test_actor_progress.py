@@ -13,7 +13,7 @@ from builders import make_config
 from processes import wait_until
 
 from dppo.cluster.collecting import progress_file
-from dppo.cluster.collecting.actor import SamplerHost
+from dppo.cluster.collecting.host import SamplerHost
 from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Process, Progressed
@@ -104,8 +104,8 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
     assert record.look().steps == 2 * STEPS
     assert seen == [*range(1, 2 * STEPS + 1)] * 2, "steps are counted for each question, without replays"
-    first.close_all_but()
-    second.close_all_but()
+    first.close()
+    second.close()
 
 
 def test_a_long_replay_in_process_is_logged_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:

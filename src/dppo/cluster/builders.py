@@ -15,6 +15,7 @@ from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all
 from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, DppoError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
@@ -45,11 +46,13 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     """
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
     progress = progress or ActivityRecord()
+    count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
     envs: list[Any] = []
     try:
-        for env in range(plan.sampling.envs_per_sampler):
+        for env in [*range(count)] * (1 + standby):
             progress.enter(place_of(Phase.MAKE, sampler_id, env))
-            envs.append(_make_env(plan, f"{owner}, env {env}"))
+            name = f"{owner}, env {env}"
+            envs.append(EnvThread(partial(_make_env, plan, name), name) if standby else _make_env(plan, name))
         spaces = spaces_of(plan, envs[0])
         group = EnvGroup(
             envs,
@@ -67,6 +70,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
                 masks=plan.env.action_mask == "auto",
                 scales=not plan.ppo.norm_obs and plan.network.model is None,
             ),
+            standby=standby,
         )
     except BaseException:
         close_all(envs)

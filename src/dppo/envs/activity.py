@@ -100,6 +100,15 @@ class ActivityRecord:
         if self._on_step is not None:
             self._on_step(cells[_STEPS])
 
+    def show(self, moves: int, place: int, replayed: int, steps: int) -> None:
+        """Record the sums over several threads, which have records of their own, and the place of one of them."""
+        cells = self._cells
+        cells[_MOVES], cells[_PLACE], cells[_REPLAYED], cells[_STEPS] = moves, place, replayed, steps
+        if replayed < cells[_TO_REPLAY]:
+            self._on_replay(replayed, cells[_TO_REPLAY])
+        if self._on_step is not None:
+            self._on_step(steps)
+
     def look(self) -> Activity:
         """Return a copy of the record."""
         return look_at(self._cells)

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import (
@@ -35,7 +34,7 @@ class CheckedEnv:
 
     def __init__(
         self,
-        env: gym.Env[Any, Any],
+        env: Any,
         index: int,
         owner: str,
         checks: SpaceChecks,
@@ -49,7 +48,7 @@ class CheckedEnv:
         `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
         `pack` converts an observation to the form in which it is stored; the caller may replace it later.
         """
-        self._env, self._index = env, index
+        self.env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
         self.pack, self.episode, self.episode_return, self.length = pack, 0, 0.0, 0
         self.offers_mask = False  # the info of a reset held an action mask
@@ -63,7 +62,7 @@ class CheckedEnv:
             BadStep: it returned an invalid result.
         """
         try:
-            answer: Any = self._env.step(action)
+            answer: Any = self.env.step(action)
         except BaseException as error:
             raise self._fault("step", error) from None
         try:
@@ -90,12 +89,12 @@ class CheckedEnv:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
         self.episode, self.episode_return, self.length = episode, 0.0, 0
         try:
-            answer = self._env.reset(seed=self._episode_seed(self._index, episode))
+            answer = self.env.reset(seed=self._episode_seed(self._index, episode))
         except BaseException as error:
             raise self._fault("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise EnvironmentFault(f"{self._here('reset')} returned {describe_bad_reset(answer)}.")
-        problem = self._checks.change(self._index, self._env)
+        problem = self._checks.change(self._index, self.env)
         if problem:
             raise EnvironmentFault(f"{self._here('reset')} {problem}")
         try:

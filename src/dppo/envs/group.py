@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
@@ -18,6 +17,7 @@ from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.spaces.packing import packer, quick_packer
+from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces
@@ -33,7 +33,7 @@ class EnvGroup:
 
     def __init__(
         self,
-        envs: list[gym.Env[Any, Any]],
+        envs: list[Any],
         spaces: Spaces,
         *,
         episode_seed: Callable[[int, int], int],
@@ -42,16 +42,18 @@ class EnvGroup:
         progress: ActivityRecord | None = None,
         drop_bad_steps: bool = False,
         first_segment: FirstSegment | None = None,
+        standby: int = 0,
     ) -> None:
         """Take over `envs`; raise EnvironmentFault if their spaces differ.
 
         Args:
+            envs: E environments; or `EnvThread`s, and `standby` times E more, which reset for later episodes.
             episode_seed: of the index of the environment and of the episode.
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
             drop_bad_steps: abandon the episode after an invalid result instead of raising.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
-        self.num_envs, self.obs, self._spaces = len(envs), spaces.obs, spaces
+        self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()
         self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
@@ -60,10 +62,13 @@ class EnvGroup:
         self._pack = self._checks.limiting(pack) if drop_bad_steps else quick_packer(spaces.obs, pack)
         checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, episode_seed=episode_seed)
         masks = [None if spaces.mask is None else MaskReader(env, spaces) for env in envs]
-        self._envs = [checked(env, index, masks=masks[index]) for index, env in enumerate(envs)]
+        self._envs = [checked(env, index % self.num_envs, masks=masks[index]) for index, env in enumerate(envs)]
+        taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
+        self._reset = taking_turns or (lambda env, episode: self._envs[env].reset(episode))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
-        self._lives = [(index, env) for index, env in enumerate(envs) if isinstance(env, Lives | LifeStack)]
+        has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
+        self._lives = range(self.num_envs if has_lives else 0)
         self._dropped_in_a_row = [0] * self.num_envs
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
@@ -106,8 +111,8 @@ class EnvGroup:
                 self._dropped_in_a_row[env] = 0
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
-        for env, one in self._lives:
-            terminated[env] |= one.lost  # for learning; the episode goes on
+        for env in self._lives:
+            terminated[env] |= self._envs[env].env.lost  # for learning; the episode goes on
         log.seconds += time.perf_counter() - began
         return final_obs
 
@@ -115,7 +120,7 @@ class EnvGroup:
         """Start an episode; if its first observation is invalid and may be dropped, the next one."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
-            return self._envs[env].reset(episode)
+            return self._reset(env, episode)
         except BadStep as error:
             return self._drop(env, error, log)
 
@@ -186,7 +191,7 @@ class EnvGroup:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
-            self._envs[env].reset(int(carry.episodes[env]))
+            self._reset(env, int(carry.episodes[env]))
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
             for number, action in enumerate(self._spaces.actions.each(actions)):
                 _, _, terminated, truncated, _ = self._envs[env].step(action)

@@ -40,7 +40,7 @@ def iteration_row(
     row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
     row |= _shares(iteration, iteration_s)
     spent = sum(collected.timings, Timings())
-    row["perf/env_step_ms"] = 1e3 * spent.env_s / max(1, steps)
+    row["perf/env_step_ms"] = 1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
     row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s}
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
     return row

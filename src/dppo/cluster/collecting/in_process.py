@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
-from dppo.cluster.collecting.actor import SamplerHost
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
+from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
@@ -32,7 +34,8 @@ class InProcessCollector:
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
-        self._host = SamplerHost(plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
+        self._new_host = partial(host_of, plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
+        self._host = self._new_host()
         self._threads = limit_blas(1)
         self.expected: Expected | None = None  # this process has computed it
         self._spaces: Spaces | None = None
@@ -76,7 +79,8 @@ class InProcessCollector:
 
     def renew(self) -> None:
         """Close all environments; the next `receive` rebuilds the samplers."""
-        self._host.close_all_but()
+        self._host.close()
+        self._host = self._new_host()
         self._requests.clear()
         self._next = 0
 
@@ -90,7 +94,7 @@ class InProcessCollector:
 
     def close(self) -> None:
         """Close all environments."""
-        self._host.close_all_but()
+        self._host.close()
         self._threads.restore_original_limits()
 
     def _report(self, steps: int) -> None:
@@ -104,13 +108,14 @@ class ReplayLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._logged_at = 0.0
+        self._logged_at, self._before = 0.0, math.inf
 
     def __call__(self, replayed: int, to_replay: int) -> None:
-        """Take note of one more replayed step."""
+        """Take note of the steps replayed so far; if they are fewer than before, a new replay has begun."""
         now = self._clock()
-        if replayed == 1:
+        if replayed < self._before:
             self._logged_at = now
+        self._before = replayed
         if now - self._logged_at >= REPLAY_LOG_S:
             self._logged_at = now
             logger.warning("%s", replaying(replayed, to_replay))

@@ -97,6 +97,8 @@ class RayTransport:
             max_restarts=0,  # the engine replaces actors, so it must see every death
             max_task_retries=0,
             enable_task_events=False,
+            # Threads take up the next question while others still work on this one; `close` is not to wait for any.
+            max_concurrency=plan.sampling.lag + 2 if plan.sampling.env_threads else None,
             **options,
         )
         self._keep_gpus = actors.actor_gpus > 0

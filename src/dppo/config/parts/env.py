@@ -109,6 +109,21 @@ class Sampling:
         ge=0,
     )
 
+    env_threads: bool = setting(
+        False,
+        "Step the samplers of a process side by side, each in a thread of its own: for simulators that wait, for a "
+        "process, a socket or a device. A few actors then do the work of many. Changes the time, never the result.",
+        resume="free",
+    )
+    standby_envs: int = setting(
+        0,
+        "Further copies of each environment, which reset for the next episodes in the background while one plays: for "
+        "slow resets. 1 is enough if a reset is no longer than an episode. Takes the memory and licences of so many "
+        "more simulators. Changes the time, never the result, if each episode follows from the seed of its reset.",
+        resume="free",
+        ge=0,
+    )
+
     @property
     def lag(self) -> int:
         """Return K, which `overlap` and `policy_lag` set."""

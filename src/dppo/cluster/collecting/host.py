@@ -1,0 +1,216 @@
+"""Hosts of samplers, in any process: SamplerHost lets them act together, ThreadedHost each in a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
+from functools import partial
+from threading import Condition
+from typing import Any
+
+from dppo.cluster.builders import BuiltSampler, build_sampler
+from dppo.cluster.plans import SamplerPlan
+from dppo.cluster.wire import Answer
+from dppo.envs.activity import ActivityRecord, Phase, place_of
+from dppo.envs.threads import Worker, wait_for_ends
+from dppo.errors import ClusterError, EnvironmentFault
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
+from dppo.spaces.spaces import Spaces
+
+LOOK_S = 0.1  # interval between two looks at the progress of threads
+ORDER_S = 60.0  # for an earlier question, which arrived at the same time, to be begun
+
+
+class SamplerHost:
+    """Hosts samplers of a run and collects their segments.
+
+    It keeps no weights and no random state: each call brings the policy, and everything else that a segment depends on
+    is in the samplers' environments, which can be rebuilt elsewhere.
+    """
+
+    def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._samplers: dict[int, BuiltSampler] = {}
+        self._next: dict[int, int] = {}  # index of each sampler's next segment, unless it is rebuilt
+
+    def spaces(self, sampler_id: int) -> Spaces:
+        """Create the environments of a sampler and return their spaces."""
+        self._progress.begin()
+        return self._sampler(sampler_id).spaces
+
+    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+        """Collect all requested segments, with all samplers acting together; `spaces` as in `Question`.
+
+        Raises:
+            EnvironmentFault: an environment failed, or has other spaces.
+        """
+        began = time.perf_counter()
+        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
+        samplers = [self._ready(request) for request in requests]
+        if spaces is not None:
+            self._check_spaces(requests, spaces)
+        made = collect_together(samplers, requests, policy)
+        env_s = sum(report.env_s for report, _ in made)
+        replayed, replay_s = self._progress.look().replayed, self._progress.replay_s
+        self._progress.enter(place_of(Phase.IDLE))
+        return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
+
+    def close(self) -> None:
+        """Close all environments; wait for threads for a few seconds at most."""
+        self.close_all_but()
+        wait_for_ends()
+
+    def close_all_but(self, hosted: Collection[int] = ()) -> None:
+        """Close the environments of all samplers except `hosted`; does not wait for threads."""
+        for sampler_id in self._samplers.keys() - set(hosted):
+            self._samplers.pop(sampler_id).envs.close()
+            self._next.pop(sampler_id, None)
+
+    def _ready(self, request: SegmentRequest) -> PPOSampler:
+        """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
+        holds = self._next.get(request.sampler_id, 0)
+        assert request.rebuild is not None or holds == request.index, (
+            f"{request}, but the sampler is at segment {holds}"
+        )
+        self._next[request.sampler_id] = request.index + 1
+        return self._sampler(request.sampler_id).sampler
+
+    def _sampler(self, sampler_id: int) -> BuiltSampler:
+        if sampler_id not in self._samplers:
+            self._samplers[sampler_id] = build_sampler(self._plan, sampler_id, self._progress)
+        return self._samplers[sampler_id]
+
+    def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
+        """Raise if a requested sampler has other spaces than the run: its policy would be another."""
+        for sampler_id in (request.sampler_id for request in requests):
+            found = self._sampler(sampler_id).spaces
+            for name, what in (("obs", "observation_space"), ("actions", "action_space")):
+                own, first = repr(getattr(found, name)), repr(getattr(expected, name))
+                if own != first:
+                    raise EnvironmentFault(
+                        f"sampler {sampler_id} ({self._plan.env.env_name}): its {what} gives {own}, that of the "
+                        f"sampler described first {first}. All environments of a run must have equal spaces."
+                    )
+
+
+class _Lane:
+    """The thread of a sampler, and its host there."""
+
+    def __init__(self, plan: SamplerPlan, sampler_id: int, check: Callable[..., None]) -> None:
+        self.worker = Worker(f"sampler {sampler_id} ({plan.env.env_name})")
+        self.progress = ActivityRecord(on_replay=check, on_step=check)
+        self.host = SamplerHost(plan, self.progress)
+        self.next = 0  # index of the segment after all that it has been asked for
+
+
+class ThreadedHost:
+    """Hosts samplers, each in a thread that makes and steps its environments, at its own pace.
+
+    Another thread may ask a question while earlier ones are being worked on. Then no sampler waits for the others
+    between its segments, and questions are answered in their order.
+    """
+
+    def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
+        self._plan, self._progress = plan, progress
+        self._lanes: dict[int, _Lane] = {}
+        self._turns = Condition()
+        self._begun = self._over = 0  # questions
+        self._leaving: set[int] = set()  # samplers that are no longer hosted
+        self._failure: BaseException | None = None  # ends all threads, each after its current step
+
+    def spaces(self, sampler_id: int) -> Spaces:
+        """Create the environments of a sampler and return their spaces."""
+        self._progress.begin()
+        lane = self._lane(sampler_id)
+        spaces: list[Spaces] = self._results({lane.worker.begin(partial(lane.host.spaces, sampler_id)): lane})
+        return spaces[0]
+
+    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+        """Collect all requested segments side by side; as `SamplerHost.collect`, but times are means over samplers."""
+        working = {}
+        with self._turns:
+            self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
+            if self._failure is not None:
+                raise self._failure
+            self._end(self._leaving - {request.sampler_id for request in requests})
+            for request in requests:
+                lane = self._lane(request.sampler_id)
+                lane.next = request.index + 1
+                working[lane.worker.begin(partial(lane.host.collect, [request], policy, spaces))] = lane
+            number, self._begun = self._begun, self._begun + 1
+            self._turns.notify_all()
+            self._turns.wait_for(lambda: self._over == number)
+        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
+        try:
+            answers: list[Answer] = self._results(working)
+        finally:
+            with self._turns:
+                self._over += 1
+                self._turns.notify_all()
+        summed = sum((answer.timings for answer in answers), Timings())
+        means = {name: getattr(summed, name) / len(answers) for name in ("total_s", "env_s", "replay_s")}
+        return Answer(tuple(answer.made[0] for answer in answers), replace(summed, **means))
+
+    def close_all_but(self, hosted: Collection[int]) -> None:
+        """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""
+        self._leaving = self._lanes.keys() - set(hosted)
+
+    def close(self) -> None:
+        """Close all environments, each after its current step; wait for a few seconds at most."""
+        self._failure = self._failure or ClusterError("the samplers of this process are closed")
+        self._end(set(self._lanes))
+        wait_for_ends()
+
+    def _lane(self, sampler_id: int) -> _Lane:
+        if sampler_id not in self._lanes:
+            self._lanes[sampler_id] = _Lane(self._plan, sampler_id, self._check)
+        return self._lanes[sampler_id]
+
+    def _is_next(self, request: SegmentRequest) -> bool:
+        lane = self._lanes.get(request.sampler_id)
+        return request.rebuild is not None or request.index == (0 if lane is None else lane.next)
+
+    def _end(self, samplers: set[int]) -> None:
+        for lane in map(self._lanes.pop, samplers & self._lanes.keys()):
+            lane.worker.end(lane.host.close_all_but)
+
+    def _check(self, *_: int) -> None:
+        if self._failure is not None:
+            raise ClusterError("the samplers of this process are closed")
+
+    def _results(self, working: dict[Future[Any], _Lane]) -> list[Any]:
+        """Return the results of all calls; the first exception ends all threads, each after its current step."""
+        try:
+            over: Collection[Future[Any]] = ()
+            while len(over) < len(working):
+                over = wait(working, LOOK_S, FIRST_EXCEPTION).done
+                for error in (call.exception() for call in working if call in over):
+                    if error is not None:
+                        raise error
+                self._look([lane for call, lane in working.items() if call not in over], [one.result() for one in over])
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise self._failure from None
+        return [call.result() for call in working]
+
+    def _look(self, working: list[_Lane], results: list[Any]) -> None:
+        """Record the progress of all threads: sums, and the place of the first that is still working."""
+        looks = [lane.progress.look() for lane in working]
+        answers = [result for result in results if isinstance(result, Answer)]
+        self._progress.show(
+            sum(lane.progress.look().moves for lane in list(self._lanes.values())),
+            place_of(looks[0].phase, looks[0].sampler_id, looks[0].env) if looks else place_of(Phase.IDLE),
+            sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
+            sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
+        )
+
+
+def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:
+    """Return a host for the samplers of a plan, whose activity `progress` records."""
+    return ThreadedHost(plan, progress) if plan.sampling.env_threads else SamplerHost(plan, progress)

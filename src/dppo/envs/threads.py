@@ -1,0 +1,130 @@
+"""Environments in threads: for simulators that wait, and for resets in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from dppo.envs.episode import CheckedEnv
+from dppo.envs.make import close_all
+
+CLOSING_S = 4.0  # for calls in progress to end; less than a run waits for its actors
+
+_ending: deque[Thread] = deque()
+
+
+class Worker:
+    """A thread that makes calls one after the other. It is a daemon: one that hangs does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        """Let the thread make a call after all earlier ones."""
+        future: Future[Any] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def end(self, last_call: Callable[[], Any]) -> None:
+        """Let the thread end after one more call; see `wait_for_ends`."""
+        self.begin(last_call)
+        self._calls.put(None)
+        _ending.append(self._thread)
+
+    def _work(self) -> None:
+        while (work := self._calls.get()) is not None:
+            call, future = work
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+def result_of(future: Future[Any]) -> Any:
+    """Wait for a call, and return its result or raise its exception, without frames of the library."""
+    error = future.exception()
+    if error is not None:
+        raise error
+    return future.result()
+
+
+def wait_for_ends() -> None:
+    """Wait a few seconds for the threads that are to end; log those that do not."""
+    until = time.monotonic() + CLOSING_S
+    while _ending:
+        thread = _ending.popleft()
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            logging.getLogger("dppo").warning("%s: not closed, a call did not return in time", thread.name)
+
+
+class EnvThread:
+    """An environment in a thread of its own, which makes all calls to it; a reset may be begun before it is needed."""
+
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        """Make the environment, or raise the exception of its constructor; `name` it in messages."""
+        self._worker = Worker(name)
+        self._making = self._worker.begin(make)
+        self._resets: dict[int, Future[Any]] = {}  # begun, by their seeds
+        try:
+            self.env = result_of(self._making)
+        except BaseException:  # also Ctrl-C, while the thread goes on
+            self.close()
+            raise
+
+    def step(self, action: Any) -> Any:
+        """Return the result of a step."""
+        return result_of(self._worker.begin(partial(self.env.step, action)))
+
+    def begin_reset(self, seed: int) -> None:
+        """Begin a reset, of which the next `reset` with this seed returns the result."""
+        if seed not in self._resets:
+            self._resets = {seed: self._worker.begin(partial(self.env.reset, seed=seed))}
+
+    def reset(self, *, seed: int) -> Any:
+        """Return the result of a reset."""
+        self.begin_reset(seed)
+        return result_of(self._resets.pop(seed))
+
+    def get_wrapper_attr(self, name: str) -> Callable[[], Any]:
+        """Return a method of the environment, which its thread calls."""
+        method = self.env.get_wrapper_attr(name)
+        return lambda: result_of(self._worker.begin(method))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def close(self) -> None:
+        """Close the environment, if it could be made, after the call in progress; see `wait_for_ends`."""
+        self._worker.end(lambda: close_all([self._making.result()]))
+
+
+class Standby:
+    """Let the environments of each slot take turns: one plays an episode while others reset for the next ones."""
+
+    def __init__(self, envs: list[CheckedEnv], slots: int, episode_seed: Callable[[int, int], int]) -> None:
+        """Leave one environment for each slot in `envs`, and take the others, all of which are in threads."""
+        self._playing, self._episode_seed = envs, episode_seed
+        self._spares = [deque(envs[slots + slot :: slots]) for slot in range(slots)]
+        del envs[slots:]
+
+    def reset(self, slot: int, episode: int) -> np.ndarray:
+        """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
+        spares, before = self._spares[slot], self._playing[slot]
+        spares.append(before)
+        playing = self._playing[slot] = spares.popleft()
+        playing.pack = before.pack
+        for later, spare in enumerate(spares, episode + 1):
+            spare.env.begin_reset(self._episode_seed(slot, later))
+        return playing.reset(episode)

@@ -1,0 +1,205 @@
+"""--env-threads and --standby-envs change the time, never the result; nor what happens when something fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import assert_same_bytes
+from kinds import ITERATIONS, KINDS, RunOf, settings, small
+from recorder import Recorder, lasting
+from worlds import threaded
+from worlds.threaded import Threaded
+
+import dppo
+from dppo.cluster.collecting.host import SamplerHost, ThreadedHost
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.plans import sampler_plan
+from dppo.envs import threads
+from dppo.envs.activity import ActivityRecord
+from dppo.errors import ConfigError, EnvironmentFault
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.networks.choice import choose_network
+
+slow = pytest.mark.slow
+THREADS, STANDBY = {"env_threads": True}, {"standby_envs": 1}
+BOTH = {"env_threads": True, "standby_envs": 2}
+FAST = {"mask and lstm"}
+THREADED = {"env_id": "worlds.threaded:Threaded"}
+CRASHING = {"env_id": "worlds.faulty:crashing"}
+
+
+def crashing(**failure: Any) -> dict[str, Any]:
+    return CRASHING | {"env_kwargs": {"world": "worlds.threaded:Threaded", "world_kwargs": {}} | failure}
+
+
+@pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else slow) for kind in KINDS])
+def test_threads_and_standby_do_not_change_the_result(
+    kind: str, changes: dict[str, Any], run_of: RunOf, tmp_path: Path
+) -> None:
+    result = dppo.train(settings(kind, tmp_path / "run", **changes))
+    expected = run_of(kind)
+    assert (result.weights_sha256, result.episodes) == (expected.weights_sha256, expected.episodes)
+    assert (result.incidents, result.episodes >= 10) == ({}, True)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "lstm" else slow) for kind in KINDS])
+def test_actors_with_threads_and_standby_give_the_same_result(
+    kind: str, run_of: RunOf, tmp_path: Path, ray_session: None
+) -> None:
+    """A single actor hosts both samplers; with the lag of the kind, it works on two segments at once."""
+    result = dppo.train(settings(kind, tmp_path / "run", num_actors=1, **BOTH))
+    assert (result.weights_sha256, lasting(result)) == (run_of(kind).weights_sha256, {})
+
+
+def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_path: Path) -> None:
+    run, kind = tmp_path / "run", "mask and lstm"
+    dppo.train(settings(kind, run, **BOTH), observers=[Recorder(interrupt_at=1)])
+    resumed = dppo.train(settings(kind, run), resume=run)
+    assert (resumed.iterations, resumed.weights_sha256) == (ITERATIONS, run_of(kind).weights_sha256)
+
+
+@slow
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_kill_in_a_thread_changes_nothing(where: str, tmp_path: Path, ray_session: None) -> None:
+    """One of the resets in the background ends the process, or a step in the middle of the second segment."""
+    marker = tmp_path / "marker"
+    place = {"at_episode": 2} if where == "reset" else {"at_episode": None, "at_step": 15}
+    config = small(tmp_path / "plain", **THREADED)
+    expected = dppo.train(config)
+    kill = crashing(marker=str(marker), how="kill", where=where, **place)
+    result = dppo.train(small(tmp_path / "killed", **kill, num_actors=1, **BOTH))
+    assert marker.exists()
+    assert (result.weights_sha256, lasting(result)) == (expected.weights_sha256, {"actor_lost": 1})
+
+
+# ------------------------------------------------------------------ threads
+
+
+@pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
+@pytest.mark.parametrize("envs", [1, 2])
+def test_one_thread_makes_all_calls_of_an_environment(changes: dict[str, Any], envs: int, tmp_path: Path) -> None:
+    """The environment raises in any other thread, also in `action_masks`, and in `close`, which would be printed."""
+    config = small(tmp_path / "run", **THREADED, **changes, envs_per_sampler=envs)
+    assert dppo.train(config).incidents == {}
+
+
+def test_all_samplers_of_a_process_step_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(threaded, "meeting", threading.Barrier(2))
+    config = small(tmp_path / "run", **THREADED, **THREADS, env_kwargs={"wait": "step"})
+    assert dppo.train(config).iterations == ITERATIONS
+
+
+def test_resets_in_the_background_go_on_while_others_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(threads, "CLOSING_S", 0.1)
+    monkeypatch.setattr(Threaded, "steps", 0)
+    one = {"num_samplers": 1, "envs_per_sampler": 1, "env_kwargs": {"wait": "reset"}}
+    assert dppo.train(small(tmp_path / "run", **THREADED, **STANDBY, **one)).episodes > 10
+
+
+@pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    def fault_of(**more: Any) -> EnvironmentFault:
+        with pytest.raises(EnvironmentFault) as raised:
+            dppo.train(small(tmp_path / str(len(more)), **brittle, **more))
+        return raised.value
+
+    brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": where}, "num_samplers": 2}
+    found, expected = fault_of(**changes), fault_of()
+    assert found.remote_traceback == expected.remote_traceback
+    if "standby_envs" not in changes or where != "reset":  # copies count their own resets
+        places = [re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (found, expected)]
+        assert places[0] == places[1], "but the first of two samplers that fail at once may be either"
+
+
+def test_a_run_ends_although_a_reset_in_the_background_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(threads, "CLOSING_S", 0.1)
+    began = time.monotonic()
+    hanging = {"env_kwargs": {"hang": True}, "num_samplers": 1, "envs_per_sampler": 1, "num_steps": 8}
+    config = small(tmp_path / "run", **THREADED, **STANDBY, **hanging, total_timesteps=8)
+    assert dppo.train(config).iterations == 1
+    assert time.monotonic() - began < 30
+    assert any("not closed, a call did not return in time" in line for line in caplog.messages)
+
+
+def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Path) -> None:
+    def press(number: int) -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    run, steps = tmp_path / "run", {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.02}}
+    stopped = dppo.train(small(run, **steps, **THREADS), observers=[Recorder(after_iteration=press)])
+    assert (stopped.iterations, stopped.stopped_by) == (1, "SIGINT")
+    assert not [one for one in threading.enumerate() if "SlowCartPole" in one.name]
+
+
+# ------------------------------------------------------------------ the host
+
+
+def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
+    spaces, samplers = host.spaces(0), range(2)
+    weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
+    requests = [SegmentRequest(one, index, ledger.rebuild(one, index) if ledger else None) for one in samplers]
+    return host.collect(requests, PolicySnapshot(0, weights), spaces)
+
+
+PLAN = sampler_plan(small(Path("run"), **THREADED, **THREADS))
+
+
+def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> None:
+    shown = list[int]()
+    ledger, plain = ReplayLedger(2, replay=True), SamplerHost(PLAN, ActivityRecord())
+    for index in range(2):
+        for report, _ in made(index, plain).made:
+            ledger.record(report)
+    expected = made(2, plain)
+    record = ActivityRecord(on_step=shown.append)
+    host = ThreadedHost(PLAN, record)
+    found = made(2, host, ledger)
+    assert_same_bytes(found.made, expected.made, but=["env_s"])
+    rebuilds = [rebuild for one in range(2) if (rebuild := ledger.rebuild(one, 2)) is not None]
+    open_steps = sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions)
+    assert (found.timings.replayed_steps, record.look().replayed) == (open_steps, open_steps)
+    assert (record.look().steps, shown[-1], str(record.look())) == (80, 80, "idle")
+    assert 0 < found.timings.env_s < found.timings.total_s
+    assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
+    host.close()
+    plain.close()
+
+
+def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> None:
+    """Ray may begin the later of two calls first."""
+    host, plain = ThreadedHost(PLAN, ActivityRecord()), SamplerHost(PLAN, ActivityRecord())
+    with ThreadPoolExecutor() as pool:
+        later = [pool.submit(made, index, host) for index in (2, 1)]
+        time.sleep(0.05)
+        assert not any(one.done() for one in later)
+        answers = [made(0, host), *(one.result(20) for one in reversed(later))]
+    for index, answer in enumerate(answers):
+        assert_same_bytes(answer.made, made(index, plain).made, but=["env_s"])
+    host.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env_threads": True, "num_samplers": 1}, "env_threads=True has no effect: each process has a single"),
+        ({"env_threads": True, "num_actors": 2}, "env_threads=True has no effect: each process has a single"),
+        ({"standby_envs": -1}, "standby_envs"),
+    ],
+)
+def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        small(tmp_path / "run", **THREADED, **changes)

@@ -1,0 +1,68 @@
+"""Environments that need threads: they wait for each other, or insist on being called by one thread alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+meeting = threading.Barrier(1)  # in the step of one environment of each sampler; tests set how many
+resetting, stepped = threading.Event(), threading.Event()
+
+
+class Threaded(gym.Env[Any, Any]):
+    """Episodes of 7 steps that depend on all actions, which only the thread of the constructor may play.
+
+    With `wait`, "step" or "reset", environments of two samplers meet in each step; or each reset but the first of one
+    ends only when another one has made a step, and the first step of an episode waits for such a reset to begin. With
+    `hang`, each reset but the first of an environment hangs.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+    """Of all environments since a test set it to zero."""
+
+    def __init__(self, wait: str = "", hang: bool = False) -> None:
+        self._wait, self._hang, self._thread = wait, hang, threading.get_ident()
+        self._ready = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._check()
+        if self._hang and self._ready:
+            time.sleep(3600)
+        if self._wait == "reset" and self._ready:
+            resetting.set()
+            assert stepped.wait(20), "no other environment makes steps meanwhile"
+            stepped.clear()
+        self._state, self._steps, self._ready = seed or 0, 0, True
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._check()
+        if self._wait == "step":
+            meeting.wait(20)
+        if self._wait == "reset" and self._steps == 0 and Threaded.steps > 0:
+            assert resetting.wait(20), "no other environment is reset meanwhile"
+            resetting.clear()
+            stepped.set()
+        Threaded.steps += 1
+        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
+        self._steps += 1
+        return self._obs(), self._state % 7 / 7, False, self._steps == 7, {}
+
+    def action_masks(self) -> np.ndarray:
+        self._check()
+        return np.array([True, self._state % 3 > 0])
+
+    def close(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        assert threading.get_ident() == self._thread, "called by another thread than the constructor"
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._state % 2, self._state % 3 / 2], np.float32)
