@@ -55,6 +55,27 @@ def uneven_cartpole(mean_s: float = 0.01, sigma: float = 1.0, slow: float = 1.0,
     return Uneven(gym.make("CartPole-v1"), mean_s, sigma)
 
 
+class SlowToStart(gym.Wrapper):
+    """Make each step take `step_s` and each reset `reset_s` seconds."""
+
+    def __init__(self, env: gym.Env, step_s: float, reset_s: float) -> None:
+        super().__init__(env)
+        self._step_s, self._reset_s = step_s, reset_s
+
+    def reset(self, **keywords: Any) -> Any:
+        time.sleep(self._reset_s)
+        return self.env.reset(**keywords)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._step_s)
+        return self.env.step(action)
+
+
+def slow_to_start(step_s: float = 0.04, reset_s: float = 2.0, steps: int = 50) -> gym.Env:
+    """Make Pendulum that is slow, with episodes of `steps` steps."""
+    return gym.wrappers.TimeLimit(SlowToStart(gym.make("Pendulum-v1").unwrapped, step_s, reset_s), steps)
+
+
 class PositionsOnly(gym.ObservationWrapper):
     """Leave the velocities out: [position of the cart, angle of the pole]. The policy has to remember."""
 

@@ -2,6 +2,7 @@
 
     python benchmarks/many_actors.py
     python benchmarks/many_actors.py --actors 16 --iterations 20
+    python benchmarks/many_actors.py --actors 4 --samplers 64             64 simulators in the threads of 4 actors
 
 Runs the command, watches its processes in /proc, and prints env steps per second, the time to the first step, the
 memory of all processes, and the CPU seconds of each kind of process over the window after the warm-up. The
@@ -25,30 +26,33 @@ from typing import Any
 from measure import descendants, ours_environment, stop
 
 WARM_UP = 4  # iterations before the window
-BOUND = 5_940.0  # env steps/s of 64 actors, T=64, M=512, if a step took 10 ms and Ray no time
+BOUND = 5_940.0  # env steps/s of 64 samplers, T=64, M=512, if a step took 10 ms and Ray no time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, default=64)
+    parser.add_argument("--samplers", type=int, help="as many as actors by default; more are stepped by threads")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--step-s", type=float, default=0.01)
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = measured(wanted.actors, wanted.iterations, wanted.step_s, Path(folder))
-    if wanted.actors == 64:
+        samplers = wanted.samplers or wanted.actors
+        result = measured(wanted.actors, samplers, wanted.iterations, wanted.step_s, Path(folder))
+    if samplers == 64:
         result["percent_of_bound"] = 100 * result["steps_per_s"] / BOUND
     print(json.dumps(result, indent=2))
 
 
-def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
+def measured(actors: int, samplers: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
     """Run the command in `folder`, and return its rates, memory and CPU time."""
-    batch = 64 * actors
+    batch = 64 * samplers
     words = [
         *("train", "dppo/SlowCartPole-v0", "--preset", "fast", "--progress", "off", "--run-dir", "run"),
         *("--env-kwargs", json.dumps({"step_s": step_s})),
-        *("--num-actors", str(actors), "--num-samplers", str(actors), "--num-steps", "64"),
+        *("--num-actors", str(actors), "--num-samplers", str(samplers), "--num-steps", "64"),
+        *(("--env-threads",) if samplers > actors else ()),
         *("--minibatch-size", str(min(512, batch)), "--total-timesteps", str(batch * (WARM_UP + iterations))),
     ]
     began = time.monotonic()
@@ -84,6 +88,7 @@ def measured(actors: int, iterations: int, step_s: float, folder: Path) -> dict[
     used = {name: after[name] - before[name] for name in after}
     return {
         "actors": actors,
+        "samplers": samplers,
         "steps_per_s": steps / window_s,
         "first_step_s": first_s,
         "window_s": window_s,

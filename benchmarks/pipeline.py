@@ -3,6 +3,7 @@
     python benchmarks/pipeline.py                                         in turns, --overlap, --policy-lag 3
     python benchmarks/pipeline.py --before ../dppo-before --repeats 3     and --overlap of another checkout
     python benchmarks/pipeline.py --slow                                  one of the actors is five times slower
+    python benchmarks/pipeline.py --samplers 64 --lags 1                  eight samplers in the threads of each actor
 
 Eight actors with a sampler each; steps of CartPole that sleep for a log-normal time with a mean of 10 ms; T=64, K=4 and
 M=64. The rates are env steps per second after a warm-up of eight iterations, medians over the repeats.
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--samplers", type=int, default=ACTORS, help="more than 8 work in threads; not with --slow")
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 3])
     parser.add_argument("--slow", action="store_true", help="one slow actor; with --before, for both checkouts")
@@ -55,6 +57,7 @@ def main() -> None:
     for _ in range(wanted.repeats):
         for name, checkout, lag in sides:
             work = {"lag": lag, "iterations": wanted.iterations, "sigma": wanted.sigma, "slow": wanted.slow}
+            work["samplers"] = 2 * ACTORS if wanted.slow else wanted.samplers
             command = [sys.executable, __file__, "--once", json.dumps(work)]
             env = ours_environment(checkout)
             env["PYTHONPATH"] = os.pathsep.join([str(HERE), env["PYTHONPATH"]])  # the environment of this file
@@ -68,7 +71,7 @@ def main() -> None:
         print(f"{name}, {rate:.0f}, {limit:.0f}, {barrier:.0f}, {rate / limit:.1%}, {step:.1f}")
 
 
-def once(lag: int, iterations: int, sigma: float, slow: bool) -> dict[str, Any]:
+def once(lag: int, iterations: int, sigma: float, slow: bool, samplers: int) -> dict[str, Any]:
     """Train once in this process; return its rate, and the bounds for the step times that were measured."""
     import dppo
     from dppo.run.learner import PPOLearner
@@ -82,7 +85,7 @@ def once(lag: int, iterations: int, sigma: float, slow: bool) -> dict[str, Any]:
             yield iteration
 
     PPOLearner.run = watched  # type: ignore[assignment, method-assign]
-    samplers = 2 * ACTORS if slow else ACTORS
+    threads = samplers > ACTORS and not slow
     batch = samplers * STEPS
     with tempfile.TemporaryDirectory() as folder:
         lagging = {0: {}, 1: {"overlap": True}}.get(lag, {"policy_lag": lag})
@@ -92,7 +95,8 @@ def once(lag: int, iterations: int, sigma: float, slow: bool) -> dict[str, Any]:
             num_actors=ACTORS,
             num_samplers=samplers,
             num_steps=STEPS,
-            minibatch_size=64,
+            env_threads=threads,
+            minibatch_size=8 * samplers if threads else 64,
             total_timesteps=batch * iterations,
             cpus_per_actor=0.1,
             progress="off",
@@ -132,7 +136,7 @@ def fast_s(segments: list[list[float]], rows: list[dict[str, float]]) -> float:
 def modelled(segments: list[list[float]], updates: list[float], lag: int, *, barrier: bool = False) -> float:
     """Return the seconds from the end of the warm-up to that of the last iteration, with these times and no others."""
     policies = [0.0]  # times at which they exist
-    free = [0.0] * ACTORS
+    free = [0.0] * len(segments[0])
     for index, times in enumerate(segments):
         begins = max(free) if barrier else 0.0
         ready = policies[max(0, index - lag)]
