@@ -41,7 +41,7 @@ def main() -> None:
                     run_dir=Path(folder) / "run",
                 )
             )
-        first, *_, last = result.metrics
+            first, *_, last = result.metrics
         rate = (last["global_step"] - first["global_step"]) / (last["time/wall_s"] - first["time/wall_s"])
         bound = SAMPLERS * STEPS / (STEPS * STEP_S if standby else STEPS * STEP_S + RESET_S)
         print(f"{standby}, {rate:.1f}, {bound:.1f}, {rate / bound:.1%}, {result.weights_sha256[:16]}", flush=True)
