@@ -97,12 +97,11 @@ class RayTransport:
             max_restarts=0,  # the engine replaces actors, so it must see every death
             max_task_retries=0,
             enable_task_events=False,
-            # Threads take up the next question while others still work on this one; `close` is not to wait for any.
+            # Threads take up the next question while others are at this one; `close` is not to wait for any.
             max_concurrency=plan.sampling.lag + 2 if plan.sampling.env_threads else None,
             **options,
         )
-        self._keep_gpus = actors.actor_gpus > 0
-        self._by_reference, self._room = by_reference, room
+        self._keep_gpus, self._by_reference, self._room = actors.actor_gpus > 0, by_reference, room
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[ObjectRef[Any]]()  # calls that have ended, in this order
