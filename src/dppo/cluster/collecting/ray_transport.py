@@ -105,11 +105,10 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[ObjectRef[Any]]()  # calls that have ended, in this order
-        self._looked_at = time.monotonic()
+        self._looked_at, self._seconds = time.monotonic(), 0.0
         self._watching = Watching(ray.get_runtime_context().get_node_id())
         self._policies: dict[int, Any] = {}  # as sent, by version
         self._stop: StopSignals | None = None  # of the last wait
-        self._seconds = 0.0
 
     # ------------------------------------------------------------------ commands
 
