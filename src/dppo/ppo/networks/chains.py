@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from dppo.ppo.networks.products import affine, alike, layer_forward, product
+from dppo.ppo.networks.products import affine, alike, layer_forward, product, views_of
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Layers = list[tuple[nn.Linear, type[nn.Module] | None]]  # each with the activation behind it
 # In place, on an array: NumPy's tanh takes a third of the time of torch's. And the gradient by that of the output, and
 # by the output.
 ACTIVATIONS: dict[Any, tuple[Callable[..., np.ndarray], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -42,43 +43,25 @@ def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         return partial(layer_forward, module)
     if type(module) is not nn.Sequential:
         return None
-    layers: list[_Layer] = []
+    layers: Layers = []
     for part in module:
         if any(getattr(part, hooks) for hooks in HOOKS):
             return None
         if type(part) is nn.Linear and part.bias is not None:
-            layers.append(_Layer(part))
-        elif type(part) in ACTIVATIONS and layers and layers[-1].activation is None:
-            layers[-1].activation = type(part)
+            layers.append((part, None))
+        elif type(part) in ACTIVATIONS and layers and layers[-1][1] is None:
+            layers[-1] = (layers[-1][0], type(part))
         else:
             return None
     return _Chain(module, layers) if layers else None
 
 
-class _Layer:
-    """A linear layer, and the activation after it."""
-
-    __slots__ = ("activation", "address", "arrays", "bias", "weight")
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.weight, self.bias = layer.weight, layer.bias
-        self.activation: type[nn.Module] | None = None
-        self.address = 0  # of the weights
-        self.arrays: Any = ()  # weights [m, k], the same transposed, bias [m]
-
-    def views(self) -> Any:
-        if self.weight.data_ptr() != self.address:
-            weight = self.weight.numpy(force=True)
-            self.address, self.arrays = self.weight.data_ptr(), (weight, weight.T, self.bias.numpy(force=True))
-        return self.arrays
-
-
 class _Chain:
     """The forward pass of an `nn.Sequential` of linear layers and activations."""
 
-    def __init__(self, module: nn.Sequential, layers: Sequence[_Layer]) -> None:
+    def __init__(self, module: nn.Sequential, layers: Layers) -> None:
         self._module, self.layers = module, layers
-        self._parameters = [one for layer in layers for one in (layer.weight, layer.bias)]
+        self._parameters = [one for layer, _ in layers for one in (layer.weight, layer.bias)]
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dim() != 2 or not alike(inputs, self._parameters[0]):
@@ -95,19 +78,19 @@ class _Chain:
         """Return the outputs of all layers, behind the inputs."""
         rows = inputs.numpy(force=True)
         outputs = [rows]
-        for layer in self.layers:
-            _, transposed, bias = layer.views()
-            rows = affine(rows, transposed, bias)
-            if layer.activation is not None:
-                ACTIVATIONS[layer.activation][0](rows, out=rows)
+        for layer, activation in self.layers:
+            weights, bias = views_of(layer)
+            rows = affine(rows, weights.T, bias)
+            if activation is not None:
+                ACTIVATIONS[activation][0](rows, out=rows)
             outputs.append(rows)
         return outputs
 
     def differentiable(self, inputs: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Return the outputs of the last layer by torch's operations."""
-        for layer, weight, bias in zip(self.layers, parameters[::2], parameters[1::2], strict=True):
+        for (_, activation), weight, bias in zip(self.layers, parameters[::2], parameters[1::2], strict=True):
             inputs = F.linear(inputs, weight, bias)
-            inputs = inputs if layer.activation is None else layer.activation()(inputs)
+            inputs = inputs if activation is None else activation()(inputs)
         return inputs
 
 
@@ -118,7 +101,7 @@ class _ChainFunction(Function):
     def forward(ctx: Any, x: Tensor, chain: _Chain, *parameters: Tensor) -> Tensor:
         ctx.chain, ctx.outputs = chain, chain.outputs(x)
         last = torch.from_numpy(ctx.outputs[-1])
-        if chain.layers[-1].activation is None:
+        if chain.layers[-1][1] is None:
             ctx.save_for_backward(x, *parameters)
         else:
             ctx.save_for_backward(x, *parameters, last)
@@ -136,11 +119,11 @@ class _ChainFunction(Function):
             return by_x, None, *grads
         gradients: list[Tensor] = []
         for number in reversed(range(len(chain.layers))):
-            layer = chain.layers[number]
-            if layer.activation is not None:
-                by_y = ACTIVATIONS[layer.activation][1](by_y, torch.from_numpy(outputs[number + 1]))
+            layer, activation = chain.layers[number]
+            if activation is not None:
+                by_y = ACTIVATIONS[activation][1](by_y, torch.from_numpy(outputs[number + 1]))
             rows = by_y.numpy()
             gradients[:0] = torch.from_numpy(product(rows.T, outputs[number])), by_y.sum(dim=0)
             if number or needs[0]:
-                by_y = torch.from_numpy(product(rows, layer.views()[0]))
+                by_y = torch.from_numpy(product(rows, views_of(layer)[0]))
         return by_y if needs[0] else None, None, *gradients

@@ -119,18 +119,24 @@ def affine(a: np.ndarray, b: np.ndarray, plus: np.ndarray | None) -> np.ndarray:
     return sums
 
 
-def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Compute a linear layer, in place of `nn.Linear.forward`.
+def views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
+    """Return weights [m, k] and bias [m], or None, as arrays, which the layer keeps.
 
-    It keeps views of its weights, because making them takes as long as the product for a step of a few environments.
+    Making them takes as long as the product for a step of a few environments.
     """
     own = layer.__dict__
-    weight: Tensor | None = own["_parameters"].get("weight")
-    if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
-        return linear(inputs, layer.weight, layer.bias)
-    bias = own["_parameters"]["bias"]
+    weight, bias = own["_parameters"]["weight"], own["_parameters"]["bias"]
     address, w, b = own.get(VIEWS, (0, None, None))
     if address != weight.data_ptr():
         w, b = weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
         own[VIEWS] = weight.data_ptr(), w, b
-    return _linear(inputs, weight, bias, w, b)
+    return w, b
+
+
+def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """Compute a linear layer, in place of `nn.Linear.forward`."""
+    parameters = layer.__dict__["_parameters"]
+    weight: Tensor | None = parameters.get("weight")
+    if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
+        return linear(inputs, layer.weight, layer.bias)
+    return _linear(inputs, weight, parameters["bias"], *views_of(layer))
