@@ -100,6 +100,14 @@ def test_among_even_actors_nothing_moves(samplers: int) -> None:
     assert not cluster.notes()
 
 
+@pytest.mark.parametrize("samplers", [4, 8])
+def test_milliseconds_between_processes_that_share_cores_are_not_due_to_an_actor(samplers: int) -> None:
+    cluster = Cluster(samplers, 4, lambda actor_id: 0.0055 if actor_id == 0 else 0.0014)
+    assert not any(cluster.iterate(index) for index in range(60))
+    assert not cluster.logged()
+    assert not cluster.notes()
+
+
 def test_one_outlier_moves_nothing() -> None:
     cluster = Cluster(8, 4, lambda actor_id: 50.0 if cluster.engine.requests.index == 5 and not actor_id else 1.0)
     assert not any(cluster.iterate(index) for index in range(20))

@@ -15,6 +15,7 @@ from dppo.cluster.wire import Answer
 
 MARGIN = 0.1  # of a time: a smaller gain is within the noise, and a smaller cost of a slow actor not worth a line
 SLOW = 1.5  # times the typical pace
+NOISE_S = 0.02  # seconds of a segment; a smaller difference is due to processes that share cores, not to an actor
 ITERATIONS = 5  # in which a slow actor must cost something before a line is logged
 
 
@@ -55,7 +56,8 @@ class Balancing:
 
     def takes_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
-        return samplers * (actor.pace.segment_s or self.typical_s or 1.0)
+        own_s, typical_s = actor.pace.segment_s, self.typical_s or 1.0
+        return samplers * (own_s if own_s and abs(own_s - typical_s) > NOISE_S else typical_s)
 
     def replay_s(self, sampler: int, actor: Actor) -> float:
         """Return the seconds that an actor would need to rebuild a sampler."""
@@ -96,14 +98,14 @@ class Balancing:
         self._began, self._planned_at = min(self._began, now), now
         paces = sorted(actor.pace.segment_s for actor in running if actor.pace.segment_s)
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        usual_s, all_of_them = self.typical_s or 1.0, self._actors.values()
-        most_s = max(((one.pace.segment_s or usual_s) * len(one.samplers) for one in all_of_them), default=0.0)
-        least_s = min(((one.pace.segment_s or usual_s) * (len(one.samplers) + 1) for one in running), default=math.inf)
+        most_s = max((self.takes_s(one, len(one.samplers)) for one in self._actors.values()), default=0.0)
+        least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
             self._try_again(actor, max(running, key=lambda one: len(one.samplers)))
-        return self._blame(running, period_s) if paces and paces[-1] > SLOW * self.typical_s and period_s else []
+        is_slow = bool(paces) and paces[-1] > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
+        return self._blame(running, period_s) if is_slow and period_s else []
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
         ends = {one.actor_id: self._finish_s(one, end, now) for one in self._actors.values() if one.samplers}

@@ -262,7 +262,7 @@ def slow(actor: Actor, typical_s: float, share: float) -> str:
     on_node = f" on node {actor.node}" if actor.node else ""
     return (
         f"actor {actor.actor_id}{on_node} needs {actor.pace.segment_s:.3g} s for a segment, a typical actor "
-        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Samplers move to others at the ends of episodes. "
+        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move where that saves time. "
         f"Look for other programs on that node, or run fewer actors there."
     )
 
