@@ -139,7 +139,7 @@ def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, 
     assert (folder / "compared" / "compare.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("steps", [1_024, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1_024, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
     """Numbers with a decimal point are learned, so they depend on the last bits of a CPU's results.
 
@@ -149,13 +149,13 @@ def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: 
     text = README.read_text(encoding="utf8")
     [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```$\n+```text\n(.*?)^```$", text, re.M | re.S)
     monkeypatch.chdir(folder)
-    assert "40_000" in snippet
-    exec(compile(snippet.replace("40_000", str(steps)), "README.md", "exec"), {})
+    assert "60_000" in snippet
+    exec(compile(snippet.replace("60_000", str(steps)), "README.md", "exec"), {})
     out = capsys.readouterr().out
     decimals = r"\d+\.\d+"
-    learned = decimals if steps == 40_000 else rf"{decimals}|left|right|[\d,]+ steps"
+    learned = decimals if steps == 60_000 else rf"{decimals}|left|right|[\d,]+ steps"
     assert re.sub(learned, "#", out) == re.sub(learned, "#", printed)
-    for numbers in (out, printed) if steps == 40_000 else (printed,):
+    for numbers in (out, printed) if steps == 60_000 else (printed,):
         assert 400 < float(re.findall(decimals, numbers)[0]) <= 500
 
 
