@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import at_rate, collect, parts_of
 from encoder_kinds import config_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import dppo
@@ -19,7 +19,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import modules
-from dppo.ppo.networks.encoders.torch_layers import Output, convolve_blocks, fits_blocks
+from dppo.ppo.networks.encoders.torch_layers import Dense, Output, convolve_blocks, fits_blocks
 
 pytestmark = pytest.mark.usefixtures("on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
@@ -136,3 +136,21 @@ def test_other_convolutions_stay_over_pixels(odd: dict[str, Any]) -> None:
     shape: dict[str, Any] = {"width": 20, "kernel": (8, 8), "stride": (4, 4), "padding": (0, 0)} | odd
     pixels = torch.zeros(1, 1, 20, shape.pop("width"), dtype=torch.uint8)
     assert not fits_blocks(pixels, *shape.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    plain = nn.Linear(300, 40, dtype=dtype)
+    dense = Dense(300, 40, dtype=dtype)
+    dense.load_state_dict(plain.state_dict())
+    inputs, by_outputs = torch.randn(17, 300, dtype=dtype), torch.randn(17, 40, dtype=dtype)
+    found = []
+    for layer in (plain, dense):
+        code = inputs.clone().requires_grad_()
+        outputs = layer(code)
+        gradients = torch.autograd.grad(outputs, (code, layer.weight, layer.bias), by_outputs)
+        with torch.no_grad():
+            found.append([outputs, *gradients, layer(inputs)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)

@@ -29,6 +29,9 @@ def torch_results(numbers: Callable[..., np.ndarray], widths: Sequence[int], ima
     }
     if images:
         found["torch's convolutions"] = _convolution(some(4, 3, 36, 36), some(16, 3, 8, 8), some(4, 16, 8, 8))
+        if torch.backends.mkldnn.is_available():  # the layer behind them
+            dense = torch.ops.mkldnn._linear_pointwise
+            found["oneDNN's matrix products"] = [dense(some(64, 256), some(33, 256), None, "none", [], "")]
     torch.set_num_threads(threads)
     return found
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.encoders.torch_layers import PixelConv
+from dppo.ppo.networks.encoders.torch_layers import Dense, PixelConv
 from dppo.ppo.networks.layers import Layers
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
@@ -104,7 +104,7 @@ class CNN(Encoder):
         super().__init__()
         self.image = image
         self.layers = layers
-        self.last = nn.Sequential(orthogonal(nn.Linear(outputs, features), SQRT2), nn.ReLU())
+        self.last = nn.Sequential(orthogonal(Dense(outputs, features), SQRT2), nn.ReLU())
         self.features = features
 
     def forward(self, leaf: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from dppo.ppo.networks.products import layer_forward
@@ -23,6 +27,44 @@ class Output(nn.Linear):
             return layer_forward(self, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             return layer_forward(self, hidden.to(self.weight.dtype))
+
+
+class Dense(nn.Linear):
+    """The layer behind convolutions: on a CPU by oneDNN, as these.
+
+    Its bits then depend on AVX-512, as theirs do, and a minibatch takes half the time that AVX2 allows.
+    """
+
+    def forward(self, code: Tensor) -> Tensor:
+        """Return the outputs [rows, n] of `code` [rows, features]."""
+        simple = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
+        if not simple or precision_on(code.device) is not None or not torch.backends.mkldnn.is_available():
+            return layer_forward(self, code)
+        if not torch.is_grad_enabled():
+            return _by_onednn(code, self.weight, self.bias)
+        outputs: Tensor = _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+def _by_onednn(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
+    """Return `a` [n, k] times `b` [m, k] transposed, plus a row [m], as torch.compile does."""
+    sums: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, plus, "none", [], "")
+    return sums
+
+
+class _Dense(Function):
+    """y = x W^T + b, as in `products`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _by_onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_y: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return _by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0)
 
 
 class PixelConv(nn.Conv2d):
