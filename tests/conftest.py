@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
+import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,21 +45,45 @@ def signals_are_not_ignored() -> Iterator[None]:
         signal.signal(one, signal.SIG_IGN)
 
 
+@functools.cache
+def names_on_ray(file: Path) -> set[str]:
+    """Return the functions of a file that use `ray_session`, also through others; `pytestmark` if all tests do."""
+    used: dict[str, set[str]] = {}
+    for node in ast.parse(file.read_text(encoding="utf8")).body:
+        name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else getattr(node, "name", "")
+        used[name] = set(re.findall(r"\w+", ast.unparse(node)))
+    found = {"ray_session"}
+    while new := {name for name, words in used.items() if words & found} - found:
+        found |= new
+    return found
+
+
+def is_on_ray(nodeid: str, config: pytest.Config) -> bool:
+    """Return whether a test uses `ray_session`. Where this is wrong, a second Ray is started, and no test fails."""
+    file, _, test = nodeid.partition("::")
+    return bool({"pytestmark", test.partition("[")[0]} & names_on_ray(config.rootpath / file))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process run all files of tests that use `ray_session`, so that one Ray starts; the others run the rest.
+    """Let one process run all tests that use `ray_session`, so that one Ray starts; the others run the rest.
 
-    Tests of a file stay together, because they share what they set up.
+    The others of a file stay together, because they share what they set up.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    @functools.cache
-    def group(path: str) -> str:
-        return "ray" if "ray_session" in (config.rootpath / path).read_text(encoding="utf8") else path
-
+    config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: group(nodeid.partition("::")[0])
+    scheduler._split_scope = lambda nodeid: "ray" if is_on_ray(nodeid, config) else nodeid.partition("::")[0]
     return scheduler
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes, begin with the tests on Ray, which take the longest; end with files of many short tests."""
+    if hasattr(config, "workerinput"):
+        of_file = Counter(item.path for item in items)
+        items.sort(key=lambda item: (not is_on_ray(item.nodeid, config), of_file[item.path]))
 
 
 @pytest.fixture(autouse=True, scope="session")
