@@ -46,22 +46,22 @@ def no_process_is_left() -> Iterator[set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "prints"),
+    ("name", "steps", "prints"),
     [
-        ("python_api.py", r"Result\(.*global_step=2048(?s:.*)8 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
-        ("own_environment.py", r"Mean return after 2,048 steps: -\d+"),
-        ("own_memory.py", r"The pole stood for \d+ steps\.\nMean return after 2,048 steps: \d+"),
-        ("own_network.py", r"Mean return after 2,048 steps: \d+"),
-        ("callback_simulator.py", r"Mean return after 2,048 steps: -\d+"),
-        ("socket_simulator.py", r"Mean return after 2,048 steps: -\d+"),
+        ("python_api.py", 1024, r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        ("own_environment.py", 2048, r"Mean return after 2,048 steps: -\d+"),
+        ("own_memory.py", 1024, r"The pole stood for \d+ steps\.\nMean return after 1,024 steps: \d+"),
+        ("own_network.py", 1024, r"Mean return after 1,024 steps: \d+"),
+        ("callback_simulator.py", 2048, r"Mean return after 2,048 steps: -\d+"),
+        ("socket_simulator.py", 2048, r"Mean return after 2,048 steps: -\d+"),
     ],
-    ids=lambda value: value if value.endswith(".py") else "",
+    ids=lambda value: value if str(value).endswith(".py") else "",
 )
 def test_an_example_runs(
-    name: str, prints: str, tmp_path: Path, capsys: Any, monkeypatch: Patch, no_process_is_left: Any
+    name: str, steps: int, prints: str, tmp_path: Path, capsys: Any, monkeypatch: Patch, no_process_is_left: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name, "2048"])
+    monkeypatch.setattr(sys, "argv", [name, str(steps)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert re.search(prints, capsys.readouterr().out)
 

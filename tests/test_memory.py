@@ -39,7 +39,8 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return runs on an environment that shows what to do in the first observation only, by memory."""
     base = {
         "env_id": "worlds.memory:Recalls", "num_samplers": 4, "num_steps": 64, "total_timesteps": 256 * 24,
-        "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,), "memory_size": 16,
+        "learning_rate": 3e-3, "progress": "off", "hidden_sizes": (16,), "memory_size": 16, "sequence_length": 8,
+        "update_epochs": 5,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("solved")
     return cache(lambda memory: dppo.train(make_config(base | {"memory": memory, "run_dir": folder / memory})))

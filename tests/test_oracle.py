@@ -84,16 +84,16 @@ def _environments() -> Iterator[None]:
 # Three iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.
 SIZES: dict[str, Any] = {"num_samplers": 3, "envs_per_sampler": 2, "num_steps": 24, "total_timesteps": 3 * 144}
 SIZES |= {"learning_rate": 1e-3, "dtype": "float64"}
-FAST = {"update_epochs": 4, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
+FAST = {"update_epochs": 2, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
 SIZES |= FAST | {"norm_obs": False, "norm_reward": False}
 EVERYTHING_NORMALIZED = {"norm_obs": True, "norm_reward": True}
 ENVS = {"discrete": "CartPole-v1", "continuous": "oracle/ShortPendulum-v0"}
 BOTH = tuple(ENVS)
 # The kinds of actions that an option is tested with; the first one is in the fast set. Some do not depend on the kind.
 OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "advantages": (BOTH, {"gamma": 0.8, "gae_lambda": 0.3, "norm_adv": False}),
+    "advantages": (BOTH, {"gamma": 0.8, "gae_lambda": 0.3, "norm_adv": False, "update_epochs": 4}),
     "clipping": (BOTH[::-1], {"clip_coef": 0.01, "clip_vloss": True}),
-    "coefficients": (BOTH, {"ent_coef": 0.3, "vf_coef": 0.01}),
+    "coefficients": (BOTH, {"ent_coef": 0.3, "vf_coef": 0.01, "update_epochs": 4}),
     "early stop": (BOTH[::-1], {"target_kl": 1e-5}),
     "normalized observations": (BOTH[::-1], {"norm_obs": True}),
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
@@ -102,7 +102,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         BOTH,
         EVERYTHING_NORMALIZED
         | {"clip_vloss": True, "target_kl": 0.001, "minibatch_size": 50, "activation": "relu"}
-        | {"hidden_sizes": (32,), "anneal_lr": False},
+        | {"hidden_sizes": (32,), "anneal_lr": False, "update_epochs": 4},
     ),
     "sizes": (
         ("continuous",),
