@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ def as_file_name(env_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", env_name).strip("-")
 
 
+@cache  # they take longer to find than a small checkpoint to write
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
     packages = ("dppo", "ray", "torch", "gymnasium", "numpy")
