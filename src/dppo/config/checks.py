@@ -169,20 +169,28 @@ def _check_minibatches(config: FlatSettings) -> None:
 
 
 def _check_ray(config: FlatSettings) -> None:
-    scheme, separator, _ = (config.address or "").partition("://")
-    if separator:
-        known = {"ray": "Ray Client is not supported", "http": "this is the address of Ray's dashboard"}
-        fact = known.get(scheme.removesuffix("s"), f"{scheme}:// is not an address of Ray")
-        raise ConfigError(
-            f"address={config.address}: {fact}. On a node of the cluster use `address=auto`, or the head's host:port "
-            f"(6379 by default)."
-        )
+    check_address(config.address or "", "address")
     for name, amount in config.actor_resources.items():
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
             raise ConfigError(
                 f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "
                 f"amount. Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the cluster does."
             )
+
+
+def check_address(address: str, source: str) -> None:
+    """Refuse an address that is not that of a Ray cluster; `source` is the setting or the variable that holds it."""
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        kind = {
+            "http": "the address of Ray's dashboard, which takes `ray job submit`",
+            "ray": "the address of a Ray Client server, which is not supported",
+        }.get(scheme.removesuffix("s"), "not an address of a Ray cluster")
+        unset = "" if source == "address" else f", or unset {source} to start Ray here"
+        raise ConfigError(
+            f"{source}={address}: this is {kind}. On a node of the cluster use `address=auto`, or the head's "
+            f"host:port (6379 by default){unset}."
+        )
 
 
 def _check_model_kwargs(config: FlatSettings) -> None:

@@ -17,6 +17,7 @@ from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_envi
 from dppo.cluster.ray.room import Room, watched_room
 from dppo.cluster.ray.token import forget_private_token
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
+from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
 from dppo.errors import ClusterError, ConfigError, counted
 from dppo.user_code import in_a_line
@@ -116,20 +117,8 @@ def wanted_cluster(address: str | None) -> tuple[str, str | None]:
     """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
     source = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
-        return source, None
-    scheme, found, _ = address.partition("://")
-    if not found:
-        return source, address
-    kind = {
-        "http": "the address of Ray's dashboard, which takes `ray job submit`",
-        "ray": "the address of a Ray Client server, which is not supported",
-    }.get(scheme.replace("https", "http"), "not an address of a Ray cluster")
-    unset = "" if source == "address" else ", or unset RAY_ADDRESS to start Ray here"
-    raise ConfigError(
-        f"{source}={address}: this is {kind}. Set address to the head's host:port (6379 by default), or to auto on a "
-        f"node of the cluster{unset}."
-    )
+    check_address(address, source)
+    return source, None if address == "local" else address
 
 
 def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
