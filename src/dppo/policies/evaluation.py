@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_e
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
+from dppo.log import logger
 from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
 from dppo.ppo.networks.user.module_spec import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
@@ -31,8 +31,6 @@ from dppo.streams import Stream
 from dppo.user_code import import_path, in_a_line
 
 REPORT_EVERY_S = 5.0
-
-logger = logging.getLogger("dppo")
 
 
 def evaluate(
