@@ -45,8 +45,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         if hasattr(env, "close"):
             close_all([env])
         raise ConfigError(f"env_id={import_path(env_id)}: made {problem}")
-    made: gym.Env[Any, Any] = env
-    return made
+    return env
 
 
 def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:

@@ -111,8 +111,7 @@ class BoxActions(Actions):
             unit = np.tanh(shaped) if self.bounds == "squash" else np.clip(shaped, -1, 1)
             low, high = self.low.astype(np.float64), self.high.astype(np.float64)
             shaped = low + (unit + 1) * (0.5 * (high - low))
-        limited: np.ndarray = np.clip(shaped, self.low, self.high).astype(self.low.dtype)
-        return limited
+        return np.clip(shaped, self.low, self.high).astype(self.low.dtype)
 
     def __str__(self) -> str:
         """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
@@ -149,8 +148,7 @@ class MultiDiscreteActions(Actions):
 
     @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        counted: np.ndarray = (actions + np.array(self.starts)).astype(self.dtype)
-        return counted.reshape(len(actions), *self.shape)
+        return (actions + np.array(self.starts)).astype(self.dtype).reshape(len(actions), *self.shape)
 
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""

@@ -167,8 +167,7 @@ class RayTrainers:
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
         self._budget.delivered(0)
-        update: Update = answers[0]
-        return update
+        return answers[0]
 
     def _rebuild(self, error: Exception) -> None:
         """Restart the group with the state before the update, repeatedly if necessary."""

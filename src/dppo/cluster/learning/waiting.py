@@ -30,8 +30,7 @@ def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout
             raise GetTimeoutError
         ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
         ray.get(ready, timeout=FETCH_TIMEOUT_S)
-    answers: list[Any] = ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
-    return answers
+    return ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
 
 
 def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], check: Callable[[], None]) -> list[Any]:

@@ -39,8 +39,7 @@ def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
 
 def about(name: str) -> About:
     """Return the metadata of a setting."""
-    found: About = settings_by_name()[name].metadata["about"]
-    return found
+    return settings_by_name()[name].metadata["about"]
 
 
 def default_of(name: str) -> Any:

@@ -40,8 +40,7 @@ class Categorical(_Choices):
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows"]:
-        likeliest: np.ndarray = head.argmax(axis=-1)
-        return likeliest
+        return head.argmax(axis=-1)
 
     @override
     def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows"]) -> Numbers:
@@ -84,13 +83,11 @@ class MultiCategorical(_Choices):
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows K"]:
-        likeliest: np.ndarray = self._table(head).argmax(axis=-1)
-        return likeliest
+        return self._table(head).argmax(axis=-1)
 
     @override
     def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows K"]) -> Numbers:
-        result: np.ndarray = _log_softmax(self._table(head), actions).sum(axis=-1)
-        return result
+        return _log_softmax(self._table(head), actions).sum(axis=-1)
 
     @override
     def scores(self, head: TorchHead, actions: Int64[Tensor, "rows K"]) -> Scores:
@@ -111,12 +108,10 @@ class MultiCategorical(_Choices):
 
     def _exists(self) -> np.ndarray:
         """Return which cells of the table are choices, [k, most]."""
-        exists: np.ndarray = np.arange(max(self.counts)) < np.array(self.counts)[:, None]
-        return exists
+        return np.arange(max(self.counts)) < np.array(self.counts)[:, None]
 
 
 def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> Numbers:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(shifted, actions[..., None], axis=-1)[..., 0]
-    result: np.ndarray = chosen - np.log(np.exp(shifted).sum(axis=-1))
-    return result
+    return chosen - np.log(np.exp(shifted).sum(axis=-1))

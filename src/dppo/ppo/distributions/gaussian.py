@@ -38,8 +38,7 @@ class _Gaussian(Distribution):
 
     @override
     def sample(self, head: Head, noise: Noise) -> Float[np.ndarray, "*rows A"]:
-        drawn: np.ndarray = head[..., : self.size] + np.exp(head[..., self.size :]) * noise
-        return drawn
+        return head[..., : self.size] + np.exp(head[..., self.size :]) * noise
 
     @override
     def mode(self, head: Head) -> Float[np.ndarray, "*rows A"]:
@@ -50,8 +49,7 @@ class _Gaussian(Distribution):
         """Return log N(u) = sum(-((u - mean) / std)^2 / 2 - log std - log(2 pi) / 2)."""
         mean, log_std = head[..., : self.size], head[..., self.size :]
         standardized = (actions - mean) / np.exp(log_std)
-        result: np.ndarray = (-0.5 * np.square(standardized) - (log_std + HALF_LOG_TWO_PI)).sum(axis=-1)
-        return result
+        return (-0.5 * np.square(standardized) - (log_std + HALF_LOG_TWO_PI)).sum(axis=-1)
 
     @override
     def scores(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Scores:
@@ -102,8 +100,7 @@ class SquashedGaussian(_Gaussian):
     def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
         """Return log N(u) - sum(log(1 - tanh(u)^2))."""
         slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `_log_slope`
-        result: np.ndarray = super().log_prob(head, actions) - slope.sum(axis=-1)
-        return result
+        return super().log_prob(head, actions) - slope.sum(axis=-1)
 
     @override
     def scores(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Scores:

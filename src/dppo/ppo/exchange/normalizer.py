@@ -151,8 +151,7 @@ class ObsScale(ReadOnly):
 
     def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
         """Standardize `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
-        scaled: np.ndarray = np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
-        return scaled
+        return np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,7 @@ def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray
     first = np.zeros(done.shape, np.int64)
     first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
     rows = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
-    numbers: np.ndarray = rows * envs + np.arange(envs)[:, None]
-    return numbers
+    return rows * envs + np.arange(envs)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

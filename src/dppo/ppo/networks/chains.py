@@ -65,13 +65,11 @@ class _Chain:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dim() != 2 or not alike(inputs, self._parameters[0]):
-            plain: Tensor = nn.Sequential.forward(self._module, inputs)  # type: ignore[no-untyped-call]
-            return plain
+            return nn.Sequential.forward(self._module, inputs)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             for parameter in (inputs, *self._parameters):
                 if parameter.requires_grad:
-                    learning: Tensor = _ChainFunction.apply(inputs, self, *self._parameters)  # type: ignore[no-untyped-call]
-                    return learning
+                    return _ChainFunction.apply(inputs, self, *self._parameters)  # type: ignore[no-untyped-call]
         return torch.from_numpy(self.outputs(inputs)[-1])
 
     def outputs(self, inputs: Tensor) -> list[np.ndarray]:

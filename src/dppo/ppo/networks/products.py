@@ -47,8 +47,7 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     """
     threads = 1 if len(a) * b.size < WORTH_SHARING else torch.get_num_threads()
     if threads == 1:
-        alone: np.ndarray = np.dot(a, b, out)
-        return alone
+        return np.dot(a, b, out)
     whole = np.empty((len(a), b.shape[1]), a.dtype) if out is None else out
     parts = zip(np.array_split(a, threads), np.array_split(whole, threads), strict=True)
     for done in [_pool(threads).submit(np.dot, rows, b, part) for rows, part in parts]:
@@ -82,8 +81,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, w: np.ndarray, b: np
         # the bias alone learns where a user has frozen the weights
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        outputs: Tensor = _Linear.apply(x, weight, bias, w, b)  # type: ignore[no-untyped-call]
-        return outputs
+        return _Linear.apply(x, weight, bias, w, b)  # type: ignore[no-untyped-call]
     return torch.from_numpy(affine(x.numpy(force=True), w.T, b))
 
 

@@ -101,8 +101,7 @@ class Body(nn.Module):
         else:
             named = zip(self._names, self.encoders, strict=True)
             codes = torch.cat([encoder(obs[name]) for name, encoder in named], dim=1)
-        features: Tensor = self.hidden(codes)
-        return features
+        return self.hidden(codes)
 
 
 def _cell(layers: Layers, features: int) -> Cell | None:

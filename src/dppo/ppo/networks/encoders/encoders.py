@@ -92,8 +92,7 @@ class Embedding(Encoder):
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
         category = leaf.reshape(len(leaf), -1).long().clamp(self.first, self.last)
-        vectors: Tensor = self.table(category + self.shift)
-        return vectors.flatten(1)
+        return self.table(category + self.shift).flatten(1)
 
 
 class CNN(Encoder):
@@ -109,8 +108,7 @@ class CNN(Encoder):
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
-        code: Tensor = self.last(self.layers(self.image(leaf)))
-        return code
+        return self.last(self.layers(self.image(leaf)))
 
 
 def nature_cnn(shape: tuple[int, ...], features: int) -> CNN:
@@ -190,8 +188,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum, of the shape of `x` [rows, channels, height, width]."""
-        y: Tensor = self.second(self.first(x.relu()).relu())
-        return x + y
+        return x + self.second(self.first(x.relu()).relu())
 
 
 class Image(nn.Module):

@@ -85,8 +85,7 @@ class PixelConv(nn.Conv2d):
                 return convolve_blocks(pixels, weight, self.bias, dtype)
             else:
                 pixels = pixels.to(dtype, memory_format=torch.channels_last)
-        convolved: Tensor = self._conv_forward(pixels, weight, self.bias)
-        return convolved
+        return self._conv_forward(pixels, weight, self.bias)
 
 
 def precision_on(device: torch.device) -> torch.dtype | None:
