@@ -117,9 +117,8 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
             "integers beyond 2**24. Declare float64 in the environment if its numbers need it, or leave it out."
         )
-    read = spaces.of_network()
     if plan.network.dtype == "float32":
-        _check_float32(plan.ppo.norm_obs_keys, read)
+        _check_float32(plan.ppo.norm_obs_keys, spaces.of_network())
     return spaces
 
 

@@ -31,8 +31,7 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
             raise
-        hint = f"The preset {wanted.preset} applies; --preset none disables it."
-        raise ConfigError(f"{error}\n{hint}") from None
+        raise ConfigError(f"{error}\nThe preset {wanted.preset} applies; --preset none disables it.") from None
     if isinstance(wanted.resume, Path):
         for action in code_named_by(wanted.settings).values():
             print(f"{wanted.resume} {action}.", flush=True)

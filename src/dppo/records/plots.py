@@ -143,8 +143,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
-    lines = "\n".join(textwrap.wrap(caption, 125))
-    figure.text(LEFT, 0.03, lines, color=GREY, fontsize=9)
+    figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, 125)), color=GREY, fontsize=9)
     _save(figure, path)
 
 

@@ -58,8 +58,7 @@ class SpaceChecks:
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], obs: np.dtype[Any], owner: str) -> None:
         """Read the spaces of `envs`, stored as `obs`; raise EnvironmentFault, which `owner` begins, if they differ."""
         self._obs = obs
-        names = ("observation_space", "action_space")
-        self._spaces = [{name: getattr(env, name) for name in names} for env in envs]
+        self._spaces = [{name: getattr(env, name) for name in ("observation_space", "action_space")} for env in envs]
         self._limits = _limits_as_stored(envs[0].observation_space, obs)
         for index, spaces in enumerate(self._spaces):
             for name, space in spaces.items():

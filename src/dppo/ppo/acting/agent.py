@@ -119,5 +119,4 @@ class RecurrentStates:
 
     def leave(self, done: Bool[np.ndarray, "samplers E"]) -> None:
         """Go on to the next step, from zero where an episode is `done`."""
-        zero = self.after.dtype.type(0)
-        self.before = np.where(done[..., None], zero, self.after) if done.any() else self.after
+        self.before = np.where(done[..., None], self.after.dtype.type(0), self.after) if done.any() else self.after

@@ -78,8 +78,7 @@ class PPOSampler:
         self.memory = None if run.states is None else run.states.before[at].copy()
         measures = self.ppo.norm_reward or snapshot.obs_scale is not None
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
-        done = segment.terminated | segment.truncated
-        self.envs.check(run.obs[at], done, log, first=request.index == 0)
+        self.envs.check(run.obs[at], segment.terminated | segment.truncated, log, first=request.index == 0)
         open_episodes = self.envs.open_episodes()
         report = SegmentReport(
             sampler_id=self.sampler_id,

@@ -88,8 +88,7 @@ class Joint(Distribution):
         ]
 
     def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
-        columns = zip(actions, self.parts, strict=True)
-        flat = [own if part.action_shape else own[..., None] for own, part in columns]
+        flat = [own if part.action_shape else own[..., None] for own, part in zip(actions, self.parts, strict=True)]
         return np.concatenate(flat, axis=-1, dtype=self.action_dtype(dtype), casting="unsafe")
 
 

@@ -75,8 +75,7 @@ class TorchActing(ActingNetwork):
             self._state = torch.empty(state.shape, dtype=self._dtype)
             self._starts = torch.zeros((1, len(state)), dtype=torch.bool)
         np.copyto(self._state.numpy(), state)
-        steps = each_leaf(inputs, lambda leaf: leaf[None])
-        head, values, after = self._module(steps, self._state, self._starts)
+        head, values, after = self._module(each_leaf(inputs, lambda leaf: leaf[None]), self._state, self._starts)
         return Outputs(head[0].numpy(), values[0].numpy(), after.numpy().copy())  # may be a view of our own
 
 

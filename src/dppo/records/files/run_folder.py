@@ -200,8 +200,7 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
         raise CheckpointNotWritten(f"{run_dir}: cannot be written: {cause(error)} {remedy(error)}") from None
     try:
         found = find(path)
-        iteration = found.checkpoint.state["iteration"]
-        changes = changes_on_resume(_settings_of(found), config, found.path, iteration)
+        changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
     except BaseException:
         lock.close()
         raise
