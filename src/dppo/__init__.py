@@ -6,8 +6,6 @@ result = dppo.train(dppo.Config.preset("CartPole-v1", num_actors=8))
 print(dppo.evaluate(result, episodes=20))
 """
 
-from __future__ import annotations
-
 import logging
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """`dppo COMMAND ...`: run a command, and turn errors into messages and exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The exceptions that users may see."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The user's own code: find it by its import path, import it, and put its errors in a line."""
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from operator import attrgetter

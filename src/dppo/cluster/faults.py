@@ -1,7 +1,5 @@
 """Failures in other processes: their transport, the meaning of Ray's errors, and the restart budget."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ They are plain parts of the settings, so that an actor imports neither pydantic 
 sent beside them, so that an error can name it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

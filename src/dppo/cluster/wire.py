@@ -4,8 +4,6 @@ Small arrays are pickled in one piece, which is faster than Ray's handling of ea
 between processes of one run; nothing read from a file is unpickled.
 """
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass, replace
 from typing import Any

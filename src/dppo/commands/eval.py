@@ -1,7 +1,5 @@
 """`dppo eval`: play with a trained policy."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import closing
 from pathlib import Path

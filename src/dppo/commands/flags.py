@@ -1,7 +1,5 @@
 """The flags of all commands: argparse without defaults, and every setting of `Config` as a flag."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

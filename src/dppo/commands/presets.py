@@ -1,7 +1,5 @@
 """`dppo presets`: list the presets, or print one as YAML."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from textwrap import fill
 

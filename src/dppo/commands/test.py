@@ -1,7 +1,5 @@
 """`dppo test`: run the tests of the source checkout that dppo was installed from."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dppo train`: train one policy with settings from the preset, then from --config, then from flags."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

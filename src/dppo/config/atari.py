@@ -1,7 +1,5 @@
 """Settings that apply to games of the Arcade Learning Environment unless others are given."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

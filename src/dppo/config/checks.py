@@ -1,7 +1,5 @@
 """Checks across settings: sizes, the shares of several learners, and settings without effect."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

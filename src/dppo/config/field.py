@@ -1,7 +1,5 @@
 """Define one setting: its default, its help, its limits, and its metadata."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Settings as plain data, flat or in groups: from files, from presets, and for the files of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

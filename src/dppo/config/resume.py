@@ -1,7 +1,5 @@
 """Check changed settings when a run is resumed or branched; the metadata of each setting says what may change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find the code that settings name, and refuse to run it unless the user trusts its source."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check the values of settings with pydantic, and rewrite its errors for users."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 This module only writes to memory; the process that creates the record may map it to a file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum

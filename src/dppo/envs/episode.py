@@ -1,7 +1,5 @@
 """CheckedEnv: one environment with its open episode; every result is checked, and errors name the place."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Prepare frames by settings: repeat actions, turn images gray, resize them, stack them; and games of Atari."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any

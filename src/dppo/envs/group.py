@@ -1,7 +1,5 @@
 """EnvGroup: the E environments of a sampler, stepped in turn; episodes that end are logged, dropped or replayed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

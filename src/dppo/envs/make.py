@@ -1,7 +1,5 @@
 """Create one environment from an id, `module:Name-v0`, `module:factory` or a callable; also in a window."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import importlib.util

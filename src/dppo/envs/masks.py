@@ -1,7 +1,5 @@
 """Action masks: which of the choices of an action an environment allows in its current state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 

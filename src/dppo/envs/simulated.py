@@ -1,7 +1,5 @@
 """A simulator that takes a given time, for demonstrations and benchmarks: `dppo/SlowCartPole-v0`."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Variables with which NumPy and torch compute the same bits on every x86-64 machine with AVX2."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

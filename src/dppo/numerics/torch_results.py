@@ -1,7 +1,5 @@
 """The part of a fingerprint that torch computes; imported only where torch is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Spaces and network of a policy as JSON values, as a checkpoint stores them, and a network in words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

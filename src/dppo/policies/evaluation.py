@@ -1,7 +1,5 @@
 """Play episodes with a trained policy; `dppo.evaluate` and the command `dppo eval` share this code."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A trained policy, loaded from a run, without torch and without Ray."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notes about a run that does not learn: each once in a run, in one line, with a remedy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

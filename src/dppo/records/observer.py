@@ -1,7 +1,5 @@
 """The hooks of a run: displays, files, experiment trackers, early stopping and pruning are observers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

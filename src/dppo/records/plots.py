@@ -1,7 +1,5 @@
 """Pictures of a run and of a comparison. Uses Matplotlib's object interface only: no global state, no display."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

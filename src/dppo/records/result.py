@@ -1,7 +1,5 @@
 """The results of a run and of an evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev

@@ -1,7 +1,5 @@
 """The metrics of one iteration, for metrics.jsonl, TensorBoard and the panel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from statistics import fmean

@@ -1,7 +1,5 @@
 """One training run from start to finish: build the parts, iterate, report, save, stop."""
 
-from __future__ import annotations
-
 import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
 import math
 import time

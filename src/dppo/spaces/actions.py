@@ -4,8 +4,6 @@ A policy's action is one number, or one vector for all parts of a composite spac
 numbers are not limited yet. `to_env` turns n of them into n actions of the environment's own space.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TrainerRank: one of several processes that share the SGD of each minibatch."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -1,7 +1,5 @@
 """RayTrainers: updates shared by several ranks on Ray, which are started and replaced as one group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """ReusingTrainers: keep the segments of the last iterations, and train on them again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

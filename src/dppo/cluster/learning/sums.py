@@ -1,7 +1,5 @@
 """Group: the ranks of a training, which exchange messages, or sum in memory that they share."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Trainers: the protocol that PPOLearner uses; LocalTrainer in this process, RayTrainers on several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol

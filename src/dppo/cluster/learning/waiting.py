@@ -1,7 +1,5 @@
 """Waiting for calls to other processes: every wait ends, with a reason."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

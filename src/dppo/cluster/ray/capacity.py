@@ -1,7 +1,5 @@
 """Check that a cluster or this machine has room for the processes of a run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The environment variables and signal handlers that Ray starts with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Connect to a Ray cluster, or start Ray here: the only module with settings of Ray."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

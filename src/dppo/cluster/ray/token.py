@@ -1,7 +1,5 @@
 """A private token: only this process and its children can connect to the Ray that it starts."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

@@ -1,7 +1,5 @@
 """ClusterWatch: detect within seconds that the Ray behind a run has died."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading

@@ -1,7 +1,5 @@
 """`dppo compare`: repeat one training with several numbers of actors and several seeds, and compare the runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

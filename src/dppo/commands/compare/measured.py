@@ -1,7 +1,5 @@
 """The runs of a comparison: their times and speed-ups, and the bounds of both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean

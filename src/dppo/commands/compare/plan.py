@@ -1,7 +1,5 @@
 """Options of `dppo compare`, and the plan of its runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ They are plain dataclasses because they travel to actors, which must not import 
 has one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import cache, cached_property

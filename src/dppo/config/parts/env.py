@@ -1,7 +1,5 @@
 """The settings of the environment and of its samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal

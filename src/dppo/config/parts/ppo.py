@@ -1,7 +1,5 @@
 """The settings of the algorithm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from dppo.config.field import setting

@@ -1,7 +1,5 @@
 """The settings of actors, learners and the run: where and how it computes, for how long, and what it stores."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Faults of environments: invalid results of step and reset, and tracebacks that show the user's code alone."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any

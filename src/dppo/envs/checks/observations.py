@@ -4,8 +4,6 @@ A check of each step would cost as much as a small network, so whole segments ar
 are not finite cannot wait: the sampler looks for them before each decision, in all its environments at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of a space by name, which hold categories, which are left out; and spaces in messages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

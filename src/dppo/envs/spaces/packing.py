@@ -1,7 +1,5 @@
 """Check observations and convert them to elements of a NumPy dtype, in which they are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Environments: the protocol of what a sampler steps."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Minibatches of an epoch: shuffled, of equal sizes, and with advantages standardized over all ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

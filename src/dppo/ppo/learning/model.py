@@ -1,7 +1,5 @@
 """PPOModel: the policy as a trainer uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """OffPolicyTrainer: PPO on the segments of several policies, the newest of which is to be updated (GePPO)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

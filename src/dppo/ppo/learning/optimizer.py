@@ -1,7 +1,5 @@
 """FlatAdam: Adam on one vector; and a learning rate that adapts to the KL divergence of old and new policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

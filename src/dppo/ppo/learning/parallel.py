@@ -1,7 +1,5 @@
 """Parallel: the collective operations of trainers that train one model together; and moments over all of them."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -1,7 +1,5 @@
 """PopArt: the network learns values in units of their targets' deviation, without a jump when that unit changes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

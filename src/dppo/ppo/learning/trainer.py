@@ -1,7 +1,5 @@
 """PPOTrainer: K epochs of minibatch SGD on each batch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Torch spends more time between the small layers of a network of a user than in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

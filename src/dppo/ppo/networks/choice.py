@@ -1,7 +1,5 @@
 """The network that fits the spaces, unless settings or the user's own class choose another."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dppo.config.parts import Network, default_of

@@ -1,7 +1,5 @@
 """Layers: the settings of the built-in network of encoders."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STATES = {"none": 0, "gru": 1, "lstm": 2}

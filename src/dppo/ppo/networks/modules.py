@@ -1,7 +1,5 @@
 """Any `torch.nn.Module` as a network: TorchActing for actors, Autograd for trainers."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterable
 from typing import Any

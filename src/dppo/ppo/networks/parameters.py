@@ -1,7 +1,5 @@
 """The parameters of a module: drawn from a seed, and kept in one flat vector."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 

@@ -5,8 +5,6 @@ times as long. NumPy's OpenBLAS computes the same bits on every CPU with AVX2 th
 (see `dppo.numerics`), in the time of MKL.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any

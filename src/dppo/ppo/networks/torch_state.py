@@ -1,7 +1,5 @@
 """Context managers for process-wide settings of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

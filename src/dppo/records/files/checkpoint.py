@@ -4,8 +4,6 @@ A checkpoint is one safetensors file, `iter_000123.safetensors`. Its arrays are 
 metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

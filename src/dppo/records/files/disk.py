@@ -4,8 +4,6 @@ They must be its own: a link could lead anywhere, and a pipe could block for eve
 reached through links. Files are written atomically: after a crash at any moment, each is complete or absent.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Restrict a run folder to one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -6,8 +6,6 @@ The metadata holds the SHA-256 of the arrays, and the SHA-256 of everything befo
 checked without reading the arrays. This detects damage, not forgery.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Read metrics.jsonl: one row per iteration."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

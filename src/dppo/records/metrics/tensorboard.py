@@ -1,7 +1,5 @@
 """Write the metrics of a run for TensorBoard: all scalars of a row as one event."""
 
-from __future__ import annotations
-
 import os
 import queue
 import socket

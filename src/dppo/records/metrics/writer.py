@@ -1,7 +1,5 @@
 """Write metrics.jsonl so that it stays complete through kills, full disks and resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

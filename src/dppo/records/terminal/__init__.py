@@ -1,7 +1,5 @@
 """The display of a run: a live panel on a terminal, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Literal, TextIO

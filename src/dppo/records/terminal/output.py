@@ -1,7 +1,5 @@
 """The stream that a display writes to, and the log records that it shows."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import suppress

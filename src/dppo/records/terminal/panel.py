@@ -1,7 +1,5 @@
 """The live panel: progress, returns, speed, losses and the shares of time, redrawn by a thread while training runs."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

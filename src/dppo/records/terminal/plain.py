@@ -1,7 +1,5 @@
 """Show a run in plain lines, as in a log file."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

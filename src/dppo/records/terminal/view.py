@@ -1,7 +1,5 @@
 """The state of a run as displays show it, and the notation of its figures."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field

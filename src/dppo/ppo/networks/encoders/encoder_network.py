@@ -1,7 +1,5 @@
 """The network of encoders: a plain torch module, with the contract of a user's own."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

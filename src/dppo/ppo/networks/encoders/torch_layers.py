@@ -1,7 +1,5 @@
 """Layers of the built-in networks that differ from torch's, for bytes and for lower precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The contract of a user's module, and its check: each error names the broken part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
