@@ -40,14 +40,12 @@ class Dense(nn.Linear):
             return layer_forward(self, code)
         if not torch.is_grad_enabled():
             return _by_onednn(code, self.weight, self.bias)
-        outputs: Tensor = _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return outputs
+        return _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 def _by_onednn(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
     """Return `a` [n, k] times `b` [m, k] transposed, plus a row [m], as torch.compile does."""
-    sums: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, plus, "none", [], "")
-    return sums
+    return torch.ops.mkldnn._linear_pointwise(a, b, plus, "none", [], "")
 
 
 class _Dense(Function):
