@@ -46,6 +46,7 @@ class Args:
     update_epochs: int = 10  # K, passes over each batch
     minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
     norm_adv: bool = True  # standardize advantages within each minibatch
+    adv_floor: float = 0.1  # smallest deviation to divide by, in the unit of norm_reward
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.0  # weight of the entropy bonus
@@ -243,7 +244,9 @@ def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: li
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
             x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)
             if args.norm_adv:  # within the minibatch, not the batch (#7)
-                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+                # Deviation: noise stays noise where no action is better than another, as before the first reward.
+                deviation = advantages.std().clamp(min=args.adv_floor if args.norm_reward else 0)
+                advantages = (advantages - advantages.mean()) / (deviation + 1e-8)
             advantages = importance * advantages
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)
             logratio = policy.log_prob(actions) - old_logprobs

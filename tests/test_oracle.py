@@ -97,6 +97,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "early stop": (BOTH[::-1], {"target_kl": 1e-5}),
     "normalized observations": (BOTH[::-1], {"norm_obs": True}),
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
+    "floor of deviations": (BOTH[::-1], {"norm_reward": True, "adv_floor": 2.0}),
     "layers": (BOTH[::-1], {"hidden_sizes": (16, 24, 8), "activation": "relu"}),
     "all at once": (
         BOTH,

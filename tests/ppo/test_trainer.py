@@ -17,8 +17,10 @@ from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_b
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED
+from dppo.ppo.learning.parallel import Alone
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.actions import Actions
 
@@ -30,7 +32,7 @@ from dppo.spaces.actions import Actions
         *({}, {"clip_vloss": True}, {"norm_adv": False}, {"max_grad_norm": 1e-3}, {"max_grad_norm": 1e6}),
         *({"ent_coef": 0.0, "vf_coef": 2.0}, {"minibatches": 7}, {"minibatches": 1}, {"micro_batch_size": 5}),
         *({"micro_batch_size": 1, "clip_vloss": True}, {"micro_batch_size": 1000}, {"target_kl": 1e-4}),
-        {"clip_coef": 0.05, "update_epochs": 1},
+        *({"clip_coef": 0.05, "update_epochs": 1}, {"adv_floor": 3.0}, {"adv_floor": 3.0, "norm_reward": False}),
     ],
     ids=str,
 )
@@ -39,6 +41,33 @@ def test_update_equals_its_slow_twin(actions: Actions, options: dict[str, Any]) 
     moved, _ = assert_equals_twin(make_trainer(spec, **options), random_batch(spec))
     assert moved.min() > 0
     assert np.median(moved) > 1e-3  # far more than the tolerance
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_noise_of_advantages_stays_noise(share: float) -> None:
+    """Advantages far below the floor are divided by the floor, those far above it by their deviation."""
+    spec = spec_of(ACTIONS.args[1][0])
+    batch = weighing(random_batch(spec), some_weights(len(random_batch(spec)), share))
+    order, sizes = np.random.default_rng(1), {"minibatches": 1, "parallel": Alone()}
+    for factor in (1e-4, 1e4):
+        scaled = dataclasses.replace(batch, advantages=factor * batch.advantages)
+        (minibatch, _), *_ = draw_minibatches(scaled, order, floor=0.1, **sizes)
+        counted = minibatch.advantages[minibatch.weights > 0]
+        expected = float(scaled.advantages[batch.weights > 0].std()) / 0.1 if factor < 1 else 1.0
+        assert float(counted.std()) == pytest.approx(expected, rel=1e-3)
+
+
+@ACTIONS
+def test_a_ratio_beyond_all_numbers_is_clipped_and_changes_the_weights_by_numbers(actions: Actions) -> None:
+    """A narrow policy gives old rows ratios of exp(1000), and rows that count for nothing such ratios as well."""
+    spec = spec_of(actions)
+    trainer, batch = make_trainer(spec), random_batch(spec)
+    far = torch.arange(len(batch)) % 3 == 0
+    importance = torch.where(far, 0.0, 1.0).to(batch.logprobs.dtype)
+    batch = dataclasses.replace(batch, logprobs=batch.logprobs - 1000.0 * far, importance=importance)
+    update = trainer.update(batch, trainer.ppo, np.random.default_rng(1))
+    assert np.isfinite(trainer.weights()).all()
+    assert math.isfinite(update.figures["policy_loss"])
 
 
 def weighing(batch: Batch, weights: Tensor) -> Batch:

@@ -75,7 +75,8 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
             kl = ((ratio - 1) - logratio).mean().item()
             if options.norm_adv:
-                adv = (adv - adv.mean()) / ((adv.std() if len(adv) > 1 else 0) + 1e-8)
+                deviation = float(adv.std()) if len(adv) > 1 else 0.0
+                adv = (adv - adv.mean()) / (max(deviation, options.adv_floor if options.norm_reward else 0.0) + 1e-8)
             pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
             error = (value - mb["returns"]) ** 2
             if options.clip_vloss:

@@ -29,6 +29,12 @@ class PPO:
         gt=0,
     )
     norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
+    adv_floor: float = setting(
+        0.1,
+        "Smallest deviation that norm_adv divides by, in the unit of norm_reward, and without effect if that is off: "
+        "noise stays noise where no action is better than another, as before the first reward.",
+        ge=0,
+    )
     recompute_advantages: bool = setting(
         False, "Recompute advantages and returns before each further epoch, with the values of the current network."
     )
@@ -70,6 +76,11 @@ class PPO:
     sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
     clip_reward: float | None = setting(None, "Clip each reward to plus or minus this; none: do not.", gt=0)
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
+
+    @property
+    def smallest_deviation(self) -> float | None:
+        """Return the smallest deviation that advantages are divided by; None: they are not standardized."""
+        return (self.adv_floor if self.norm_reward else 0.0) if self.norm_adv else None
 
 
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}

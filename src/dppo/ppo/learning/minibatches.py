@@ -24,7 +24,7 @@ def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
 
 
 def draw_minibatches(
-    batch: Batch, order: np.random.Generator, minibatches: int, *, standardize: bool, parallel: Parallel
+    batch: Batch, order: np.random.Generator, minibatches: int, *, floor: float | None, parallel: Parallel
 ) -> Iterator[tuple[Batch, float]]:
     """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
 
@@ -33,7 +33,8 @@ def draw_minibatches(
 
     Args:
         minibatches: how many to make; at most one for each sequence.
-        standardize: give the advantages of each minibatch mean zero and deviation one (detail 7).
+        floor: give the advantages of each minibatch mean zero and deviation one (detail 7), or less if their deviation
+            is below this; None: leave them as they are.
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
     leaves = batch.obs.values() if isinstance(batch.obs, dict) else (batch.obs,)
@@ -44,8 +45,8 @@ def draw_minibatches(
     count = min(minibatches, batch.sequences)
     small, larger = divmod(batch.sequences, count)
     sizes = [small + 1] * larger + [small] * (count - larger)
-    if standardize:
-        shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, parallel))
+    if floor is not None:
+        shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, floor, parallel))
     pieces = shuffled.split(sizes)
     counted = ((piece, float(len(piece))) for piece in pieces) if batch.weights is None else _weighted(pieces, parallel)
     for piece, rows in counted:
@@ -62,7 +63,7 @@ def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, 
             yield replace(piece, weights=piece.weights * scale), valid / parallel.size
 
 
-def _standardized(shuffled: Batch, sizes: list[int], parallel: Parallel) -> Tensor:
+def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:
     """Standardize advantages [rows] within each minibatch of all ranks; that of a single transition becomes zero."""
     shapes = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
 
@@ -74,7 +75,7 @@ def _standardized(shuffled: Batch, sizes: list[int], parallel: Parallel) -> Tens
     weights = [None] * len(shapes) if shuffled.weights is None else tables(shuffled.weights)
     own = torch.cat([row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)])
     counts, means, squares = moments_of_all(own, parallel).split(1, dim=1)
-    scales = (squares / (counts - 1).clamp(min=1)).sqrt() + 1e-8
+    scales = (squares / (counts - 1).clamp(min=1)).sqrt().clamp(min=floor) + 1e-8
     each = [count for count, _ in shapes]
     parts = zip(advantages, means.split(each), scales.split(each), strict=True)
     return torch.cat([((table - mean) / scale).flatten() for table, mean, scale in parts])

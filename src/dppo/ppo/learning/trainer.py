@@ -21,6 +21,8 @@ from dppo.ppo.learning.parallel import Alone, Parallel, moments_of_all, row_mome
 from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
+MOST_LOG_RATIO = 20.0  # a ratio of 5e8 is clipped as any other, and products and squares of it stay finite
+
 
 class _Losses(NamedTuple):
     """Losses of a minibatch, as means over its transitions on this rank."""
@@ -106,7 +108,7 @@ class PPOTrainer:
             if number and batch.gae_inputs is not None:
                 batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
             count = self.minibatches * batch.iterations
-            epoch = draw_minibatches(batch, order, count, standardize=ppo.norm_adv, parallel=self._parallel)
+            epoch = draw_minibatches(batch, order, count, floor=ppo.smallest_deviation, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, len(steps)))
             if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
@@ -165,6 +167,7 @@ class PPOTrainer:
         scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
         with torch.no_grad():
             log_ratio = scored.policy.logprobs - rows.logprobs
+            log_ratio -= (log_ratio - MOST_LOG_RATIO).clamp_(min=0)  # an infinite one becomes nan, which is reported
             if weights is not None:
                 log_ratio = torch.where(weights > 0, log_ratio, 0.0)
             advantages = rows.advantages if rows.importance is None else rows.advantages * rows.importance
