@@ -46,14 +46,16 @@ def test_update_equals_its_slow_twin(actions: Actions, options: dict[str, Any]) 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_noise_of_advantages_stays_noise(share: float) -> None:
     """Advantages far below the floor are divided by the floor, those far above it by their deviation."""
-    spec = spec_of(ACTIONS.args[1][0])
-    batch = weighing(random_batch(spec), some_weights(len(random_batch(spec)), share))
-    order, sizes = np.random.default_rng(1), {"minibatches": 1, "parallel": Alone()}
+    batch = random_batch()
+    weights = some_weights(len(batch), share)
+    batch = weighing(batch, weights)
     for factor in (1e-4, 1e4):
         scaled = dataclasses.replace(batch, advantages=factor * batch.advantages)
-        (minibatch, _), *_ = draw_minibatches(scaled, order, floor=0.1, **sizes)
+        order = np.random.default_rng(1)
+        (minibatch, _), *_ = draw_minibatches(scaled, order, 1, floor=0.1, parallel=Alone())
+        assert minibatch.weights is not None
         counted = minibatch.advantages[minibatch.weights > 0]
-        expected = float(scaled.advantages[batch.weights > 0].std()) / 0.1 if factor < 1 else 1.0
+        expected = float(scaled.advantages[weights > 0].std()) / 0.1 if factor < 1 else 1.0
         assert float(counted.std()) == pytest.approx(expected, rel=1e-3)
 
 
