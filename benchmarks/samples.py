@@ -13,8 +13,8 @@ MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
-With `--until good` a run ends where it reaches the good return, which takes less time. Such runs say so, and count for
-env steps only, never for ends of runs or areas.
+With `--until good` a run ends where it reaches the good return, and otherwise goes on for four times the steps of its
+task. Such runs say so, and count for env steps only, never for ends of runs or areas.
 
 A return is the mean of the last 20 training episodes, on every side; dppo's episodes count from the end of their
 iteration on.
@@ -35,7 +35,7 @@ from typing import Any
 from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
 from samples_figures import figures, print_table, stored
 from samples_picture import draw
-from samples_tasks import TASKS, ZOO, counted, learned
+from samples_tasks import TASKS, ZOO, counted, learned, most_steps
 
 from dppo.config import presets
 
@@ -94,7 +94,11 @@ def run(sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, 
 
     def missing(side: str, name: str, seed: int) -> bool:
         line = known.get((side, name), {}).get(seed)
-        return line is None or ("until" in line and work["until"] is None)
+        if line is None:
+            return True
+        if work["until"] is None:
+            return line["final"] is None
+        return line["good"] is None and line["steps"] < most_steps(TASKS[name], "good")
 
     wanted = [
         (side, name, seed)
@@ -141,7 +145,7 @@ def one_run(side: str, name: str, seed: int, settings: dict[str, Any], until: st
     except MeasurementError as error:
         return line | {"error": str(error)}
     line |= figures(TASKS[name], result["episodes"], until)
-    if result["steps"] < TASKS[name].steps and (until is None or line["good"] is None):
+    if result["steps"] < TASKS[name].steps and line["good"] is None:
         return line | {"error": f"ended after {result['steps']:,} env steps"}
     line |= {key: round(result[key], 1) for key in ("steps", "update_s")}
     return line | {"seconds": round(result["wall_s"], 1)}
@@ -178,7 +182,8 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None
 
     episodes, seconds = Episodes(), [0.0]
     LocalTrainer.update = counted(LocalTrainer.update, seconds)  # type: ignore[method-assign]
-    given = task.settings | settings | {"total_timesteps": task.steps, "seed": seed, "progress": "off"}
+    steps = most_steps(task, until)
+    given = task.settings | settings | {"total_timesteps": steps, "seed": seed, "progress": "off"}
     with tempfile.TemporaryDirectory() as folder:
         config = dppo.Config(env_id=task.env_id, run_dir=Path(folder) / "run", **given)
         dppo.train(config, observers=[episodes])

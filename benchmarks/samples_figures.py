@@ -48,14 +48,20 @@ def figures(task: Task, episodes: list[tuple[int, float]], until: str | None = N
 
 
 def stored(store: Path) -> Runs:
-    """Return all stored runs; of two of one seed, that which went to its end."""
+    """Return all stored runs. Of two of one seed, one gives the end, and the one that learned, or went further, the rest."""
     runs: Runs = {}
     for text in store.read_text().splitlines() if store.exists() else ():
         line = json.loads(text)
+        line.setdefault("steps", TASKS[line["task"]].steps)
         seeds = runs.setdefault((line["side"], line["task"]), {})
-        if "until" not in line or line["seed"] not in seeds:
-            seeds[line["seed"]] = line
+        seeds[line["seed"]] = _merged(seeds[line["seed"]], line) if line["seed"] in seeds else line
     return runs
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    whole, further = (one, other) if one["final"] is not None else (other, one)
+    known = ("modest", "good", "steps", "update_s") if whole["good"] is None else ()
+    return whole | {key: further[key] for key in known if key in further}
 
 
 def ends(runs: Runs, side: str, task: str) -> list[float]:
@@ -67,6 +73,12 @@ def reached(runs: Runs, side: str, task: str, threshold: str) -> list[float]:
     """Return the env steps to a threshold of each seed; inf where it was not reached."""
     lines = runs.get((side, task), {}).values()
     return [math.inf if line[threshold] is None else line[threshold] for line in lines]
+
+
+def peer_steps(runs: Runs, side: str, task: str, threshold: str) -> list[float]:
+    """Return `reached`, with the length of the run where a seed did not get there: it needs at least as many."""
+    lines = runs.get((side, task), {}).values()
+    return [float(line["steps"] if line[threshold] is None else line[threshold]) for line in lines]
 
 
 def print_table(runs: Runs, sides: list[str], tasks: list[str]) -> None:
@@ -127,7 +139,9 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
 def _ratio(runs: Runs, side: str, peer: str, name: str, threshold: str) -> float:
     """Return the ratio of the median env steps; NaN if neither learns. The peer counts its whole run at most."""
     own, other = (median(reached(runs, which, name, threshold)) for which in (side, peer))
-    return math.nan if math.isinf(own) and math.isinf(other) else own / min(other, TASKS[name].steps)
+    if math.isinf(own) and math.isinf(other):
+        return math.nan
+    return own / median(peer_steps(runs, peer, name, threshold))
 
 
 def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str) -> tuple[float, float]:
@@ -138,16 +152,16 @@ def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str)
     """
     rng, size = np.random.default_rng(1), (RESAMPLES, len(tasks))
 
-    def drawn(side: str, name: str) -> np.ndarray:
-        """Return the median env steps of seeds drawn with replacement [resamples, tasks]."""
-        found = np.array(reached(runs, side, name, threshold))
-        return np.asarray(np.median(rng.choice(found, (*size, len(found))), axis=2))
+    def drawn(*columns: list[float]) -> list[np.ndarray]:
+        """Return the medians [resamples, tasks] of seeds drawn with replacement, the same ones for each column."""
+        seeds = rng.integers(len(columns[0]), size=(*size, len(columns[0])))
+        return [np.median(np.array(column)[seeds], axis=2) for column in columns]
 
     ratios = []
     for name in tasks:
-        own, other = drawn(side, name), drawn(peer, name)
-        one = own / np.minimum(other, TASKS[name].steps)
-        ratios.append(np.where(np.isinf(own) & np.isinf(other), np.nan, one))
+        (own,) = drawn(reached(runs, side, name, threshold))
+        other, most = drawn(reached(runs, peer, name, threshold), peer_steps(runs, peer, name, threshold))
+        ratios.append(np.where(np.isinf(own) & np.isinf(other), np.nan, own / most))
     chosen = np.take_along_axis(np.array(ratios), rng.integers(len(tasks), size=size)[None], axis=0)[0]
     chosen = chosen[~np.isnan(chosen).all(axis=1)]
     if not len(chosen):

@@ -24,7 +24,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import torch
-    from samples_tasks import TASKS, ZOO, counted, learned
+    from samples_tasks import TASKS, ZOO, counted, learned, most_steps
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -54,7 +54,8 @@ def main() -> None:
     model = algorithm(policy, envs, seed=work["seed"], device="cpu", **arguments(settings))
     episodes, seconds = Episodes(), [0.0]
     model.train = counted(model.train, seconds)
-    model.learn(task.steps, callback=episodes)
+    schedules = any(str(value).startswith("lin_") for value in ZOO.get(work["task"], {}).values())
+    model.learn(task.steps if work["zoo"] and schedules else most_steps(task, work["until"]), callback=episodes)
     envs.close()
     print(json.dumps({"episodes": episodes.ended, "steps": model.num_timesteps, "update_s": sum(seconds)}))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW = 20  # episodes whose mean is a return
+LONGER = 4  # times the env steps of a task, in a run that ends where it reaches the good return
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Task:
 
     env_id: str
     steps: int
-    """Env steps of a run."""
+    """Env steps of a run to its end; with `--until good`, at most four times as many."""
     modest: float
     good: float
     """Returns, as means of 20 training episodes, at which the task counts as begun and as learned."""
@@ -94,6 +95,11 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "DoorKey": {"normalize": True, "n_envs": 8, "n_steps": 128, "learning_rate": 2.5e-4},
 }  # fmt: skip
+
+
+def most_steps(task: Task, until: str | None) -> int:
+    """Return the env steps of a run that does not end earlier."""
+    return task.steps if until is None else LONGER * task.steps
 
 
 def learned(returns: Sequence[float], good: float) -> bool:
