@@ -48,7 +48,7 @@ def figures(task: Task, episodes: list[tuple[int, float]], until: str | None = N
 
 
 def stored(store: Path) -> Runs:
-    """Return all stored runs. Of two of one seed, one gives the end, and the one that learned or went further the rest."""
+    """Return all stored runs. Of two of one seed, one gives the end, and the one that went further the rest."""
     runs: Runs = {}
     for text in store.read_text().splitlines() if store.exists() else ():
         line = json.loads(text)
