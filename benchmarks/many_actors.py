@@ -4,9 +4,12 @@
     python benchmarks/many_actors.py --actors 16 --iterations 20
     python benchmarks/many_actors.py --actors 4 --samplers 64             64 simulators in the threads of 4 actors
 
-Runs the command, watches its processes in /proc, and prints env steps per second, the time to the first step, the
-memory of all processes, and the CPU seconds of each kind of process over the window after the warm-up. The
+Runs the command, watches its processes in /proc, and prints env steps per second, the parts of an iteration, the time
+to the first step, the memory of each kind of process, and their CPU seconds over the window after the warm-up. The
 main thread of an actor, which steps and acts, is counted apart from Ray's threads in the same process. Run it alone.
+
+Two bounds: 5,940 env steps/s, where a step takes 10 ms and an update 50 ms; and that of the window, where an update
+takes as long as it did, and a step as long as that of bare threads that sleep, as many in as many processes.
 """
 
 from __future__ import annotations
@@ -14,18 +17,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from measure import descendants, ours_environment, stop
 
 WARM_UP = 4  # iterations before the window
+STEPS = 64  # of a segment
+PARTS = ("iteration", "collect", "slowest_actor", "env", "act", "wait", "transfer", "update", "other")
 BOUND = 5_940.0  # env steps/s of 64 samplers, T=64, M=512, if a step took 10 ms and Ray no time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -40,6 +48,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         samplers = wanted.samplers or wanted.actors
         result = measured(wanted.actors, samplers, wanted.iterations, wanted.step_s, Path(folder))
+    slept_s = STEPS * step_of_bare_threads(wanted.actors, samplers // wanted.actors, wanted.step_s)
+    result["bare_step_ms"] = 1e3 * slept_s / STEPS
+    result["bound_of_bare_threads"] = STEPS * samplers / (slept_s + 1e-3 * result["parts_ms"]["update"])
     if samplers == 64:
         result["percent_of_bound"] = 100 * result["steps_per_s"] / BOUND
     print(json.dumps(result, indent=2))
@@ -47,11 +58,11 @@ def main() -> None:
 
 def measured(actors: int, samplers: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
     """Run the command in `folder`, and return its rates, memory and CPU time."""
-    batch = 64 * samplers
+    batch = STEPS * samplers
     words = [
         *("train", "dppo/SlowCartPole-v0", "--preset", "fast", "--progress", "off", "--run-dir", "run"),
         *("--env-kwargs", json.dumps({"step_s": step_s})),
-        *("--num-actors", str(actors), "--num-samplers", str(samplers), "--num-steps", "64"),
+        *("--num-actors", str(actors), "--num-samplers", str(samplers), "--num-steps", str(STEPS)),
         *(("--env-threads",) if samplers > actors else ()),
         *("--minibatch-size", str(min(512, batch)), "--total-timesteps", str(batch * (WARM_UP + iterations))),
     ]
@@ -72,7 +83,7 @@ def measured(actors: int, samplers: int, iterations: int, step_s: float, folder:
                 first_s = time.monotonic() - began - row["time/training_s"]
             if len(rows) >= WARM_UP and before is None:
                 before, since = cpu_seconds(child.pid), len(rows)
-                memory = {"pss_mb": memory_mb(child.pid, "Pss"), "rss_mb": memory_mb(child.pid, "Rss")}
+                memory = {name: memory_mb(child.pid, name) for name in ("Pss", "Rss")}
             if len(rows) >= WARM_UP + iterations - 1 and before is not None:
                 after, until = cpu_seconds(child.pid), len(rows)
                 break
@@ -82,7 +93,8 @@ def measured(actors: int, samplers: int, iterations: int, step_s: float, folder:
     finally:
         stop(child)
         log.close()
-    first, last = (json.loads(metrics.read_text().splitlines()[number - 1]) for number in (since, until))
+    window = [json.loads(line) for line in metrics.read_text().splitlines()[since - 1 : until]]
+    first, last = window[0], window[-1]
     window_s = last["time/wall_s"] - first["time/wall_s"]
     steps = last["global_step"] - first["global_step"]
     used = {name: after[name] - before[name] for name in after}
@@ -92,7 +104,10 @@ def measured(actors: int, samplers: int, iterations: int, step_s: float, folder:
         "steps_per_s": steps / window_s,
         "first_step_s": first_s,
         "window_s": window_s,
-        **memory,
+        "parts_ms": {part: 1e3 * fmean(row[f"perf/{part}_s"] for row in window[1:]) for part in PARTS},
+        "pss_mb": sum(memory["Pss"].values()),
+        "rss_mb": sum(memory["Rss"].values()),
+        "pss_mb_of": memory["Pss"],
         "cpu_s": used,
         "cores_used": sum(used.values()) / window_s,
         "actor_cpu_us_per_step": 1e6 * used.get("actors", 0.0) / steps,
@@ -115,15 +130,41 @@ def cpu_seconds(root: int) -> dict[str, float]:
     return seconds
 
 
-def memory_mb(root: int, name: str) -> float:
-    """Return the memory of all processes in MB; Pss counts a shared page once."""
-    total = 0
+def memory_mb(root: int, name: str) -> dict[str, float]:
+    """Return the memory in MB, by kind of process; Pss counts a shared page once."""
+    total: dict[str, float] = defaultdict(float)
     for pid in [root, *(pid for pid, _, _ in descendants(root))]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith(f"{name}:"):
-                    total += int(line.split()[1])
-    return total / 1024
+                    total[kind(pid, root)] += int(line.split()[1]) / 1024
+    return total
+
+
+def step_of_bare_threads(processes: int, threads: int, step_s: float) -> float:
+    """Return the seconds of a step of the slowest of all threads, which do nothing but sleep: the median of 5 tries."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes) as pool:
+        tries = [max(pool.map(_slowest, [(threads, step_s)] * processes, chunksize=1)) for _ in range(5)]
+    return sorted(tries)[2]
+
+
+def _slowest(of: tuple[int, float]) -> float:
+    number, step_s = of
+    took: list[float] = []
+
+    def sleep() -> None:
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            time.sleep(step_s)
+        took.append((time.perf_counter() - began) / STEPS)
+
+    threads = [threading.Thread(target=sleep) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(took)
 
 
 def kind(pid: int, root: int) -> str:

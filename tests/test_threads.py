@@ -69,17 +69,19 @@ def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_p
 
 
 @slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_kill_in_a_thread_changes_nothing(where: str, tmp_path: Path, ray_session: None) -> None:
-    """One of the resets in the background ends the process, or a step in the middle of the second segment."""
+def test_a_kill_or_a_hang_in_a_thread_changes_nothing(where: str, how: str, tmp_path: Path, ray_session: None) -> None:
+    """In one of the resets in the background, or in a step in the middle of the second segment."""
     marker = tmp_path / "marker"
     place = {"at_episode": 2} if where == "reset" else {"at_episode": None, "at_step": 15}
     config = small(tmp_path / "plain", **THREADED)
     expected = dppo.train(config)
-    kill = crashing(marker=str(marker), how="kill", where=where, **place)
-    result = dppo.train(small(tmp_path / "killed", **kill, num_actors=1, **BOTH))
+    kill = crashing(marker=str(marker), how=how, where=where, **place)
+    result = dppo.train(small(tmp_path / "killed", **kill, num_actors=1, segment_timeout_s=4, **BOTH))
     assert marker.exists()
-    assert (result.weights_sha256, lasting(result)) == (expected.weights_sha256, {"actor_lost": 1})
+    lost = {"actor_lost": 1} if how == "kill" else {"actor_hung": 1}
+    assert (result.weights_sha256, lasting(result)) == (expected.weights_sha256, lost)
 
 
 # ------------------------------------------------------------------ threads
@@ -173,6 +175,9 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     assert (found.timings.replayed_steps, record.look().replayed) == (open_steps, open_steps)
     assert (record.look().steps, shown[-1], str(record.look())) == (80, 80, "idle")
     assert 0 < found.timings.env_s < found.timings.total_s
+    assert found.timings.total_s >= max(report.env_s for report, _ in found.made), "that of the slower one"
+    assert found.used is not None
+    assert 0 < found.used <= 1
     assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
     host.close()
     plain.close()

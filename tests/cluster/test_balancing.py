@@ -11,7 +11,7 @@ import pytest
 from test_slow_or_hung import Driver, report
 
 from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.messages import Answered, Ask, Limits, Process, Started
+from dppo.cluster.collecting.messages import Answered, Ask, Joined, Limits, Process, Start, Started
 from dppo.cluster.wire import Answer
 from dppo.ppo.exchange.records import Timings
 
@@ -25,10 +25,18 @@ class Cluster(Driver):
     """Actors that answer as fast as they are."""
 
     def __init__(
-        self, samplers: int, actors: int, seconds: Seconds, *, open_steps: int = 0, backups: bool = False
+        self,
+        samplers: int,
+        actors: int,
+        seconds: Seconds,
+        *,
+        open_steps: int = 0,
+        backups: bool = False,
+        cpu: float | None = None,
     ) -> None:
+        """Let an actor's samplers take turns, or work side by side, each using the share `cpu` of a core."""
         super().__init__(shares(samplers, actors), replace(LIMITS, backup_requests=backups), described=False)
-        self.seconds = seconds
+        self.seconds, self.cpu = seconds, cpu
         self.heavy: set[int] = set()
         """Samplers whose simulator has four times as much to compute."""
         self.open_steps = dict.fromkeys(range(samplers), open_steps)
@@ -41,18 +49,23 @@ class Cluster(Driver):
         return self.engine.balancing.notes() + (backups.notes() if backups is not None else [])
 
     def answer_to(self, ask: Ask) -> Answered:
-        took, made, replayed = 0.0, [], 0
+        used = 1.0 if self.cpu is None else self.cpu * len(ask.question.requests)
+        made, timings = [], []
         for one in ask.question.requests:
             first = report(one.sampler_id, one.index, ask.policy.version)
             carry = replace(first.carry, episode_lengths=np.array([self.open_steps[one.sampler_id]]))
-            seconds = self.seconds(ask.process.actor_id) * (4 if one.sampler_id in self.heavy else 1)
+            pace = self.seconds(ask.process.actor_id) * max(1.0, used)
+            seconds = pace * (4 if one.sampler_id in self.heavy else 1)
             made.append((replace(first, steps=STEPS, carry=carry, env_s=seconds), "segment"))
-            replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
-            took += seconds
-        replay_s = self.seconds(ask.process.actor_id) * replayed / STEPS
-        return Answered(
-            ask.process, ask.ask_id, Answer(tuple(made), Timings(took + replay_s, took, replayed, replay_s))
+            replayed = 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
+            replay_s = pace * replayed / STEPS
+            timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
+        if self.cpu is None:
+            return Answered(ask.process, ask.ask_id, Answer(tuple(made), sum(timings, Timings())))
+        last = replace(
+            max(timings, key=lambda one: one.total_s), replayed_steps=sum(one.replayed_steps for one in timings)
         )
+        return Answered(ask.process, ask.ask_id, Answer(tuple(made), last, min(1.0, used)))
 
     def iterate(self, index: int) -> list[int]:
         """Collect segments `index` without a lag; return the samplers that were rebuilt for it."""
@@ -153,6 +166,77 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     moves = [cluster.iterate(index) for index in range(again + 2, again + 45)]
     assert [len(one) for one in moves if one] == [1, 1]
     assert not cluster.logged() or len(cluster.logged()) == 1
+
+
+# ------------------------------------------------------------------ samplers in threads
+
+
+@pytest.mark.parametrize("cpu", [0.001, 0.02, 0.1, 0.5], ids=["waiting", "a third", "full", "too many"])
+def test_threads_among_even_actors_nothing_moves(cpu: float) -> None:
+    rng = random.Random(1)
+    cluster = Cluster(64, 4, lambda actor_id: rng.uniform(0.9, 1.1), cpu=cpu)
+    assert not any(cluster.iterate(index) for index in range(40))
+    assert not cluster.logged()
+    assert not cluster.notes()
+
+
+def test_threads_a_slow_actor_gives_all_its_samplers_to_others_that_have_cpu_left() -> None:
+    cluster = Cluster(16, 4, one_slow, cpu=0.01)
+    found = {index: cluster.iterate(index) for index in range(8)}
+    assert [sampler for moved in found.values() for sampler in moved] == [0, 4, 8, 12]
+    began = cluster.now
+    cluster.iterate(8)
+    assert cluster.now - began == 1.0, "the slow one would take 5 s for a single one, too"
+
+
+def test_threads_a_slow_actor_keeps_its_part_of_what_fills_all_cpus() -> None:
+    cluster = Cluster(32, 4, lambda actor_id: 2.0 if actor_id == 0 else 1.0, cpu=1.0)
+    for index in range(40):
+        began = cluster.now
+        cluster.iterate(index)
+    assert [len(actor.samplers) for actor in cluster.engine._actors.values()] == [5, 9, 9, 9]
+    assert cluster.now - began == 10.0, "16 s at the start"
+
+
+def test_threads_a_slow_actor_is_named_with_its_cost() -> None:
+    cluster = Cluster(16, 4, one_slow, cpu=0.001, open_steps=100_000)
+    for index in range(20):
+        cluster.iterate(index)
+    (line,) = cluster.logged()
+    assert line.startswith("actor 0 on node n0 needs 4.99 s for a segment")
+    assert "which costs 80% of the time" in line
+
+
+def test_threads_an_actor_that_joins_is_tried_and_gets_its_part_if_that_is_faster() -> None:
+    def joined(slowdown: float) -> int:
+        cluster = Cluster(16, 2, lambda actor_id: 1.0, cpu=0.001)
+        actors = cluster.engine._actors
+        cluster.seconds = lambda actor_id: 1 + slowdown * len(actors[actor_id].samplers)
+        for index in range(40):
+            cluster.iterate(index)
+            if index == 10:
+                cluster.on(Joined(2))
+                cluster.on(Started(cluster.all(Start)[-1].process, "n2"))
+        return len(actors[2].samplers)
+
+    assert joined(0.0) == 1, "simulators that use nothing of an actor's node gain nothing"
+    assert joined(0.5) >= 4, "processes of simulators share the CPU of their node"
+
+
+def test_threads_a_segment_is_late_after_the_time_of_one_and_not_of_all() -> None:
+    cluster = Cluster(8, 4, lambda actor_id: 10.0, open_steps=50, backups=True, cpu=0.001)
+    for index in range(21):
+        cluster.iterate(index)
+    cluster.asks.clear()
+    cluster.request(21)
+    cluster.now += 10.0
+    for ask in cluster.asks[1:]:
+        cluster.on(cluster.answer_to(ask))
+    cluster.asks.clear()
+    cluster.wait(14.0)
+    assert not cluster.asks, "late, but by less than a backup takes: 10 s, and 5 s for the replay"
+    cluster.wait(2.5)
+    assert sorted(one.sampler_id for ask in cluster.asks for one in ask.question.requests) == [0, 4]
 
 
 # ------------------------------------------------------------------ backup requests

@@ -104,6 +104,7 @@ class Laboratory:
     def __init__(self) -> None:
         self.config = config()
         self.plan = sampler_plan(self.config)
+        self.threaded = replace(self.plan, sampling=replace(self.plan.sampling, env_threads=True))
         real = LocalTrainer(trainer_plan(self.config), self._spaces())
         self.trainers: tuple[Trainers, Trainers] = (Mixing(real.spec), real)
         self.fresh = tuple((one.weights(), one.state()) for one in self.trainers)
@@ -206,13 +207,16 @@ def test_faults_do_not_change_the_state_of_the_learner(part: int, laboratory: La
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nodes_that_come_and_go_do_not_change_the_state_of_the_learner(part: int, laboratory: Laboratory) -> None:
-    """Actors join and leave with nodes that are added, announced to leave, and lost; some fail by themselves."""
+    """Actors join and leave with nodes that are added, announced to leave, and lost; some fail by themselves.
+
+    In every fourth run, their samplers work in threads.
+    """
     seen: set[str] = set()
     for seed in range(24) if part == 0 else range(24, 600):
         rng = random.Random(seed)
         lag, fewest, most = (0, 1, 3)[seed % 3], rng.choice([1, 1, 2, 3]), SAMPLERS
         faults = Faults(at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3]))
-        cloud = Cloud(laboratory.plan, rng, faults, fewest=fewest, most=most)
+        cloud = Cloud(laboratory.threaded if seed % 4 == 1 else laboratory.plan, rng, faults, fewest=fewest, most=most)
         limits = replace(LIMITS, start_timeout_s=20, fewest_actors=fewest, elastic=True)
         state = laboratory.run(cloud, lag, real=seed % 41 == 0, num_actors=cloud.room.at_first, limits=limits)
         expected = laboratory.expected[lag, seed % 41 == 0]

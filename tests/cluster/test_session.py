@@ -145,6 +145,14 @@ def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(en
     assert environment["RAY_AUTH_MODE"] == "token"
 
 
+def test_only_actors_with_threads_run_at_the_priority_of_other_processes(environment: dict[str, str]) -> None:
+    surroundings.set_environment(start_here=True)
+    surroundings.set_environment(start_here=False, env_threads=True)
+    assert "RAY_worker_niceness" not in environment, "a running cluster has its own"
+    surroundings.set_environment(start_here=True, env_threads=True)
+    assert environment["RAY_worker_niceness"] == "0"
+
+
 def test_variables_set_by_the_user_keep_their_values(environment: dict[str, str]) -> None:
     theirs = {"RAY_USAGE_STATS_ENABLED": "1", "RAY_AUTH_MODE": "disabled"}
     environment |= theirs

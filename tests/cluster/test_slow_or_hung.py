@@ -170,6 +170,14 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     assert words in driver.reported()[0].text
 
 
+def test_one_of_several_samplers_that_hangs_is_noticed_after_one_deadline() -> None:
+    driver = Driver([[0, 1, 2]])
+    driver.moving[0] = moving(Phase.STEP, 1, until=7)
+    driver.request(0)
+    driver.wait(100)
+    assert driver.killed_at() == pytest.approx(7 + 10, abs=LIMITS.look_s + STEP_S)
+
+
 def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> None:
     driver = Driver([[0]])
     driver.request(0)

@@ -95,7 +95,7 @@ class Fake:
     def __init__(
         self, plan: SamplerPlan, rng: random.Random, faults: Faults, make_actor: Callable[[], Any] | None = None
     ) -> None:
-        packed = wire.pack(plan)
+        packed, self._threads = wire.pack(plan), plan.sampling.env_threads
         self.now, self.tick_s = 0.0, TICK_S
         self.story: list[str] = []
         """The questions, and what became of them."""
@@ -208,7 +208,8 @@ class Fake:
         took, replayed = self._took[command.ask_id], 0
         for one in command.question.requests:
             replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
-        answer = replace(answer, timings=Timings(took, 0.0, replayed, took / 2 if replayed else 0.0))
+        timings = Timings(took, 0.0, replayed, took / 2 if replayed else 0.0)
+        answer = replace(answer, timings=timings, used=0.2 if self._threads else None)
         if forged:
             (report, segment), *rest = answer.made
             answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))

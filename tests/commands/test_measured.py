@@ -18,8 +18,17 @@ def row(iteration: int, **figures: Any) -> dict[str, Any]:
     return made | {"perf/env_step_ms": 10.0} | {key.replace("__", "/"): value for key, value in figures.items()}
 
 
-def run(actors: int, seed: int = 1, sha: str = "a", training_s: float = 2.1, samplers: int = 8, **figures: Any) -> Run:
-    config = Config(env_id="E-v0", num_actors=actors, num_samplers=samplers, num_steps=64, seed=seed)
+def run(
+    actors: int,
+    seed: int = 1,
+    sha: str = "a",
+    training_s: float = 2.1,
+    samplers: int = 8,
+    threads: bool = False,
+    **figures: Any,
+) -> Run:
+    sizes: dict[str, Any] = {"num_actors": actors, "num_samplers": samplers, "num_steps": 64, "env_threads": threads}
+    config = Config(env_id="E-v0", seed=seed, **sizes)
     rows = [row(number, **figures) for number in (1, 2, 3)]
     result = finished(wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha)
     return Run(config, result, rows)
@@ -103,6 +112,14 @@ def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_t
     assert eight.speed_up_limit == pytest.approx(0.7 / (1.2 / 8 + 0.03))
     larger = group_of([run(2, samplers=16)], two)
     assert larger.speed_up_limit == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
+
+
+def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
+    one = group_of([run(1, threads=True)], None)
+    four, slower = (group_of([run(4, threads=True, perf__env_s=env_s)], one) for env_s in (0.4, 0.6))
+    assert one.cycle.work_s == pytest.approx(8 * 0.6)
+    assert four.speed_up_limit == pytest.approx(0.7 / (0.5 + 0.03))
+    assert slower.speed_up_limit == one.speed_up_limit == pytest.approx(0.7 / (0.6 + 0.03))
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

@@ -37,6 +37,8 @@ class Answer:
     """A report and a `Segment` for each request, in the order of the question; a reference in place of the segment if
     the arrays stay with Ray."""
     timings: Timings
+    used: float | None = None
+    """With threads: the share of a CPU that the process used while all samplers worked side by side."""
 
 
 def pack(value: Any) -> bytes:

@@ -130,7 +130,9 @@ def _open_session(
     store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
-    session = RaySession(actors, config.learners, store_bytes=store_bytes, notify=logger.warning)
+    session = RaySession(
+        actors, config.learners, store_bytes=store_bytes, notify=logger.warning, env_threads=config.env_threads
+    )
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile

@@ -32,6 +32,7 @@ class Balancing:
         """Seconds for a segment on a typical actor; 0 while no pace is known."""
         self._actors, self._hosting, self._places, self._ledger = actors, hosting, hosting.places, ledger
         self._segment_steps = 1
+        self._added = 1.0  # by a further sampler of an actor, in units of the time of one alone; less with threads
         self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
         self._takers: list[tuple[float, int, Actor]] = []  # heap: times at which they would have one segment more
         self._began = self._planned_at = math.inf
@@ -42,22 +43,34 @@ class Balancing:
         """Take note of the times of an answer."""
         timings, pace, count = answer.timings, actor.pace, len(question.samplers)
         self._segment_steps = max(1, answer.made[0][0].steps)
-        seconds = (timings.total_s - timings.replay_s) / count
+        in_turn, alone = count, 1.0
+        if answer.used is not None:  # one sampler alone would not have waited for the CPU
+            in_turn, alone = 1, 1 - answer.used * (count - 1) / count
+            self._added += (answer.used / (count * alone) - self._added) / 2
+        seconds = alone * (timings.total_s - timings.replay_s) / in_turn
         if question.index and not question.rebuilds:
-            rest_s = (timings.total_s - timings.env_s) / count
+            rest_s = alone * (timings.total_s - timings.env_s) / in_turn
             if seconds > 0:
-                pace.add(count, rest_s + min(report.env_s for report, _ in answer.made))
+                pace.add(count, rest_s + alone * min(report.env_s for report, _ in answer.made))
         elif not pace.recent and pace.segment_s:  # it is tried again
             pace.add(count, max(seconds / 10, seconds - self._overhead_s()))
         elif pace.segment_s:
             replay_s = pace.segment_s * timings.replayed_steps / self._segment_steps
-            extra_s = timings.total_s - count * pace.segment_s - replay_s
-            self._overheads.append(max(0.0, extra_s / max(1, question.rebuilds)))
+            extra_s = alone * timings.total_s - in_turn * pace.segment_s - replay_s
+            self._overheads.append(max(0.0, extra_s / max(1, min(in_turn, question.rebuilds))))
 
     def takes_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
         own_s, typical_s = actor.pace.segment_s, self.typical_s or 1.0
-        return samplers * (own_s if own_s and abs(own_s - typical_s) > NOISE_S else typical_s)
+        known = actor.pace.samplers  # more in threads may share what its process does not show: other CPUs, a licence
+        times = self._times(min(samplers, known)) * max(1.0, samplers / known)
+        return times * (own_s if own_s and abs(own_s - typical_s) > NOISE_S else typical_s)
+
+    def _times(self, samplers: int) -> float:
+        return 1 + (samplers - 1) * self._added if samplers else 0.0
+
+    def _one_more_s(self, actor: Actor) -> float:
+        return self.takes_s(actor, len(actor.samplers) + 1) - self.takes_s(actor, len(actor.samplers))
 
     def replay_s(self, sampler: int, actor: Actor) -> float:
         """Return the seconds that an actor would need to rebuild a sampler."""
@@ -72,7 +85,8 @@ class Balancing:
 
     def needs_s(self, actor: Actor, samplers: Sequence[int], *, rebuilt: bool) -> float:
         """Return the seconds that an actor would need for a segment of each of some samplers."""
-        return self.takes_s(actor, len(samplers)) + sum(self.replay_s(one, actor) for one in samplers if rebuilt)
+        replays_s = sum(self.replay_s(one, actor) for one in samplers if rebuilt)
+        return self.takes_s(actor, len(samplers)) + replays_s * self._times(len(samplers)) / len(samplers)
 
     def left_s(self, actor: Actor, now: float) -> float:
         """Return the seconds until an actor answers its first question.
@@ -84,11 +98,12 @@ class Balancing:
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
         """Return the seconds until an actor would have made its segments before `end`."""
+        each_s = self.takes_s(actor, hosted := max(1, len(actor.samplers))) / hosted
         to_do = sum(end - self._places[sampler].arrived for sampler in actor.samplers)
         if not actor.asked or not self.typical_s:
-            return self.takes_s(actor, to_do) if self.typical_s else float(len(actor.samplers))
+            return each_s * to_do if self.typical_s else float(len(actor.samplers))
         queue = sum(len(question.samplers) for question in actor.asked.values())
-        return self.takes_s(actor, max(to_do, queue) - len(actor.first.samplers)) + self.left_s(actor, now)
+        return each_s * (max(to_do, queue) - len(actor.first.samplers)) + self.left_s(actor, now)
 
     # ------------------------------------------------------------------ moving
 
@@ -102,15 +117,15 @@ class Balancing:
         least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
-        for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
-            self._try_again(actor, max(running, key=lambda one: len(one.samplers)))
+        for actor in [one for one in running if not one.samplers and (one.pace.segment_s or self._added < 1)]:
+            self._try(actor, max(running, key=lambda one: len(one.samplers)))
         is_slow = bool(paces) and paces[-1] > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
         return self._blame(running, period_s) if is_slow and period_s else []
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
         ends = {one.actor_id: self._finish_s(one, end, now) for one in self._actors.values() if one.samplers}
         self._takers = [
-            (now + ends.get(one.actor_id, 0.0) + self.takes_s(one), one.actor_id, one)
+            (now + ends.get(one.actor_id, 0.0) + self._one_more_s(one), one.actor_id, one)
             for one in running
             if not one.waits
         ]
@@ -137,8 +152,9 @@ class Balancing:
                 heappop(self._takers)
             when, taker_id, taker = self._takers[0] if self._takers else (math.inf, 0, giver)
             own_s, early, replay_s = self.takes_s(giver), max(0.0, when - now), 0.0
-            lasting_s = own_s * len(giver.samplers) - self.takes_s(taker, len(taker.samplers) + 1)
-            if taker is giver or early >= (1 - MARGIN) * late or lasting_s < -MARGIN * own_s * len(giver.samplers):
+            own_all_s = self.takes_s(giver, len(giver.samplers))
+            lasting_s = own_all_s - self.takes_s(taker, len(taker.samplers) + 1)
+            if taker is giver or early >= (1 - MARGIN) * late or lasting_s < -MARGIN * own_all_s:
                 return
             if taker.samplers or taker.pace.segment_s:  # else it takes one at once, wherever that is in an episode
                 if self._places[sampler].asked > self._places[sampler].arrived:
@@ -148,15 +164,15 @@ class Balancing:
                 if replay_s > min(own_s, late - early) + giver.pace.waited_s:
                     giver.pace.waited_s += max(0.0, min(own_s, lasting_s))
                     return
-            giver.pace.waited_s, late = 0.0, late - own_s
             self._hosting.rehost(sampler, taker)
-            heapreplace(self._takers, (when + replay_s + self.takes_s(taker), taker_id, taker))
+            giver.pace.waited_s, late = 0.0, late - self._one_more_s(giver)
+            heapreplace(self._takers, (when + replay_s + self._one_more_s(taker), taker_id, taker))
 
-    def _try_again(self, actor: Actor, giver: Actor) -> None:
-        """Move a sampler to an actor that was slow, from time to time, if there is little to replay."""
+    def _try(self, actor: Actor, giver: Actor) -> None:
+        """Move a sampler to an actor that was slow, or with threads is new, from time to time, for a short replay."""
         pace, sampler = actor.pace, min(giver.samplers, key=self._open_steps)
         pace.rested += 1
-        if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= pace.segment_s:
+        if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= self.takes_s(actor):
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough = 0, 2 * pace.patience, 1
             pace.recent.clear()
@@ -167,7 +183,7 @@ class Balancing:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
         longest_s = max(self.takes_s(actor, len(actor.samplers)) for actor in running)
-        fair_s = self.typical_s * math.ceil(len(self._places) / len(running))
+        fair_s = self.typical_s * self._times(math.ceil(len(self._places) / len(running)))
         pace, cost_s = slowest.pace, max(0.0, min(longest_s, period_s) - fair_s)
         pace.cost_s += cost_s
         pace.iterations += cost_s > MARGIN * period_s

@@ -131,8 +131,9 @@ class ThreadedHost:
         return spaces[0]
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
-        """Collect all requested segments side by side; as `SamplerHost.collect`, but times are means over samplers."""
+        """Collect all requested segments side by side; as `SamplerHost.collect`, with the times of the slowest one."""
         working = {}
+        began, cpu_began = time.perf_counter(), time.process_time()
         with self._turns:
             self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
             if self._failure is not None:
@@ -153,9 +154,10 @@ class ThreadedHost:
             with self._turns:
                 self._over += 1
                 self._turns.notify_all()
-        summed = sum((answer.timings for answer in answers), Timings())
-        means = {name: getattr(summed, name) / len(answers) for name in ("total_s", "env_s", "replay_s")}
-        return Answer(tuple(answer.made[0] for answer in answers), replace(summed, **means))
+        used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
+        slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+        timings = replace(slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers))
+        return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
 
     def close_all_but(self, hosted: Collection[int]) -> None:
         """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""

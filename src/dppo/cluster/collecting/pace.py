@@ -16,6 +16,7 @@ class Pace:
 
     segment_s: float = 0.0
     """Seconds for a segment of a sampler; 0 while that is not certain."""
+    samplers: int = 1  # of the answer before, from which that was measured
     waited_s: float = 0.0
     """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
     cost_s: float = 0.0
@@ -30,6 +31,7 @@ class Pace:
     def add(self, samplers: int, fastest_s: float) -> None:
         """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
         self.recent.append(fastest_s)
+        self.samplers = samplers
         self.evidence += samplers**2
         if self.evidence >= self.enough:
             self.segment_s = sorted(self.recent)[len(self.recent) // 4]

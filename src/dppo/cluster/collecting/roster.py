@@ -170,7 +170,7 @@ class Actor:
         self.progress, self.due, self.look_at = None, math.inf, math.inf
 
     def progressed(self, progress: Activity, now: float, limits: Limits) -> None:
-        """Record a look; extend the deadline if the actor has progressed since the last one.
+        """Record a look; if the actor has progressed since the last one, its deadline counts from now.
 
         This ends: a question asks for a finite number of steps and resets.
         """
@@ -178,7 +178,7 @@ class Actor:
             return
         before = progress.began if self.progress is None else self.progress.moves
         if progress.moves != before:
-            self.due, self.extended = max(self.due, now + limits.segment_timeout_s), False
+            self.due, self.extended = now + limits.segment_timeout_s, False
         self.progress = progress
 
     def is_late(self, now: float, limits: Limits) -> bool:

@@ -15,7 +15,7 @@ RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def set_environment(*, start_here: bool, dashboard: bool = False) -> None:
+def set_environment(*, start_here: bool, dashboard: bool = False, env_threads: bool = False) -> None:
     """Set the variables that Ray reads when it is imported; variables set by the user keep their values."""
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
@@ -32,6 +32,8 @@ def set_environment(*, start_here: bool, dashboard: bool = False) -> None:
         # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at
         # the end to send the records.
         **({"RAY_task_events_report_interval_ms": "0"} if start_here and not dashboard else {}),
+        # Ray's 15 lets every other process go first: threads that wait for simulators would lose a little in each step.
+        **({"RAY_worker_niceness": "0"} if start_here and env_threads else {}),
     }.items():
         os.environ.setdefault(name, value)
     if start_here and "RAY_AUTH_MODE" not in os.environ:

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, fitted_here, gpus_here, usable_cores
@@ -33,8 +34,10 @@ GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray st
 class RaySession:
     """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
 
-    def __init__(self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None]) -> None:
-        """Connect to Ray, or start it with an object store of `store_bytes`, and check that there is room.
+    def __init__(
+        self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None], **more: bool
+    ) -> None:
+        """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
 
         Raises:
             ClusterError: Ray cannot be reached or started.
@@ -45,7 +48,7 @@ class RaySession:
         source, cluster = wanted_cluster(address) if self._ours else ("address", address)
         self.started_here = started_here = self._ours and cluster is None
         if self._ours:
-            set_environment(start_here=started_here, dashboard=dashboard)
+            set_environment(start_here=started_here, dashboard=dashboard, **more)
         import ray
 
         if not self._ours:
@@ -203,6 +206,10 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        if not dashboard:
+            with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+                ray._private.worker._global_node.kill_monitor(check_alive=False)
+                ray._private.worker._global_node.kill_log_monitor(check_alive=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "

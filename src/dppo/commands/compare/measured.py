@@ -46,7 +46,7 @@ class Cycle:
 
 
 def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
-    """Return the mean iteration of one run, or of several with equal settings, in which `hosts` processes collect."""
+    """Return the mean iteration of one run, or of several with equal settings, with `hosts` processes or threads."""
     settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
     def mean(*names: str) -> float:
@@ -95,7 +95,7 @@ class Run:
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
-        cycle = measure_cycle(self.rows, self.config.batch_size, max(1, self.config.most_actors))
+        cycle = group_of([self], None).cycle
         names = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
         return {
             "num_actors": self.config.num_actors,
@@ -154,11 +154,12 @@ class Group:
 def group_of(runs: Sequence[Run], first: Group | None) -> Group:
     """Return the group of runs that differ in their seeds; speed-ups refer to the group `first`, or to itself."""
     config, results = runs[0].config, [run.result for run in runs]
-    actors, hosts = config.most_actors, max(1, config.most_actors)
+    actors, hosts = config.most_actors, config.num_samplers if config.env_threads else max(1, config.most_actors)
     steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
     cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
     origin, unit = (cycle, steps_per_s) if first is None else (first.cycle, first.steps_per_s)
-    shortest_s = (origin.work_s / hosts + origin.update_s) / origin.steps  # for an env step
+    work_s = min(origin.work_s, cycle.work_s) if config.env_threads else origin.work_s  # threads wait for each other
+    shortest_s = (work_s / hosts + origin.update_s) / origin.steps  # for an env step
     return Group(
         runs=tuple(runs),
         label="in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
