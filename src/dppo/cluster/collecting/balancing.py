@@ -96,10 +96,10 @@ class Balancing:
         """Move samplers before segments `end` - 1 are asked for; return a line if an actor turns out to be slow."""
         running, period_s = list(self._hosting.running.values()), max(0.0, now - self._planned_at)
         self._began, self._planned_at = min(self._began, now), now
-        paces = sorted(actor.pace.segment_s for actor in running if actor.pace.segment_s)
+        paces = sorted([pace_s for actor in running if (pace_s := actor.pace.segment_s)])
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        most_s = max((self.takes_s(one, len(one.samplers)) for one in self._actors.values()), default=0.0)
-        least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
+        most_s = max([self.takes_s(one, len(one.samplers)) for one in self._actors.values()], default=0.0)
+        least_s = min([self.takes_s(one, len(one.samplers) + 1) for one in running], default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
@@ -159,7 +159,7 @@ class Balancing:
         if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= pace.segment_s:
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough = 0, 2 * pace.patience, 1
-            pace.recent.clear()
+            del pace.recent[:]
 
     # ------------------------------------------------------------------ reporting
 

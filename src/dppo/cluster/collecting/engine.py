@@ -71,6 +71,7 @@ class Collecting:
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
         self._alarms = Alarms(limits)
+        self._early: dict[int, Answer | Spaces | Fault] = {}  # before the answer to the actor's first question, by id
         self._describer: Actor | None = None  # the last one asked for the spaces
         self._describing = False
         self._questions = 0
@@ -125,17 +126,17 @@ class Collecting:
         if isinstance(event, Joined | Left):
             return self._join_or_leave(event, now)
         actor = self._actors[event.process.actor_id]
-        if event.process != actor.process or not actor.has_process:
+        if event.process != actor.process:
             return []  # from an abandoned process
         match event:
+            case Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
+                return self._answered(actor, ask_id, answer, now)
             case Started(node=node):
                 return self._started(actor, node)
             case Died(error=DppoError() as error):
                 raise error
             case Died(reason=reason):
                 return self._lose(actor, reason, now)
-            case Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
-                return self._answered(actor, ask_id, answer, now)
             case Progressed(progress=progress):
                 actor.progressed(progress, now, self.limits)
         return []
@@ -148,31 +149,31 @@ class Collecting:
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
-        self._news_at = now
-        actor.early[ask_id] = answer
+        self._news_at, self._early[ask_id] = now, answer
         commands: list[Command] = []
-        while actor.asked and (first := next(iter(actor.asked))) in actor.early:
-            commands += self._take_in(actor, first, actor.early.pop(first), now)
+        while (first := next(iter(actor.asked), 0)) in self._early:
+            commands += self._take_in(actor, first, self._early.pop(first), now)
         return commands
 
     def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
-        if isinstance(answer, ClusterError):
-            return self._lose(actor, f"was refused: {answer}", now)
-        if isinstance(answer, Fault):
-            raise answer
         if isinstance(answer, Answer):
-            question = actor.first
+            question = actor.asked[ask_id]
             if problem := roster.wrong(question, answer):
                 return self._lose(actor, problem, now)
             self.balancing.measure(actor, question, answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-            for report, segment in made:
-                self._ledger.record(report)
-                self.requests.arrived(report, segment)
-                self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
+            end = self.requests.end
+            for one in made:
+                self._ledger.record(one[0])
+                self.requests.arrived(one)
+                self._hosting.arrived(one[0].sampler_id, question.index, end)
             if made:
                 self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
+        elif isinstance(answer, ClusterError):
+            return self._lose(actor, f"was refused: {answer}", now)
+        elif isinstance(answer, Fault):
+            raise answer
         else:
             self.spaces, self._describing = answer, False
         actor.answered(ask_id, now, self.limits)
@@ -196,8 +197,23 @@ class Collecting:
 
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
-        commands: list[Command] = []
         alarmed = self._alarms.due(now)
+        commands = self._attend(alarmed, now) if alarmed else []
+        if self._describing or self.requests.owed:
+            commands += self._presence.check(now)
+            commands += self._ask_all_ready(now)
+            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
+            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
+            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
+                self._news_at = now
+                owed = [] if self._describing else self._hosting.missing(self.requests.index)
+                waited_s, actors = now - self.requests.began, self._actors.values()
+                commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
+        return commands
+
+    def _attend(self, alarmed: Sequence[Actor], now: float) -> list[Command]:
+        """Return the commands that are due for actors with an alarm."""
+        commands: list[Command] = []
         for actor in alarmed:
             if actor.is_late(now, self.limits):
                 reason = roster.hung(actor, self.limits, describing=self._describing)
@@ -210,16 +226,6 @@ class Collecting:
         commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
-        if self._describing or self.requests.owed:
-            commands += self._presence.check(now)
-            commands += self._ask_all_ready(now)
-            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
-            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
-            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
-                self._news_at = now
-                owed = [] if self._describing else self._hosting.missing(self.requests.index)
-                waited_s, actors = now - self.requests.began, self._actors.values()
-                commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
         return commands
 
     # ------------------------------------------------------------------ asking
@@ -245,10 +251,10 @@ class Collecting:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         hosted = actor.samplers | set(samplers) if backup else actor.samplers
         rebuilt = actor.will_make(samplers, index, hosted)
-        for sampler in () if backup else samplers:
-            self._hosting.asked(sampler, index, actor)
+        if not backup:
+            self._hosting.asked(samplers, index, actor)
         rebuilds = {sampler: self._ledger.rebuild(sampler, index) for sampler in rebuilt}
-        requests = tuple(SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers)
+        requests = tuple([SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers])
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
         question = Question(requests, tuple(sorted(hosted)), *checks)
         policy = self.requests.policies[index]
@@ -268,6 +274,8 @@ class Collecting:
         """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
         if self.backups:
             self.backups.ended(actor)
+        for ask_id in actor.asked:
+            self._early.pop(ask_id, None)
         self._hosting.ended(actor)
         kill = actor.end(now)
         self._alarms.set(actor)

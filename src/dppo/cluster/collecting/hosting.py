@@ -84,10 +84,11 @@ class Hosting:
             if able:
                 yield index, tuple(able)
 
-    def asked(self, sampler: int, index: int, maker: Actor) -> None:
-        """Record that an actor has been asked for segment `index` of a sampler."""
-        place = self.places[sampler]
-        place.asked, place.maker = index + 1, maker
+    def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
+        """Record that an actor has been asked for segment `index` of some samplers."""
+        for sampler in samplers:
+            place = self.places[sampler]
+            place.asked, place.maker = index + 1, maker
 
     def arrived(self, sampler: int, index: int, end: int) -> None:
         """Record that segment `index` of a sampler has arrived, of those before `end`."""

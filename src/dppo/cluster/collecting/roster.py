@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.cluster.collecting.pace import Pace
@@ -23,6 +22,9 @@ class State(Enum):
     RUNNING = "the process accepts questions"
     LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
+
+
+WITH_PROCESS = (State.STARTING, State.RUNNING, State.LEAVING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Actor:
     actor_id: int
     samplers: set[int] = field(default_factory=set)
     """Those that it hosts, running or not; every sampler has one host."""
-    number: int = 0
-    """Number of its newest process; events from any other are ignored."""
+    process: Process = field(init=False)
+    """Its process, or the next one; events from any other are ignored."""
     state: State = State.ABSENT
     start_at: float = 0.0
     missing_since: float = 0.0
@@ -60,8 +62,6 @@ class Actor:
     """True if that deadline waits for a look that was overdue."""
     asked: dict[int, Asked] = field(default_factory=dict)
     """Unanswered questions by id, in the order in which the process works through them."""
-    early: dict[int, Any] = field(default_factory=dict)
-    """Answers that arrived before that to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     look_at: float = math.inf
@@ -77,18 +77,15 @@ class Actor:
     """Time at which its process began its first question."""
     waits: bool = False
     """True if it is asked for nothing until its queue is empty, because samplers may move then."""
-    void: dict[int, int] = field(default_factory=dict)
-    """For samplers whose segments another actor has made sooner, the last question whose answers do not count."""
 
-    @property
-    def process(self) -> Process:
-        """Its newest process."""
-        return Process(self.actor_id, self.number)
+    def __post_init__(self) -> None:
+        """Number its processes from 1 on."""
+        self.process = Process(self.actor_id, 1)
 
     @property
     def has_process(self) -> bool:
-        """True if its newest process has not been abandoned."""
-        return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
+        """True if its process has been requested."""
+        return self.state in WITH_PROCESS
 
     @property
     def first(self) -> Asked:
@@ -123,20 +120,20 @@ class Actor:
 
     def start(self) -> Start:
         """Request a new process."""
-        self.number, self.state = self.number + 1, State.STARTING
+        self.state = State.STARTING
         return Start(self.process)
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless it is leaving."""
         then = State.LEFT if self.state is State.LEAVING else State.ABSENT
+        kill, self.process = Kill(self.process), Process(self.actor_id, self.process.number + 1)
         self.wanted(now)
         self.state = then
         self.asked.clear()
-        self.early.clear()
         self.holds.clear()
         self.pace, self.waits = Pace(), False
         self._rest()
-        return Kill(self.process)
+        return kill
 
     # ------------------------------------------------------------------ its questions
 
