@@ -46,7 +46,7 @@ class Balancing:
         if question.index and not question.rebuilds:
             rest_s = (timings.total_s - timings.env_s) / count
             if seconds > 0:
-                pace.add(count, rest_s + min(report.env_s for report, _ in answer.made))
+                pace.add(count, rest_s + min([report.env_s for report, _ in answer.made]))
         elif not pace.recent and pace.segment_s:  # it is tried again
             pace.add(count, max(seconds / 10, seconds - self._overhead_s()))
         elif pace.segment_s:

@@ -202,8 +202,9 @@ class Collecting:
         if self._describing or self.requests.owed:
             commands += self._presence.check(now)
             commands += self._ask_all_ready(now)
-            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
-            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
+            if self.backups:
+                late, index = list(self.backups.due(self.requests.index, now)), self.requests.index
+                commands += [self._question(actor, index, samplers, now, True) for actor, samplers in late]
             if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)

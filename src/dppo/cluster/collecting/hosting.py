@@ -73,11 +73,11 @@ class Hosting:
 
         A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
         """
-        places = {sampler: self.places[sampler] for sampler in sorted(actor.samplers)}
-        for index in range(min((place.asked for place in places.values()), default=end), end):
+        places = [(sampler, self.places[sampler]) for sampler in sorted(actor.samplers)]
+        for index in range(min([place.asked for _, place in places], default=end), end):
             able = [
                 sampler
-                for sampler, place in places.items()
+                for sampler, place in places
                 if place.asked == index
                 and (place.arrived == index or (place.maker is actor and actor.holds.get(sampler) == index))
             ]

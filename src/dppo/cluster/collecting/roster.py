@@ -101,6 +101,8 @@ class Actor:
 
     def next_alarm(self, limits: Limits) -> float:
         """Return the earliest time at which something may have to be done about this actor."""
+        if self.state is State.RUNNING:
+            return min(self.due, self.look_at)
         start_at = self.start_at if self.state is State.ABSENT else math.inf
         return min(self.due, self.look_at, start_at, self.move_at(limits))
 
@@ -143,12 +145,13 @@ class Actor:
         if len(self.asked) == 1:
             self._begin(now, limits)
 
-    def will_make(self, samplers: tuple[int, ...], index: int, hosted: set[int]) -> set[int]:
+    def will_make(self, samplers: tuple[int, ...], index: int, hosted: set[int]) -> list[int]:
         """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
-        rebuilt = {sampler for sampler in samplers if self.holds.get(sampler, 0) != index}
+        rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
         if not self.holds.keys() <= hosted:  # its process closes the others
             self.holds = {sampler: held for sampler, held in self.holds.items() if sampler in hosted}
-        self.holds.update(dict.fromkeys(samplers, index + 1))
+        for sampler in samplers:
+            self.holds[sampler] = index + 1
         return rebuilt
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
