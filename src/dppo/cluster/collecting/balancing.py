@@ -158,8 +158,7 @@ class Balancing:
         pace.rested += 1
         if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= pace.segment_s:
             self._hosting.rehost(sampler, actor)
-            pace.rested, pace.patience, pace.enough = 0, 2 * pace.patience, 1
-            del pace.recent[:]
+            pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
     # ------------------------------------------------------------------ reporting
 

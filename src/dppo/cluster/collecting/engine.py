@@ -63,7 +63,7 @@ class Collecting:
         self.expected: Expected | None = None  # the numerics that every actor must have
         self._ledger = ledger
         self._budget = RestartBudget(limits.max_actor_restarts)
-        self._actors = {actor_id: Actor(actor_id, set(samplers)) for actor_id, samplers in enumerate(shares)}
+        self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self._hosting = Hosting(self._actors)
         self._presence = Presence(self._actors, self._hosting.running, limits)
         self.requests = Requests(len(self._hosting.places))
@@ -250,14 +250,14 @@ class Collecting:
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
-        hosted = actor.samplers | set(samplers) if backup else actor.samplers
+        hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
         rebuilt = actor.will_make(samplers, index, hosted)
         if not backup:
             self._hosting.asked(samplers, index, actor)
         rebuilds = {sampler: self._ledger.rebuild(sampler, index) for sampler in rebuilt}
         requests = tuple([SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers])
         checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
-        question = Question(requests, tuple(sorted(hosted)), *checks)
+        question = Question(requests, hosted, *checks)
         policy = self.requests.policies[index]
         ask_id = self._queue(actor, Asked(index, samplers, len(rebuilds) if index else 0, policy.version), now)
         return Ask(actor.process, ask_id, question, policy)
@@ -288,7 +288,7 @@ class Collecting:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
         if actor.state is State.LEAVING:
             return [self._abandon(actor, now)]
-        message = f"actor {actor.actor_id} ({roster.samplers_named(sorted(actor.samplers))}) {reason}"
+        message = f"actor {actor.actor_id} ({roster.samplers_named(actor.samplers)}) {reason}"
         self._news_at = now
         kill, delay = self._abandon(actor, now), self._budget.spend(actor.actor_id)
         if delay is None:
@@ -301,7 +301,7 @@ class Collecting:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
         commands: list[Command] = []
         for actor in gone if self._hosting.running else ():
-            moved, actor.samplers_moved = sorted(actor.samplers), True
+            moved, actor.samplers_moved = actor.samplers, True
             hosts = self._hosting.move(moved)
             message = roster.moved(actor, now - actor.missing_since, moved, hosts)
             commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))

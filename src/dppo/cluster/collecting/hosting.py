@@ -73,7 +73,7 @@ class Hosting:
 
         A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
         """
-        places = [(sampler, self.places[sampler]) for sampler in sorted(actor.samplers)]
+        places = [(sampler, self.places[sampler]) for sampler in actor.samplers]
         for index in range(min([place.asked for _, place in places], default=end), end):
             able = [
                 sampler
@@ -118,7 +118,7 @@ class Hosting:
     def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
         place = self.places[sampler]
-        place.host.samplers.remove(sampler)
-        host.samplers.add(sampler)
+        place.host.samplers = tuple(one for one in place.host.samplers if one != sampler)
+        host.samplers = tuple(sorted((*host.samplers, sampler)))
         place.host = host
         self._ready.add(host.actor_id)

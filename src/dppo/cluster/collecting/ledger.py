@@ -41,15 +41,14 @@ class ReplayLedger:
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
-        moments, carry, last = self._moments[report.sampler_id], report.carry, report.index + 1
-        before, first = moments.get(report.index), last - self._kept
-        actions: list[Pieces] = [(new,) for new in report.open_actions]
-        if before is not None:
-            for env, (old, new) in enumerate(zip(before.carry.episodes.tolist(), carry.episodes.tolist(), strict=True)):
-                if old == new:
-                    actions[env] = before.actions[env] + actions[env]
-        moments[last] = _Moment(carry, tuple(actions))
-        for index in [index for index in moments if not first < index <= last]:
+        moments, last = self._moments[report.sampler_id], report.index + 1
+        before = moments.get(report.index)
+        actions: list[Pieces] = []
+        for env, new in enumerate(report.open_actions):
+            goes_on = before is not None and before.carry.episodes[env] == report.carry.episodes[env]
+            actions.append((*before.actions[env], new) if before is not None and goes_on else (new,))
+        moments[last] = _Moment(report.carry, tuple(actions))
+        for index in [index for index in moments if not last - self._kept < index <= last]:
             del moments[index]
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -25,12 +24,11 @@ class Pace:
     patience: int = 8  # how many of them there are before it is tried again; twice as many each time
     evidence: int = 0
     enough: int = 20  # evidence
-    recent: array[float] = field(default_factory=lambda: array("d"))  # of the last 16 answers
+    recent: tuple[float, ...] = ()  # of the last 16 answers
 
     def add(self, samplers: int, fastest_s: float) -> None:
         """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent.append(fastest_s)
-        del self.recent[:-16]
+        self.recent = (*self.recent[-15:], fastest_s)
         self.evidence += samplers**2
         if self.evidence >= self.enough:
             self.segment_s = sorted(self.recent)[len(self.recent) // 4]

@@ -45,8 +45,8 @@ class Actor:
     """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    samplers: set[int] = field(default_factory=set)
-    """Those that it hosts, running or not; every sampler has one host."""
+    samplers: tuple[int, ...] = ()
+    """Those that it hosts, running or not, in order; every sampler has one host."""
     process: Process = field(init=False)
     """Its process, or the next one; events from any other are ignored."""
     state: State = State.ABSENT
@@ -145,11 +145,11 @@ class Actor:
         if len(self.asked) == 1:
             self._begin(now, limits)
 
-    def will_make(self, samplers: tuple[int, ...], index: int, hosted: set[int]) -> list[int]:
+    def will_make(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
         """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
         rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
-        if not self.holds.keys() <= hosted:  # its process closes the others
-            self.holds = {sampler: held for sampler, held in self.holds.items() if sampler in hosted}
+        for sampler in self.holds.keys() - hosted:  # its process closes the others
+            del self.holds[sampler]
         for sampler in samplers:
             self.holds[sampler] = index + 1
         return rebuilt
