@@ -198,8 +198,8 @@ class Loop:
 
     def receive(self, stop: StopSignals) -> Collected:
         policy, index = self._requests.popleft()
-        requests = tuple(SegmentRequest(sampler, index) for sampler in range(SAMPLERS))
-        answer = self._toy.make_segments(Question(requests, tuple(range(SAMPLERS))), policy)
+        question = Question(index, tuple(range(SAMPLERS)), tuple(range(SAMPLERS)))
+        answer = self._toy.make_segments(question, policy)
         reports, segments = (list(one) for one in zip(*answer.made, strict=True))
         for report in reports:
             self._ledger.record(report)

@@ -155,6 +155,19 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     assert not cluster.logged() or len(cluster.logged()) == 1
 
 
+@pytest.mark.parametrize(("begins_at", "again"), [(14, 16), (99, 18)], ids=["an episode begins", "none begins"])
+def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(begins_at: int, again: int) -> None:
+    """After 8 iterations nothing, after 12 half a segment."""
+    cluster = Cluster(8, 4, one_slow, open_steps=50)
+    assert sum(len(cluster.iterate(index)) for index in range(10)) == 2
+    moved = {}
+    for index in range(10, 20):
+        cluster.open_steps[5] = 0 if index >= begins_at else 50
+        moved[index] = cluster.iterate(index)
+    assert next(index for index in moved if moved[index]) == again
+    assert begins_at == 99 or moved[again] == [5]
+
+
 # ------------------------------------------------------------------ backup requests
 
 

@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heapreplace
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Log
-from dppo.cluster.collecting.roster import Actor, Asked, State, slow
-from dppo.cluster.wire import Answer
+from dppo.cluster.collecting.roster import Actor, State, slow
+from dppo.cluster.wire import Answer, Question
 
 MARGIN = 0.1  # of a time: a smaller gain is within the noise, and a smaller cost of a slow actor not worth a line
 SLOW = 1.5  # times the typical pace
@@ -38,7 +38,7 @@ class Balancing:
 
     # ------------------------------------------------------------------ times
 
-    def measure(self, actor: Actor, question: Asked, answer: Answer) -> None:
+    def measure(self, actor: Actor, question: Question, answer: Answer) -> None:
         """Take note of the times of an answer."""
         timings, pace, count = answer.timings, actor.pace, len(question.samplers)
         self._segment_steps = max(1, answer.made[0][0].steps)
@@ -52,7 +52,7 @@ class Balancing:
         elif pace.segment_s:
             replay_s = pace.segment_s * timings.replayed_steps / self._segment_steps
             extra_s = timings.total_s - count * pace.segment_s - replay_s
-            self._overheads.append(max(0.0, extra_s / max(1, question.rebuilds)))
+            self._overheads.append(max(0.0, extra_s / max(1, len(question.rebuilds))))
 
     def takes_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
@@ -79,7 +79,7 @@ class Balancing:
 
         One that is later than its pace promises is expected to need as long again as it is late.
         """
-        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.first.rebuilds > 0)
+        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.rebuilds)
         return abs(whole_s - (now - actor.began))
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
@@ -103,7 +103,7 @@ class Balancing:
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and one.pace.segment_s]:
-            self._try_again(actor, max(running, key=lambda one: len(one.samplers)))
+            self._try_again(actor)
         is_slow = bool(paces) and paces[-1] > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
         return self._blame(running, period_s) if is_slow and period_s else []
 
@@ -152,11 +152,16 @@ class Balancing:
             self._hosting.rehost(sampler, taker)
             heapreplace(self._takers, (when + replay_s + self.takes_s(taker), taker_id, taker))
 
-    def _try_again(self, actor: Actor, giver: Actor) -> None:
-        """Move a sampler to an actor that was slow, from time to time, if there is little to replay."""
-        pace, sampler = actor.pace, min(giver.samplers, key=self._open_steps)
+    def _try_again(self, actor: Actor) -> None:
+        """Move a sampler to an actor that was slow, from time to time; the longer it rests, the more it may replay."""
+        pace, places = actor.pace, self._places
         pace.rested += 1
-        if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= pace.segment_s:
+        if pace.rested < pace.patience:
+            return
+        idle = [one for one, place in places.items() if place.asked == place.arrived and place.host.samplers[1:]]
+        costs = [(self.replay_s(one, actor), -len(places[one].host.samplers), one) for one in idle]
+        replay_s, _, sampler = min(costs, default=(math.inf, 0, 0))
+        if replay_s <= pace.segment_s * (pace.rested / pace.patience - 1):
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 

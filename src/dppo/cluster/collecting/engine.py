@@ -33,12 +33,12 @@ from dppo.cluster.collecting.messages import (
 )
 from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
-from dppo.cluster.collecting.roster import Actor, Asked, State
+from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 
@@ -246,7 +246,7 @@ class Collecting:
         if actor.state is not State.RUNNING or (before is not None and before.asked):
             return []
         self._describer = actor
-        return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=0), now), sampler)]
+        return [Describe(actor.process, self._queue(actor, Question(-1, (sampler,), (sampler,)), now), sampler)]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
@@ -254,18 +254,17 @@ class Collecting:
         rebuilt = actor.will_make(samplers, index, hosted)
         if not backup:
             self._hosting.asked(samplers, index, actor)
-        rebuilds = {sampler: self._ledger.rebuild(sampler, index) for sampler in rebuilt}
-        requests = tuple([SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers])
-        checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
-        question = Question(requests, hosted, *checks)
+        states = [(sampler, self._ledger.rebuild(sampler, index)) for sampler in rebuilt]
+        rebuilds = {sampler: rebuild for sampler, rebuild in states if rebuild is not None}
+        checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
         policy = self.requests.policies[index]
-        ask_id = self._queue(actor, Asked(index, samplers, len(rebuilds) if index else 0, policy.version), now)
-        return Ask(actor.process, ask_id, question, policy)
+        question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
+        return Ask(actor.process, self._queue(actor, question, now), question, policy)
 
-    def _queue(self, actor: Actor, asked: Asked, now: float) -> int:
+    def _queue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
         self._questions += 1
-        actor.ask(self._questions, asked, now, self.limits)
+        actor.ask(self._questions, question, now, self.limits)
         self._alarms.set(actor)
         return self._questions
 

@@ -147,7 +147,7 @@ class RayTransport:
         handle, policy = self._handles[ask.process], self._sent(ask.policy)
         question = wire.pack(ask.question)
         if self._by_reference:
-            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.requests))
+            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.samplers))
             head, *segments = method.remote(question, policy)
             self._expect(head, _Call(ask, tuple(segments)))
         else:

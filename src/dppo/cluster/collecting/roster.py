@@ -9,7 +9,7 @@ from enum import Enum
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.cluster.collecting.pace import Pace
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity
 from dppo.errors import counted
 
@@ -25,19 +25,6 @@ class State(Enum):
 
 
 WITH_PROCESS = (State.STARTING, State.RUNNING, State.LEAVING)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question that an actor has not answered yet."""
-
-    index: int
-    """Of the segments; -1 for a question for spaces."""
-    samplers: tuple[int, ...]
-    rebuilds: int
-    """Samplers that are rebuilt first."""
-    version: int = 0
-    """Of the policy."""
 
 
 @dataclass(slots=True)
@@ -60,7 +47,7 @@ class Actor:
     """Deadline of its first answer; questions in the queue behind have none yet."""
     extended: bool = False
     """True if that deadline waits for a look that was overdue."""
-    asked: dict[int, Asked] = field(default_factory=dict)
+    asked: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order in which the process works through them."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
@@ -88,14 +75,14 @@ class Actor:
         return self.state in WITH_PROCESS
 
     @property
-    def first(self) -> Asked:
+    def first(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.asked.values()))
 
     @property
     def rebuilds(self) -> bool:
         """True while it may be replaying episodes."""
-        return bool(self.asked) and self.first.rebuilds > 0
+        return bool(self.asked and self.first.rebuilds)
 
     # ------------------------------------------------------------------ its times
 
@@ -139,7 +126,7 @@ class Actor:
 
     # ------------------------------------------------------------------ its questions
 
-    def ask(self, ask_id: int, question: Asked, now: float, limits: Limits) -> None:
+    def ask(self, ask_id: int, question: Question, now: float, limits: Limits) -> None:
         """Record a question, which the process begins after all earlier ones."""
         self.asked[ask_id] = question
         if len(self.asked) == 1:
@@ -216,7 +203,7 @@ def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
     )
 
 
-def wrong(question: Asked, answer: Answer) -> str:
+def wrong(question: Question, answer: Answer) -> str:
     """Return how an answer differs from what was asked for, "" if it does not."""
     asked = [(sampler, question.index, question.version) for sampler in question.samplers]
     got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
