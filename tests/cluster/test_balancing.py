@@ -155,7 +155,7 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     assert not cluster.logged() or len(cluster.logged()) == 1
 
 
-@pytest.mark.parametrize(("begins_at", "again"), [(14, 16), (99, 18)], ids=["an episode begins", "none begins"])
+@pytest.mark.parametrize(("begins_at", "again"), [(14, 15), (99, 17)], ids=["an episode begins", "none begins"])
 def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(begins_at: int, again: int) -> None:
     """After 8 iterations nothing, after 12 half a segment."""
     cluster = Cluster(8, 4, one_slow, open_steps=50)

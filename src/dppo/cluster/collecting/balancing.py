@@ -154,14 +154,17 @@ class Balancing:
 
     def _try_again(self, actor: Actor) -> None:
         """Move a sampler to an actor that was slow, from time to time; the longer it rests, the more it may replay."""
-        pace, places = actor.pace, self._places
+        pace, own_s = actor.pace, self.takes_s(actor)
         pace.rested += 1
         if pace.rested < pace.patience:
             return
-        idle = [one for one, place in places.items() if place.asked == place.arrived and place.host.samplers[1:]]
-        costs = [(self.replay_s(one, actor), -len(places[one].host.samplers), one) for one in idle]
-        replay_s, _, sampler = min(costs, default=(math.inf, 0, 0))
-        if replay_s <= pace.segment_s * (pace.rested / pace.patience - 1):
+        costs = [  # in its time; one that has been asked for moves when that has arrived, with so much more to replay
+            (self.replay_s(one, actor) + own_s * (place.asked - place.arrived), -len(place.host.samplers), one)
+            for one, place in self._places.items()
+            if len(place.host.samplers) > 1
+        ]
+        cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))
+        if cost_s <= own_s * (pace.rested / pace.patience - 1):
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
