@@ -168,6 +168,22 @@ def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(begins_at:
     assert begins_at == 99 or moved[again] == [5]
 
 
+def test_an_actor_that_was_slow_is_tried_again_with_a_sampler_that_need_not_be_waited_for() -> None:
+    """Sampler 5 has less to replay now, but makes a segment, which would have to be replayed as well."""
+    cluster = Cluster(8, 4, one_slow, open_steps=50)
+    for index in range(12):
+        cluster.iterate(index)
+    cluster.open_steps |= {5: 3, 6: 10}
+    cluster.iterate(12)
+    cluster.asks.clear()
+    cluster.request(13)
+    for ask in [ask for ask in cluster.asks if 5 not in ask.question.samplers]:
+        cluster.on(cluster.answer_to(ask))
+    cluster.asks.clear()
+    cluster.request(14)
+    assert [ask.question.samplers for ask in cluster.asks if ask.process.actor_id == 0] == [(6,)]
+
+
 # ------------------------------------------------------------------ backup requests
 
 
