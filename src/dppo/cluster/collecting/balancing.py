@@ -161,7 +161,7 @@ class Balancing:
         costs = [  # in its time; one that has been asked for moves when that has arrived, with so much more to replay
             (self.replay_s(one, actor) + own_s * (place.asked - place.arrived), -len(place.host.samplers), one)
             for one, place in self._places.items()
-            if len(place.host.samplers) > 1
+            if len(place.host.samplers) > 1 and place.host.state is State.RUNNING
         ]
         cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))
         if cost_s <= own_s * (pace.rested / pace.patience - 1):
