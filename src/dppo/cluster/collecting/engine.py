@@ -162,11 +162,10 @@ class Collecting:
                 return self._lose(actor, problem, now)
             self.balancing.measure(actor, question, answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-            end = self.requests.end
             for one in made:
                 self._ledger.record(one[0])
                 self.requests.arrived(one)
-                self._hosting.arrived(one[0].sampler_id, question.index, end)
+                self._hosting.arrived(one[0].sampler_id, question.index, self.requests.end)
             if made:
                 self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
@@ -197,24 +196,8 @@ class Collecting:
 
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
-        alarmed = self._alarms.due(now)
-        commands = self._attend(alarmed, now) if alarmed else []
-        if self._describing or self.requests.owed:
-            commands += self._presence.check(now)
-            commands += self._ask_all_ready(now)
-            if self.backups:
-                late, index = list(self.backups.due(self.requests.index, now)), self.requests.index
-                commands += [self._question(actor, index, samplers, now, True) for actor, samplers in late]
-            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
-                self._news_at = now
-                owed = [] if self._describing else self._hosting.missing(self.requests.index)
-                waited_s, actors = now - self.requests.began, self._actors.values()
-                commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
-        return commands
-
-    def _attend(self, alarmed: Sequence[Actor], now: float) -> list[Command]:
-        """Return the commands that are due for actors with an alarm."""
         commands: list[Command] = []
+        alarmed = self._alarms.due(now)
         for actor in alarmed:
             if actor.is_late(now, self.limits):
                 reason = roster.hung(actor, self.limits, describing=self._describing)
@@ -224,9 +207,20 @@ class Collecting:
                 commands.append(Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
                 commands.append(actor.start())
-        commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+        if alarmed:
+            commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
+        if self._describing or self.requests.owed:
+            commands += self._presence.check(now)
+            commands += self._ask_all_ready(now)
+            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
+            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
+            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
+                self._news_at = now
+                owed = [] if self._describing else self._hosting.missing(self.requests.index)
+                waited_s, actors = now - self.requests.began, self._actors.values()
+                commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
         return commands
 
     # ------------------------------------------------------------------ asking
@@ -254,8 +248,7 @@ class Collecting:
         rebuilt = actor.will_make(samplers, index, hosted)
         if not backup:
             self._hosting.asked(samplers, index, actor)
-        states = [(sampler, self._ledger.rebuild(sampler, index)) for sampler in rebuilt]
-        rebuilds = {sampler: rebuild for sampler, rebuild in states if rebuild is not None}
+        rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
         checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
         policy = self.requests.policies[index]
         question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
