@@ -156,11 +156,9 @@ class Balancing:
         """Move a sampler to an actor that was slow, from time to time; the longer it rests, the more it may replay."""
         pace, own_s = actor.pace, self.takes_s(actor)
         pace.rested += 1
-        if pace.rested < pace.patience:
-            return
         costs = [  # in its time; one that has been asked for moves when that has arrived, with so much more to replay
             (self.replay_s(one, actor) + own_s * (place.asked - place.arrived), -len(place.host.samplers), one)
-            for one, place in self._places.items()
+            for one, place in (self._places.items() if pace.rested >= pace.patience else ())
             if len(place.host.samplers) > 1 and place.host.state is State.RUNNING
         ]
         cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))

@@ -207,8 +207,7 @@ class Collecting:
                 commands.append(Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
                 commands.append(actor.start())
-        if alarmed:
-            commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+        commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
         if self._describing or self.requests.owed:

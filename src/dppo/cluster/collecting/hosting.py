@@ -86,8 +86,7 @@ class Hosting:
 
     def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
         """Record that an actor has been asked for segment `index` of some samplers."""
-        for sampler in samplers:
-            place = self.places[sampler]
+        for place in map(self.places.__getitem__, samplers):
             place.asked, place.maker = index + 1, maker
 
     def arrived(self, sampler: int, index: int, end: int) -> None:

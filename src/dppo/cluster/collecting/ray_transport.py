@@ -67,8 +67,7 @@ class _Call:
     """References to the arrays, if they stay with Ray."""
 
 
-_Ended = tuple[ObjectRef[Any], Callable[[], Any]]
-"""A call that has ended, and a function that returns its result, or raises its error."""
+_Ended = tuple[ObjectRef[Any], Callable[[], Any]]  # a call, and a function that returns its result or raises its error
 
 
 class RayTransport:

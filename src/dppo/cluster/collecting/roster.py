@@ -24,9 +24,6 @@ class State(Enum):
     LEFT = "no process, and no room for one"
 
 
-WITH_PROCESS = (State.STARTING, State.RUNNING, State.LEAVING)
-
-
 @dataclass(slots=True)
 class Actor:
     """One actor. Its process may be replaced; its id stays."""
@@ -72,7 +69,7 @@ class Actor:
     @property
     def has_process(self) -> bool:
         """True if its process has been requested."""
-        return self.state in WITH_PROCESS
+        return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
 
     @property
     def first(self) -> Question:
@@ -137,8 +134,7 @@ class Actor:
         rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
         for sampler in self.holds.keys() - hosted:  # its process closes the others
             del self.holds[sampler]
-        for sampler in samplers:
-            self.holds[sampler] = index + 1
+        self.holds.update(dict.fromkeys(samplers, index + 1))
         return rebuilt
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
