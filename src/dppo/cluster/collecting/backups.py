@@ -52,8 +52,7 @@ class Backups:
 
     def counted(self, actor: Actor, ask_id: int, answer: Answer) -> list[tuple[SegmentReport, Any]]:
         """Return the part of an answer that counts, and let its actor go on with these samplers."""
-        own = actor.actor_id
-        made = [(report, one) for report, one in answer.made if ask_id > self._void.get((own, report.sampler_id), 0)]
+        made = [one for one in answer.made if ask_id > self._void.get((actor.actor_id, one[0].sampler_id), 0)]
         self.wasted_steps += sum(report.steps for report, _ in answer.made) - sum(report.steps for report, _ in made)
         for report, _ in made:
             sampler = report.sampler_id

@@ -63,7 +63,6 @@ class Actor:
     """True if it is asked for nothing until its queue is empty, because samplers may move then."""
 
     def __post_init__(self) -> None:
-        """Number its processes from 1 on."""
         self.process = Process(self.actor_id, 1)
 
     @property
@@ -85,8 +84,6 @@ class Actor:
 
     def next_alarm(self, limits: Limits) -> float:
         """Return the earliest time at which something may have to be done about this actor."""
-        if self.state is State.RUNNING:
-            return min(self.due, self.look_at)
         start_at = self.start_at if self.state is State.ABSENT else math.inf
         return min(self.due, self.look_at, start_at, self.move_at(limits))
 
