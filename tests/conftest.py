@@ -68,13 +68,17 @@ def is_on_ray(nodeid: str, config: pytest.Config) -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let one process run all tests that use `ray_session`, so that one Ray starts; the others run the rest.
 
-    The others of a file stay together, because they share what they set up.
+    The others of a file stay together, because they share what they set up. Those of schedules are too many for one.
     """
     from xdist.scheduler import LoadScopeScheduling
 
+    def scope(nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if is_on_ray(nodeid, config) else nodeid if file.endswith("test_schedules.py") else file
+
     config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: "ray" if is_on_ray(nodeid, config) else nodeid.partition("::")[0]
+    scheduler._split_scope = scope
     return scheduler
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import typing
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -33,7 +35,18 @@ def check_shapes() -> None:
 
     with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):
         for name in MODULES:
-            importlib.import_module(name)
+            _leave_alone(importlib.import_module(name))
+
+
+def _leave_alone(module: ModuleType) -> None:
+    """Do not check functions and records that name no shapes: binding their arguments takes most of the time."""
+    own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    for owner in (module, *filter(inspect.isclass, own)):
+        for function in vars(owner).values():
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                hints = typing.get_type_hints(function, vars(module))
+                if not any(map(_names_shapes, hints.values())):
+                    function.__no_type_check__ = True  # type: ignore[attr-defined]
 
 
 def checked(function: F) -> F:

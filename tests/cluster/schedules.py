@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import zlib
 from collections import Counter, deque
@@ -93,58 +94,77 @@ class Toy:
     def close(self) -> None: ...
 
 
+Env = tuple[int, int, int]
+"""The number of the episode, its length so far, and the state, which sets how long it will be."""
+
+
 class _Sampler:
     def __init__(self, sampler_id: int) -> None:
-        self._id, self._index, self._sums = sampler_id, 0, [0] * ENVS
-        self._envs = [self._reset(env, 0) for env in range(ENVS)]
-
-    def _reset(self, env: int, episode: int) -> list[int]:
-        """Return the number of the episode, its length so far, and the state, which sets how long it will be."""
-        return [episode, 0, ((self._id * 7919 + env * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS]
-
-    @staticmethod
-    def _step(env: list[int], action: int) -> bool:
-        env[1] += 1
-        env[2] = (env[2] * 48_271 + action + 1) % MODULUS
-        return env[2] % 3 == 0 or env[1] == 6
+        self._id, self._index, self._sums = sampler_id, 0, (0,) * ENVS
+        self._envs = tuple(_reset(sampler_id, env, 0) for env in range(ENVS))
 
     def restore(self, rebuild: Rebuild, index: int) -> None:
         carry, self._index = rebuild.carry, index
-        self._sums = carry.discounted_returns.astype(int).tolist()
-        for env in range(ENVS):
-            self._envs[env] = self._reset(env, int(carry.episodes[env]))
-            over = [self._step(self._envs[env], action) for action in rebuild.actions[env].tolist()]
-            found = (any(over), self._envs[env][1], self._envs[env][2])
-            assert found == (False, carry.episode_lengths[env], carry.checksums[env]), "the replay ends elsewhere"
+        self._sums = tuple(carry.discounted_returns.astype(int).tolist())
+        self._envs = tuple(self._replayed(rebuild, env) for env in range(ENVS))
+
+    def _replayed(self, rebuild: Rebuild, number: int) -> Env:
+        carry, ended = rebuild.carry, False
+        env = _reset(self._id, number, int(carry.episodes[number]))
+        for action in rebuild.actions[number].tolist():
+            env, over = _step(env, action)
+            ended |= over
+        assert (ended, *env[1:]) == (False, carry.episode_lengths[number], carry.checksums[number]), (
+            "the replay ends elsewhere"
+        )
+        return env
 
     def make(self, request: SegmentRequest, policy: PolicySnapshot) -> tuple[SegmentReport, Segment]:
         assert request.index == self._index, f"{request}, but the sampler is at segment {self._index}"
-        self._index += 1
         chosen = zlib.crc32(policy.weights.tobytes()) + policy.version
-        states, rewards, done = [], [], []
-        actions: list[list[int]] = [[] for _ in range(ENVS)]
-        since: list[list[int]] = [[] for _ in range(ENVS)]
-        for t in range(STEPS):
-            for number, env in enumerate(self._envs):
-                action = (env[2] + chosen) // (t + 2) % 2
-                states.append(env[2] % 4096)
-                over = self._step(env, action)
-                actions[number].append(action)
-                since[number].append(action)
-                self._sums[number] = (3 * self._sums[number] + env[2]) % 1009
-                rewards.append(self._sums[number])
-                done.append(over)
-                if over:
-                    since[number].clear()
-                    self._envs[number] = self._reset(number, env[0] + 1)
-        return self._report(request, policy, since), _segment(states, actions, rewards, done)
+        made, self._sums, self._envs = _made(self._id, self._index, policy.version, chosen, self._sums, self._envs)
+        self._index += 1
+        return made
 
-    def _report(self, request: SegmentRequest, policy: PolicySnapshot, since: list[list[int]]) -> SegmentReport:
-        episodes, lengths, checksums = (np.array(one) for one in zip(*self._envs, strict=True))
-        sums = np.array(self._sums, float)
-        carry = SamplerCarry(episodes, sums, lengths, sums, checksums.astype(np.uint32))
-        opened = tuple(np.array(one, np.int64) for one in since)
-        return SegmentReport(self._id, request.index, policy.version, STEPS * ENVS, carry, opened)
+
+def _reset(sampler: int, number: int, episode: int) -> Env:
+    return episode, 0, ((sampler * 7919 + number * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS
+
+
+def _step(env: Env, action: int) -> tuple[Env, bool]:
+    """Return the environment after a step, and whether the episode is over."""
+    episode, length, state = env
+    state = (state * 48_271 + action + 1) % MODULUS
+    return (episode, length + 1, state), state % 3 == 0 or length + 1 == 6
+
+
+@functools.cache  # schedules that come to the same make the same segments; their arrays are read-only
+def _made(
+    sampler: int, index: int, version: int, chosen: int, sums_before: tuple[int, ...], envs_before: tuple[Env, ...]
+) -> tuple[tuple[SegmentReport, Segment], tuple[int, ...], tuple[Env, ...]]:
+    """Return a segment that follows from all arguments, and the sampler's sums and environments after it."""
+    sums, envs = list(sums_before), list(envs_before)
+    states, rewards, done = [], [], []
+    actions: list[list[int]] = [[] for _ in range(ENVS)]
+    since: list[list[int]] = [[] for _ in range(ENVS)]
+    for t in range(STEPS):
+        for number in range(ENVS):
+            action = (envs[number][2] + chosen) // (t + 2) % 2
+            states.append(envs[number][2] % 4096)
+            envs[number], over = _step(envs[number], action)
+            actions[number].append(action)
+            since[number].append(action)
+            sums[number] = (3 * sums[number] + envs[number][2]) % 1009
+            rewards.append(sums[number])
+            done.append(over)
+            if over:
+                since[number].clear()
+                envs[number] = _reset(sampler, number, envs[number][0] + 1)
+    episodes, lengths, checksums = (np.array(one) for one in zip(*envs, strict=True))
+    carry = SamplerCarry(episodes, np.array(sums, float), lengths, np.array(sums, float), checksums.astype(np.uint32))
+    opened = tuple(np.array(one, np.int64) for one in since)
+    report = SegmentReport(sampler, index, version, STEPS * ENVS, carry, opened)
+    return (report, _segment(states, actions, rewards, done)), tuple(sums), tuple(envs)
 
 
 def _segment(states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]) -> Segment:
@@ -178,8 +198,8 @@ class Loop:
 
     def receive(self, stop: StopSignals) -> Collected:
         policy, index = self._requests.popleft()
-        requests = tuple(SegmentRequest(sampler, index) for sampler in range(SAMPLERS))
-        answer = self._toy.make_segments(Question(requests, tuple(range(SAMPLERS))), policy)
+        question = Question(index, tuple(range(SAMPLERS)), tuple(range(SAMPLERS)))
+        answer = self._toy.make_segments(question, policy)
         reports, segments = (list(one) for one in zip(*answer.made, strict=True))
         for report in reports:
             self._ledger.record(report)

@@ -168,6 +168,35 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     assert not cluster.logged() or len(cluster.logged()) == 1
 
 
+@pytest.mark.parametrize(("begins_at", "again"), [(14, 15), (99, 17)], ids=["an episode begins", "none begins"])
+def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(begins_at: int, again: int) -> None:
+    """After 8 iterations nothing, after 12 half a segment."""
+    cluster = Cluster(8, 4, one_slow, open_steps=50)
+    assert sum(len(cluster.iterate(index)) for index in range(10)) == 2
+    moved = {}
+    for index in range(10, 20):
+        cluster.open_steps[5] = 0 if index >= begins_at else 50
+        moved[index] = cluster.iterate(index)
+    assert next(index for index in moved if moved[index]) == again
+    assert begins_at == 99 or moved[again] == [5]
+
+
+def test_an_actor_that_was_slow_is_tried_again_with_a_sampler_that_need_not_be_waited_for() -> None:
+    """Sampler 5 has less to replay now, but makes a segment, which would have to be replayed as well."""
+    cluster = Cluster(8, 4, one_slow, open_steps=50)
+    for index in range(12):
+        cluster.iterate(index)
+    cluster.open_steps |= {5: 3, 6: 10}
+    cluster.iterate(12)
+    cluster.asks.clear()
+    cluster.request(13)
+    for ask in [ask for ask in cluster.asks if 5 not in ask.question.samplers]:
+        cluster.on(cluster.answer_to(ask))
+    cluster.asks.clear()
+    cluster.request(14)
+    assert [ask.question.samplers for ask in cluster.asks if ask.process.actor_id == 0] == [(6,)]
+
+
 # ------------------------------------------------------------------ samplers in threads
 
 

@@ -10,6 +10,7 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import gymnasium as gym
@@ -86,6 +87,28 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
     result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_lost": 3}
+
+
+def test_reports_of_ray_that_are_lost_change_nothing(
+    undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pending calls are looked at when nothing has been reported for a while."""
+    reports: list[Any] = []
+
+    class Losing(SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            reports.append(item)
+            if len(reports) <= 3:  # two starts and the spaces
+                super().put(item)
+
+    monkeypatch.setattr(ray_transport, "SimpleQueue", Losing)
+    monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
+    monkeypatch.setattr(ray_transport, "LOOK_S", 0.02)
+    once = {"segment_timeout_s": PATIENCE_S, "max_actor_restarts": 0}  # an answer that is never seen ends the run
+    result = dppo.train(settings(tmp_path / "run", num_actors=2, **once))
+    assert len(reports) > 3
+    assert result.weights_sha256 == undisturbed
+    assert not lasting(result)
 
 
 def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

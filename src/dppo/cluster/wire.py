@@ -5,12 +5,12 @@ between processes of one run; nothing read from a file is unpickled.
 """
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dppo.cluster.faults import Fault
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import SegmentReport, SegmentRequest, Timings
+from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
 SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
@@ -20,13 +20,24 @@ SMALL = 128 * 1024  # bytes of weights or observations up to which a message is 
 class Question:
     """All segments requested from an actor at once."""
 
-    requests: tuple[SegmentRequest, ...]
+    index: int
+    """Of the segments; -1 in a question for spaces."""
+    samplers: tuple[int, ...]
     hosted: tuple[int, ...]
     """All samplers that the actor hosts now."""
+    version: int = 0
+    """Of the policy that comes with it."""
+    rebuilds: dict[int, Rebuild] = field(default_factory=dict)
+    """For samplers that are rebuilt first."""
     spaces: Spaces | None = None
     """Those that every sampler must have; None if none is built for this question."""
     expected: Expected | None = None
     """The numerics of the run; None as for `spaces`."""
+
+    @property
+    def requests(self) -> tuple[SegmentRequest, ...]:
+        """The request for each segment."""
+        return tuple(SegmentRequest(one, self.index, self.rebuilds.get(one)) for one in self.samplers)
 
 
 @dataclass(frozen=True, slots=True)

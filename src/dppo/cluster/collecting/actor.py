@@ -86,7 +86,7 @@ class PPOActor:
         asked: Question = wire.unpack(question)
         answer = self.make_segments(asked, wire.unpack(policy))
         if isinstance(answer, Fault):
-            return [wire.pack(answer), *(None for _ in asked.requests)]
+            return [wire.pack(answer), *(None for _ in asked.samplers)]
         return wire.take_apart(answer)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ class Backups:
     def __init__(self, hosting: Hosting, balancing: Balancing) -> None:
         self._places, self._hosting, self._balancing = hosting.places, hosting, balancing
         self._helpers: dict[int, Actor] = {}  # those that have been asked as well, by sampler
+        self._void: dict[tuple[int, int], int] = {}  # by actor and sampler, the last question whose answer is too late
         self._look_at = 0.0
         self.asked = self.won = self.wasted_steps = 0
 
@@ -51,19 +52,19 @@ class Backups:
 
     def counted(self, actor: Actor, ask_id: int, answer: Answer) -> list[tuple[SegmentReport, Any]]:
         """Return the part of an answer that counts, and let its actor go on with these samplers."""
-        made = [(report, one) for report, one in answer.made if ask_id > actor.void.get(report.sampler_id, 0)]
+        made = [one for one in answer.made if ask_id > self._void.get((actor.actor_id, one[0].sampler_id), 0)]
         self.wasted_steps += sum(report.steps for report, _ in answer.made) - sum(report.steps for report, _ in made)
         for report, _ in made:
             sampler = report.sampler_id
             helper = self._helpers.pop(sampler, None)
             later = self._places[sampler].maker if helper is actor else helper
             if later is not None:
-                later.void[sampler] = max(later.asked, default=0)
+                self._void[later.actor_id, sampler] = max(later.asked, default=0)
                 later.holds.pop(sampler, None)
             if helper is actor:
                 self.won += 1
                 self._hosting.rehost(sampler, actor)
-                self._hosting.asked(sampler, report.index, actor)
+                self._hosting.asked((sampler,), report.index, actor)
         return made
 
     def ended(self, actor: Actor) -> None:

@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heapreplace
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Log
-from dppo.cluster.collecting.roster import Actor, Asked, State, slow
-from dppo.cluster.wire import Answer
+from dppo.cluster.collecting.roster import Actor, State, slow
+from dppo.cluster.wire import Answer, Question
 
 MARGIN = 0.1  # of a time: a smaller gain is within the noise, and a smaller cost of a slow actor not worth a line
 SLOW = 1.5  # times the typical pace
@@ -39,7 +39,7 @@ class Balancing:
 
     # ------------------------------------------------------------------ times
 
-    def measure(self, actor: Actor, question: Asked, answer: Answer) -> None:
+    def measure(self, actor: Actor, question: Question, answer: Answer) -> None:
         """Take note of the times of an answer."""
         timings, pace, count = answer.timings, actor.pace, len(question.samplers)
         self._segment_steps = max(1, answer.made[0][0].steps)
@@ -51,13 +51,13 @@ class Balancing:
         if question.index and not question.rebuilds:
             rest_s = alone * (timings.total_s - timings.env_s) / in_turn
             if seconds > 0:
-                pace.add(count, rest_s + alone * min(report.env_s for report, _ in answer.made))
+                pace.add(count, rest_s + alone * min([report.env_s for report, _ in answer.made]))
         elif not pace.recent and pace.segment_s:  # it is tried again
             pace.add(count, max(seconds / 10, seconds - self._overhead_s()))
         elif pace.segment_s:
             replay_s = pace.segment_s * timings.replayed_steps / self._segment_steps
             extra_s = alone * timings.total_s - in_turn * pace.segment_s - replay_s
-            self._overheads.append(max(0.0, extra_s / max(1, min(in_turn, question.rebuilds))))
+            self._overheads.append(max(0.0, extra_s / max(1, min(in_turn, len(question.rebuilds)))))
 
     def takes_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
@@ -93,7 +93,7 @@ class Balancing:
 
         One that is later than its pace promises is expected to need as long again as it is late.
         """
-        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.first.rebuilds > 0)
+        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.rebuilds)
         return abs(whole_s - (now - actor.began))
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
@@ -111,14 +111,14 @@ class Balancing:
         """Move samplers before segments `end` - 1 are asked for; return a line if an actor turns out to be slow."""
         running, period_s = list(self._hosting.running.values()), max(0.0, now - self._planned_at)
         self._began, self._planned_at = min(self._began, now), now
-        paces = sorted(actor.pace.segment_s for actor in running if actor.pace.segment_s)
+        paces = sorted([pace_s for actor in running if (pace_s := actor.pace.segment_s)])
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        most_s = max((self.takes_s(one, len(one.samplers)) for one in self._actors.values()), default=0.0)
-        least_s = min((self.takes_s(one, len(one.samplers) + 1) for one in running), default=math.inf)
+        most_s = max([self.takes_s(one, len(one.samplers)) for one in self._actors.values()], default=0.0)
+        least_s = min([self.takes_s(one, len(one.samplers) + 1) for one in running], default=math.inf)
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and (one.pace.segment_s or self._added < 1)]:
-            self._try(actor, max(running, key=lambda one: len(one.samplers)))
+            self._try(actor)
         is_slow = bool(paces) and paces[-1] > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
         return self._blame(running, period_s) if is_slow and period_s else []
 
@@ -168,14 +168,19 @@ class Balancing:
             giver.pace.waited_s, late = 0.0, late - self._one_more_s(giver)
             heapreplace(self._takers, (when + replay_s + self._one_more_s(taker), taker_id, taker))
 
-    def _try(self, actor: Actor, giver: Actor) -> None:
-        """Move a sampler to an actor that was slow, or with threads is new, from time to time, for a short replay."""
-        pace, sampler = actor.pace, min(giver.samplers, key=self._open_steps)
+    def _try(self, actor: Actor) -> None:
+        """Move a sampler to an actor that was slow, or in threads new; the longer it rests, the more it may replay."""
+        pace, own_s = actor.pace, self.takes_s(actor)
         pace.rested += 1
-        if pace.rested >= pace.patience and self.replay_s(sampler, actor) <= self.takes_s(actor):
+        costs = [  # in its time; one that has been asked for moves when that has arrived, with so much more to replay
+            (self.replay_s(one, actor) + own_s * (place.asked - place.arrived), -len(place.host.samplers), one)
+            for one, place in (self._places.items() if pace.rested >= pace.patience else ())
+            if len(place.host.samplers) > 1 and place.host.state is State.RUNNING
+        ]
+        cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))
+        if cost_s <= own_s * (pace.rested / pace.patience - 1):
             self._hosting.rehost(sampler, actor)
-            pace.rested, pace.patience, pace.enough = 0, 2 * pace.patience, 1
-            pace.recent.clear()
+            pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
     # ------------------------------------------------------------------ reporting
 

@@ -33,12 +33,12 @@ from dppo.cluster.collecting.messages import (
 )
 from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
-from dppo.cluster.collecting.roster import Actor, Asked, State
+from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 
@@ -63,7 +63,7 @@ class Collecting:
         self.expected: Expected | None = None  # the numerics that every actor must have
         self._ledger = ledger
         self._budget = RestartBudget(limits.max_actor_restarts)
-        self._actors = {actor_id: Actor(actor_id, set(samplers)) for actor_id, samplers in enumerate(shares)}
+        self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self._hosting = Hosting(self._actors)
         self._presence = Presence(self._actors, self._hosting.running, limits)
         self.requests = Requests(len(self._hosting.places))
@@ -71,6 +71,7 @@ class Collecting:
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
         self._alarms = Alarms(limits)
+        self._early: dict[int, Answer | Spaces | Fault] = {}  # before the answer to the actor's first question, by id
         self._describer: Actor | None = None  # the last one asked for the spaces
         self._describing = False
         self._questions = 0
@@ -125,17 +126,17 @@ class Collecting:
         if isinstance(event, Joined | Left):
             return self._join_or_leave(event, now)
         actor = self._actors[event.process.actor_id]
-        if event.process != actor.process or not actor.has_process:
+        if event.process != actor.process:
             return []  # from an abandoned process
         match event:
+            case Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
+                return self._answered(actor, ask_id, answer, now)
             case Started(node=node):
                 return self._started(actor, node)
             case Died(error=DppoError() as error):
                 raise error
             case Died(reason=reason):
                 return self._lose(actor, reason, now)
-            case Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
-                return self._answered(actor, ask_id, answer, now)
             case Progressed(progress=progress):
                 actor.progressed(progress, now, self.limits)
         return []
@@ -148,31 +149,30 @@ class Collecting:
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
         """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
-        self._news_at = now
-        actor.early[ask_id] = answer
+        self._news_at, self._early[ask_id] = now, answer
         commands: list[Command] = []
-        while actor.asked and (first := next(iter(actor.asked))) in actor.early:
-            commands += self._take_in(actor, first, actor.early.pop(first), now)
+        while (first := next(iter(actor.asked), 0)) in self._early:
+            commands += self._take_in(actor, first, self._early.pop(first), now)
         return commands
 
     def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
-        if isinstance(answer, ClusterError):
-            return self._lose(actor, f"was refused: {answer}", now)
-        if isinstance(answer, Fault):
-            raise answer
         if isinstance(answer, Answer):
-            question = actor.first
+            question = actor.asked[ask_id]
             if problem := roster.wrong(question, answer):
                 return self._lose(actor, problem, now)
             self.balancing.measure(actor, question, answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-            for report, segment in made:
-                self._ledger.record(report)
-                self.requests.arrived(report, segment)
-                self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
+            for one in made:
+                self._ledger.record(one[0])
+                self.requests.arrived(one)
+                self._hosting.arrived(one[0].sampler_id, question.index, self.requests.end)
             if made:
                 self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
+        elif isinstance(answer, ClusterError):
+            return self._lose(actor, f"was refused: {answer}", now)
+        elif isinstance(answer, Fault):
+            raise answer
         else:
             self.spaces, self._describing = answer, False
         actor.answered(ask_id, now, self.limits)
@@ -239,26 +239,24 @@ class Collecting:
         if actor.state is not State.RUNNING or (before is not None and before.asked):
             return []
         self._describer = actor
-        return [Describe(actor.process, self._queue(actor, Asked(-1, (sampler,), rebuilds=0), now), sampler)]
+        return [Describe(actor.process, self._queue(actor, Question(-1, (sampler,), (sampler,)), now), sampler)]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
-        hosted = actor.samplers | set(samplers) if backup else actor.samplers
+        hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
         rebuilt = actor.will_make(samplers, index, hosted)
-        for sampler in () if backup else samplers:
-            self._hosting.asked(sampler, index, actor)
-        rebuilds = {sampler: self._ledger.rebuild(sampler, index) for sampler in rebuilt}
-        requests = tuple(SegmentRequest(sampler, index, rebuilds.get(sampler)) for sampler in samplers)
-        checks = (self.spaces, self.expected) if rebuilds or index == 0 else (None, None)
-        question = Question(requests, tuple(sorted(hosted)), *checks)
+        if not backup:
+            self._hosting.asked(samplers, index, actor)
+        rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
+        checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
         policy = self.requests.policies[index]
-        ask_id = self._queue(actor, Asked(index, samplers, len(rebuilds) if index else 0, policy.version), now)
-        return Ask(actor.process, ask_id, question, policy)
+        question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
+        return Ask(actor.process, self._queue(actor, question, now), question, policy)
 
-    def _queue(self, actor: Actor, asked: Asked, now: float) -> int:
+    def _queue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
         self._questions += 1
-        actor.ask(self._questions, asked, now, self.limits)
+        actor.ask(self._questions, question, now, self.limits)
         self._alarms.set(actor)
         return self._questions
 
@@ -268,6 +266,8 @@ class Collecting:
         """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
         if self.backups:
             self.backups.ended(actor)
+        for ask_id in actor.asked:
+            self._early.pop(ask_id, None)
         self._hosting.ended(actor)
         kill = actor.end(now)
         self._alarms.set(actor)
@@ -279,7 +279,7 @@ class Collecting:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
         if actor.state is State.LEAVING:
             return [self._abandon(actor, now)]
-        message = f"actor {actor.actor_id} ({roster.samplers_named(sorted(actor.samplers))}) {reason}"
+        message = f"actor {actor.actor_id} ({roster.samplers_named(actor.samplers)}) {reason}"
         self._news_at = now
         kill, delay = self._abandon(actor, now), self._budget.spend(actor.actor_id)
         if delay is None:
@@ -292,7 +292,7 @@ class Collecting:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
         commands: list[Command] = []
         for actor in gone if self._hosting.running else ():
-            moved, actor.samplers_moved = sorted(actor.samplers), True
+            moved, actor.samplers_moved = actor.samplers, True
             hosts = self._hosting.move(moved)
             message = roster.moved(actor, now - actor.missing_since, moved, hosts)
             commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))

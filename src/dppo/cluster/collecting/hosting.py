@@ -73,21 +73,21 @@ class Hosting:
 
         A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
         """
-        places = {sampler: self.places[sampler] for sampler in sorted(actor.samplers)}
-        for index in range(min((place.asked for place in places.values()), default=end), end):
+        places = [(sampler, self.places[sampler]) for sampler in actor.samplers]
+        for index in range(min([place.asked for _, place in places], default=end), end):
             able = [
                 sampler
-                for sampler, place in places.items()
+                for sampler, place in places
                 if place.asked == index
                 and (place.arrived == index or (place.maker is actor and actor.holds.get(sampler) == index))
             ]
             if able:
                 yield index, tuple(able)
 
-    def asked(self, sampler: int, index: int, maker: Actor) -> None:
-        """Record that an actor has been asked for segment `index` of a sampler."""
-        place = self.places[sampler]
-        place.asked, place.maker = index + 1, maker
+    def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
+        """Record that an actor has been asked for segment `index` of some samplers."""
+        for place in map(self.places.__getitem__, samplers):
+            place.asked, place.maker = index + 1, maker
 
     def arrived(self, sampler: int, index: int, end: int) -> None:
         """Record that segment `index` of a sampler has arrived, of those before `end`."""
@@ -117,7 +117,7 @@ class Hosting:
     def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
         place = self.places[sampler]
-        place.host.samplers.remove(sampler)
-        host.samplers.add(sampler)
+        place.host.samplers = tuple(one for one in place.host.samplers if one != sampler)
+        host.samplers = tuple(sorted((*host.samplers, sampler)))
         place.host = host
         self._ready.add(host.actor_id)

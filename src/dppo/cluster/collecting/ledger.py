@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +13,7 @@ from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 Pieces = tuple[np.ndarray, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
+class _Moment(NamedTuple):
     """One sampler between two segments."""
 
     carry: SamplerCarry
@@ -41,14 +41,14 @@ class ReplayLedger:
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
-        moments = self._moments[report.sampler_id]
+        moments, last = self._moments[report.sampler_id], report.index + 1
         before = moments.get(report.index)
         actions: list[Pieces] = []
         for env, new in enumerate(report.open_actions):
             goes_on = before is not None and before.carry.episodes[env] == report.carry.episodes[env]
             actions.append((*before.actions[env], new) if before is not None and goes_on else (new,))
-        moments[report.index + 1] = _Moment(report.carry, tuple(actions))
-        for index in [index for index in moments if index > report.index + 1 or index <= report.index + 1 - self._kept]:
+        moments[last] = _Moment(report.carry, tuple(actions))
+        for index in [index for index in moments if not last - self._kept < index <= last]:
             del moments[index]
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dppo.cluster.faults import Fault
 from dppo.cluster.wire import Answer, Question
@@ -45,8 +46,7 @@ class Limits:
         return max(self.start_timeout_s, self.segment_timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One process of an actor: the actor keeps its id, its processes are numbered 1, 2, ..."""
 
     actor_id: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -26,11 +25,11 @@ class Pace:
     patience: int = 8  # how many of them there are before it is tried again; twice as many each time
     evidence: int = 0
     enough: int = 20  # evidence
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    recent: tuple[float, ...] = ()  # of the last 16 answers
 
     def add(self, samplers: int, fastest_s: float) -> None:
         """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent.append(fastest_s)
+        self.recent = (*self.recent[-15:], fastest_s)
         self.samplers = samplers
         self.evidence += samplers**2
         if self.evidence >= self.enough:

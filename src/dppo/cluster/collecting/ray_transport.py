@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -66,6 +67,9 @@ class _Call:
     """References to the arrays, if they stay with Ray."""
 
 
+_Ended = tuple[ObjectRef[Any], Callable[[], Any]]  # a call, and a function that returns its result or raises its error
+
+
 class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
@@ -104,7 +108,7 @@ class RayTransport:
         self._keep_gpus, self._by_reference, self._room = actors.actor_gpus > 0, by_reference, room
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
-        self._ended = SimpleQueue[ObjectRef[Any]]()  # calls that have ended, in this order
+        self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
         self._looked_at, self._seconds = time.monotonic(), 0.0
         self._watching = Watching(ray.get_runtime_context().get_node_id())
         self._policies: dict[int, Any] = {}  # as sent, by version
@@ -142,16 +146,16 @@ class RayTransport:
         handle, policy = self._handles[ask.process], self._sent(ask.policy)
         question = wire.pack(ask.question)
         if self._by_reference:
-            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.requests))
+            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.samplers))
             head, *segments = method.remote(question, policy)
             self._expect(head, _Call(ask, tuple(segments)))
         else:
             self._expect(handle.make_segments_packed.remote(question, policy), _Call(ask))
 
     def _expect(self, ref: ObjectRef[Any], call: _Call) -> None:
-        """Let Ray report the end of a call, from one of its threads."""
+        """Let Ray report the end of a call, with its result, from one of its threads."""
         self._calls[ref] = call
-        ref.future().add_done_callback(lambda _: self._ended.put(ref))
+        ref.future().add_done_callback(lambda future: self._ended.put((ref, future.result)))
 
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
@@ -187,14 +191,14 @@ class RayTransport:
             events += [*map(Joined, joined), *map(Left, left)]
         ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
-        for ref in ended:
+        for ref, result in ended:
             call = self._calls.pop(ref, None)
             if call is not None and call.command.process in self._handles:  # else it has been killed
-                events.append(self._event(ref, call))
+                events.append(self._event(call, result))
         self._seconds += time.monotonic() - began
         return events
 
-    def _ended_calls(self, timeout_s: float) -> list[ObjectRef[Any]]:
+    def _ended_calls(self, timeout_s: float) -> list[_Ended]:
         """Return all calls that have ended; wait up to `timeout_s` for the first.
 
         Waiting for reports costs the same with any number of pending calls, `ray.wait` costs more with more of them. It
@@ -206,14 +210,15 @@ class RayTransport:
             while True:
                 ended.append(self._ended.get_nowait())
         if not ended and self._calls and time.monotonic() - self._looked_at > LOOK_S:
-            ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            refs, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            ended = [(ref, partial(ray.get, ref, timeout=FETCH_TIMEOUT_S)) for ref in refs]
             self._looked_at = time.monotonic()
         return ended
 
-    def _event(self, ref: ObjectRef[Any], call: _Call) -> Event:
+    def _event(self, call: _Call, result: Callable[[], Any]) -> Event:
         command = call.command
         try:
-            message = ray.get(ref, timeout=FETCH_TIMEOUT_S)
+            message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
             return Died(command.process, cause_of_death(error), incurable(error))
         if isinstance(command, Start):

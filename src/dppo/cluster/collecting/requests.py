@@ -39,9 +39,9 @@ class Requests:
         self.owed += self._num_samplers
         return first
 
-    def arrived(self, report: SegmentReport, segment: Any) -> None:
+    def arrived(self, made: tuple[SegmentReport, Any]) -> None:
         """Keep a segment."""
-        self._received[report.index][report.sampler_id] = report, segment
+        self._received[made[0].index][made[0].sampler_id] = made
         self.owed -= 1
 
     def add_timings(self, index: int, actor_id: int, timings: Timings) -> None:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.cluster.collecting.pace import Pace
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity
 from dppo.errors import counted
 
@@ -25,28 +24,15 @@ class State(Enum):
     LEFT = "no process, and no room for one"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question that an actor has not answered yet."""
-
-    index: int
-    """Of the segments; -1 for a question for spaces."""
-    samplers: tuple[int, ...]
-    rebuilds: int
-    """Samplers that are rebuilt first."""
-    version: int = 0
-    """Of the policy."""
-
-
 @dataclass(slots=True)
 class Actor:
     """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    samplers: set[int] = field(default_factory=set)
-    """Those that it hosts, running or not; every sampler has one host."""
-    number: int = 0
-    """Number of its newest process; events from any other are ignored."""
+    samplers: tuple[int, ...] = ()
+    """Those that it hosts, running or not, in order; every sampler has one host."""
+    process: Process = field(init=False)
+    """Its process, or the next one; events from any other are ignored."""
     state: State = State.ABSENT
     start_at: float = 0.0
     missing_since: float = 0.0
@@ -58,10 +44,8 @@ class Actor:
     """Deadline of its first answer; questions in the queue behind have none yet."""
     extended: bool = False
     """True if that deadline waits for a look that was overdue."""
-    asked: dict[int, Asked] = field(default_factory=dict)
+    asked: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order in which the process works through them."""
-    early: dict[int, Any] = field(default_factory=dict)
-    """Answers that arrived before that to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     look_at: float = math.inf
@@ -77,28 +61,24 @@ class Actor:
     """Time at which its process began its first question."""
     waits: bool = False
     """True if it is asked for nothing until its queue is empty, because samplers may move then."""
-    void: dict[int, int] = field(default_factory=dict)
-    """For samplers whose segments another actor has made sooner, the last question whose answers do not count."""
 
-    @property
-    def process(self) -> Process:
-        """Its newest process."""
-        return Process(self.actor_id, self.number)
+    def __post_init__(self) -> None:
+        self.process = Process(self.actor_id, 1)
 
     @property
     def has_process(self) -> bool:
-        """True if its newest process has not been abandoned."""
+        """True if its process has been requested."""
         return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
 
     @property
-    def first(self) -> Asked:
+    def first(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.asked.values()))
 
     @property
     def rebuilds(self) -> bool:
         """True while it may be replaying episodes."""
-        return bool(self.asked) and self.first.rebuilds > 0
+        return bool(self.asked and self.first.rebuilds)
 
     # ------------------------------------------------------------------ its times
 
@@ -123,34 +103,34 @@ class Actor:
 
     def start(self) -> Start:
         """Request a new process."""
-        self.number, self.state = self.number + 1, State.STARTING
+        self.state = State.STARTING
         return Start(self.process)
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless it is leaving."""
         then = State.LEFT if self.state is State.LEAVING else State.ABSENT
+        kill, self.process = Kill(self.process), Process(self.actor_id, self.process.number + 1)
         self.wanted(now)
         self.state = then
         self.asked.clear()
-        self.early.clear()
         self.holds.clear()
         self.pace, self.waits = Pace(), False
         self._rest()
-        return Kill(self.process)
+        return kill
 
     # ------------------------------------------------------------------ its questions
 
-    def ask(self, ask_id: int, question: Asked, now: float, limits: Limits) -> None:
+    def ask(self, ask_id: int, question: Question, now: float, limits: Limits) -> None:
         """Record a question, which the process begins after all earlier ones."""
         self.asked[ask_id] = question
         if len(self.asked) == 1:
             self._begin(now, limits)
 
-    def will_make(self, samplers: tuple[int, ...], index: int, hosted: set[int]) -> set[int]:
+    def will_make(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
         """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
-        rebuilt = {sampler for sampler in samplers if self.holds.get(sampler, 0) != index}
-        if not self.holds.keys() <= hosted:  # its process closes the others
-            self.holds = {sampler: held for sampler, held in self.holds.items() if sampler in hosted}
+        rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
+        for sampler in self.holds.keys() - hosted:  # its process closes the others
+            del self.holds[sampler]
         self.holds.update(dict.fromkeys(samplers, index + 1))
         return rebuilt
 
@@ -216,7 +196,7 @@ def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
     )
 
 
-def wrong(question: Asked, answer: Answer) -> str:
+def wrong(question: Question, answer: Answer) -> str:
     """Return how an answer differs from what was asked for, "" if it does not."""
     asked = [(sampler, question.index, question.version) for sampler in question.samplers]
     got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
