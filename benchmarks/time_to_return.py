@@ -76,9 +76,11 @@ def ours(seed: int, settings: dict[str, Any]) -> int:
 
     stop = Stop()
     with tempfile.TemporaryDirectory() as folder:
-        env = {"env_id": "bench_envs:make", "env_kwargs": {"env_id": "CartPole-v1", "step_s": STEP_S}}
-        run = {"run_dir": Path(folder) / "run", "progress": "off", "seed": seed, "total_timesteps": MOST_STEPS}
-        dppo.train(dppo.Config(num_actors=ENVS, cpus_per_actor=0.1, **env, **run, **settings), observers=[stop])
+        env: dict[str, Any] = {"env_id": "bench_envs:make", "env_kwargs": {"env_id": "CartPole-v1", "step_s": STEP_S}}
+        run: dict[str, Any] = {"run_dir": Path(folder) / "run", "progress": "off", "total_timesteps": MOST_STEPS}
+        dppo.train(
+            dppo.Config(num_actors=ENVS, cpus_per_actor=0.1, seed=seed, **env, **run, **settings), observers=[stop]
+        )
     return stop.steps
 
 
@@ -87,27 +89,21 @@ def sb3(seed: int) -> int:
     import bench_envs
     import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    class Stop(BaseCallback):
-        """Ends the run where it has learned."""
+    returns: list[float] = []
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.returns: list[float] = []
-
-        def _on_step(self) -> bool:
-            new = [float(info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info]
-            self.returns += new
-            return not (new and learned(self.returns, GOOD))
+    def goes_on(found: dict[str, Any], _: Any) -> bool:
+        new = [float(info["episode"]["r"]) for info in found["infos"] if "episode" in info]
+        returns.extend(new)
+        return not (new and learned(returns, GOOD))
 
     torch.set_num_threads(1)
     one = partial(bench_envs.make, env_id="CartPole-v1", step_s=STEP_S)
     envs = make_vec_env(one, n_envs=ENVS, seed=seed, vec_env_cls=SubprocVecEnv)
     model = PPO("MlpPolicy", envs, seed=seed, device="cpu")
-    model.learn(MOST_STEPS, callback=Stop())
+    model.learn(MOST_STEPS, callback=goes_on)
     envs.close()
     return int(model.num_timesteps)
 
