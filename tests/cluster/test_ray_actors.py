@@ -17,7 +17,7 @@ import gymnasium as gym
 import pytest
 from builders import make_config
 from commandline import SOURCE, TESTS, output_of, run
-from processes import actors_of_this_process, wait_until
+from processes import actors_of_this_process, ours, wait_until
 from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
@@ -146,6 +146,30 @@ def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, mon
     finally:
         for pid in set(frozen) & actors_of_this_process():
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no question, so no call fails. The others may be busy with a replay for minutes."""
+    monkeypatch.setattr(ray_transport, "IDLE_LOOK_S", 0.1)
+
+    def busy() -> set[int]:
+        return set(ours("ray::PPOActor.make_segments"))
+
+    def kill_the_idle_one() -> None:
+        wait_until(lambda: len(busy()) == 2)
+        wait_until(lambda: len(busy()) == 1)
+        [idle] = actors_of_this_process() - busy()
+        os.kill(idle, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_the_idle_one)
+    killer.start()
+    sizes = {"num_actors": 2, "num_samplers": 3, "total_timesteps": 3 * 40, "env_kwargs": {"step_s": 0.02}}
+    result = dppo.train(settings(tmp_path / "run", "dppo/SlowCartPole-v0", **sizes))
+    killer.join()
+    assert lasting(result) == {"actor_lost": 1}, "there is no later question that could fail"
 
 
 DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines

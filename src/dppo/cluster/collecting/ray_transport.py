@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 
 from dppo.cluster import wire
@@ -50,6 +51,7 @@ from dppo.signals import StopSignals
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
 IDLE_S = 0.05  # the same while no call is pending
 LOOK_S = 5.0  # between two looks at all pending calls
+IDLE_LOOK_S = 2.0  # between two looks at the actors without a call, whose deaths nothing else reports
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray stores arguments of more than 100 KiB anew
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
@@ -109,7 +111,8 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
-        self._looked_at, self._seconds = time.monotonic(), 0.0
+        self._looked_at = self._looked_at_idle = time.monotonic()
+        self._seconds = 0.0
         self._watching = Watching(ray.get_runtime_context().get_node_id())
         self._policies: dict[int, Any] = {}  # as sent, by version
         self._stop: StopSignals | None = None  # of the last wait
@@ -189,6 +192,7 @@ class RayTransport:
         if self._room is not None:
             joined, left = self._room.changes(self._watching.homes)
             events += [*map(Joined, joined), *map(Left, left)]
+        self._look_at_idle()
         ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
         for ref, result in ended:
@@ -214,6 +218,20 @@ class RayTransport:
             ended = [(ref, partial(ray.get, ref, timeout=FETCH_TIMEOUT_S)) for ref in refs]
             self._looked_at = time.monotonic()
         return ended
+
+    def _look_at_idle(self) -> None:
+        """Call each actor that has died without a pending call: this call ends at once, with the reason.
+
+        Ray keeps the states of actors in this process. Without a look, an actor that waits for the others, perhaps for
+        a long replay, would be missed and replaced at the next question only.
+        """
+        if time.monotonic() - self._looked_at_idle < IDLE_LOOK_S:
+            return
+        busy = {call.command.process for call in self._calls.values()}
+        for process, handle in self._handles.items():
+            if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
+                self._expect(handle.close.remote(), _Call(Start(process)))
+        self._looked_at_idle = time.monotonic()
 
     def _event(self, call: _Call, result: Callable[[], Any]) -> Event:
         command = call.command
