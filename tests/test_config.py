@@ -161,7 +161,14 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* not JSON"),
         *(
             ({"actor_resources": amount, "num_actors": 1}, "actor_resources=")
-            for amount in ({"CPU": 1}, {"GPU": 1}, {"licence": 0}, {"licence": -1}, {"licence": "nan"})
+            for amount in (
+                {"CPU": 1},
+                {"GPU": 1},
+                {"licence": 0},
+                {"licence": -1},
+                {"licence": "nan"},
+                [{"a": 1}, {"CPU": 2}],
+            )
         ),
         *(
             ({"address": at, "num_actors": 2}, f"address={at}: .*`address=auto`, or .* host:port .6379 by default.")
@@ -190,7 +197,7 @@ def test_a_minibatch_of_one_row_cannot_be_standardized(settings: dict[str, int])
 
 
 OF_ACTORS = {"address": "auto", "cpus_per_actor": 0.5, "actor_resources": {"licence": 1}, "segment_timeout_s": 5}
-OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_learners": 1}
+OF_ACTORS |= {"actors_per_node": 1, "max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_learners": 1}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +205,8 @@ OF_ACTORS |= {"max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_
     [
         *(({name: value}, "num_actors=0") for name, value in OF_ACTORS.items()),
         ({"learner_cpus": 2, "num_actors": 2}, "num_learners=0 trains in this process"),
+        ({"actors_per_node": 4, "num_actors": 4}, "there are never more than 4 actors"),
+        ({"actors_per_node": 8, "num_actors": "auto"}, "there are never more than 8 actors"),
         ({"backup_requests": True}, "num_actors=0 leaves no other actor to ask"),
         ({"backup_requests": True, "num_actors": 1}, "num_actors=1 leaves no other actor to ask"),
         ({"backup_requests": True, "num_actors": 2, "replay": False}, "replay=False abandons the open episodes"),

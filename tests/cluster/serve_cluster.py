@@ -1,5 +1,7 @@
 """A Ray cluster of two nodes on this machine, in its own process, for tests with a running cluster.
 
+The head has a licence_a, the other node two licence_b.
+
 It reads commands from standard input, one per line, and answers each with a line of JSON:
 
     add              another node of two CPUs
@@ -34,8 +36,8 @@ class Counter:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    added = [cluster.add_node(**NODE)]
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"resources": {"licence_a": 1}})
+    added = [cluster.add_node(**NODE, resources={"licence_b": 2})]
     ray.init(address=cluster.address, log_to_driver=False)
     counter: Any = ray.remote(Counter).options(num_cpus=0).remote()
     ray.get(counter.next.remote())

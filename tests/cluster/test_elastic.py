@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import QUICK_CHECKS, Command
 
 from dppo.cluster.ray import capacity
-from dppo.cluster.ray.capacity import Demand, room_for
+from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
 from dppo.cluster.ray.room import Room
 from dppo.cluster.ray.session import demand_of
 from dppo.config import Actors, Learners
+from dppo.errors import ConfigError
+
+TWO_NODES = [{"CPU": 32.0, "node:big": 1.0}, {"CPU": 32.0, "node:small": 1.0}]
 
 
 class Nodes:
@@ -73,6 +77,51 @@ def test_learners_take_the_largest_nodes(nodes: list[int], learners: int, room: 
 
 
 @pytest.mark.parametrize(
+    ("settings", "nodes", "rooms"),
+    [
+        ({"actors_per_node": 2}, [{"CPU": 8}, {"CPU": 1}, {"CPU": 3}], [5]),
+        ({"actors_per_node": 3}, [{"CPU": 8, PER_NODE: 0.3334}], [1]),  # another run has two there
+        ({"actors_per_node": 100, "cpus_per_actor": 0.01}, [{"CPU": 8}], [100]),
+        (
+            {"actor_resources": [{"a": 1}, {"b": 2}]},
+            [{"CPU": 8, "a": 4}, {"CPU": 2, "a": 1, "b": 9}, {"CPU": 9}],
+            [5, 1],
+        ),
+        ({"actor_resources": [{"a": 1}, {"b": 1}], "actors_per_node": 3}, [{"CPU": 8, "a": 2, "b": 2}], [2, 1]),
+        ({"actor_resources": [{"node:big": 1 / 16}, {"node:small": 0.25}]}, TWO_NODES, [16, 4]),
+    ],
+)
+def test_the_room_for_actors_that_may_not_be_everywhere(
+    settings: dict[str, Any], nodes: list[dict[str, float]], rooms: list[int]
+) -> None:
+    demand = demand_of(Actors(num_actors=1, **settings), Learners())
+    assert capacity.rooms_for(nodes, demand) == rooms
+    assert room_for(nodes, demand) == sum(rooms)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"num_actors": 3, "actors_per_node": 3}, ""),
+        ({"num_actors": 4, "actors_per_node": 3}, "actors_per_node=3: .* 4 actors .* Use at most `num_actors=3`"),
+        ({"num_actors": 4, "actor_resources": [{"a": 1}]}, ""),
+        (
+            {"num_actors": 4, "actor_resources": [{"a": 1}, {"b": 1}]},
+            "actor_resources: the 2 alternatives .* `address`",
+        ),
+    ],
+)
+def test_what_a_ray_of_one_node_cannot_place_is_refused_before_it_starts(
+    settings: dict[str, Any], refused: str
+) -> None:
+    demand = demand_of(Actors(**settings), Learners(num_learners=2))
+    if not refused:
+        return capacity.check_here(demand, 0)
+    with pytest.raises(ConfigError, match=refused):
+        capacity.check_here(demand, 0)
+
+
+@pytest.mark.parametrize(
     ("num_actors", "cores", "more", "used"),
     [
         ("1..8", 3, {}, 3),
@@ -80,6 +129,7 @@ def test_learners_take_the_largest_nodes(nodes: list[int], learners: int, room: 
         ("4..8", 3, {}, 4),
         ("1..8", 3, {"cpus_per_actor": 0.5}, 6),
         ("1..8", 3, {"actor_resources": {"licence": 2}}, 3),
+        ("1..8", 3, {"actors_per_node": 2}, 2),
     ],
 )
 def test_a_ray_started_here_gets_as_many_actors_as_there_are_cores(

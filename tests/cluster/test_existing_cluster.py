@@ -144,6 +144,14 @@ def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equ
         (["--num-actors", "5"], ["num_actors=5", "1 CPU", "4 CPU", "hold 4", "Use at most 4", "cpus.per.actor"]),
         (["--cpus-per-actor", "1.5"], ["num_actors=4", "1.5 CPU", "4 CPU", "hold 2", "Use at most 2"]),
         (["--actor-resources", '{"licence": 1}'], ["num_actors=4", "1 licence", "0 licence", "hold 0"]),
+        (
+            ["--actors-per-node", "1"],
+            ["1 CPU .at most 1 on a node. each", "hold 2", "Use at most 2", "actors.per.node"],
+        ),
+        (
+            ["--actor-resources", '[{"licence_a": 1}, {"licence_b": 1}]'],
+            ["1 CPU . 1 licence_a or 1 CPU . 1 licence_b each", "4 CPU . 1 licence_a . 2 licence_b and hold 3"],
+        ),
     ],
 )
 def test_too_many_actors_are_refused(flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path) -> None:
@@ -155,6 +163,33 @@ def test_too_many_actors_are_refused(flags: list[str], facts: list[str], cluster
         assert re.search(fact, err)
     assert len(err.splitlines()) <= 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "alive", "note"),
+    [
+        (
+            ["--num-actors", "auto", "--actors-per-node", "1"],
+            2,
+            "room for 2 actors of 1 CPU (at most 1 on a node) on 2",
+        ),
+        (["--num-actors", "3", "--actor-resources", '[{"licence_a": 1}, {"licence_b": 1}]'], 3, ""),
+    ],
+)
+def test_actors_are_placed_where_they_may_be(
+    flags: list[str], alive: int, note: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
+    """The nodes have four CPUs, so Ray would start four actors, and none with a second licence_a."""
+    wait_until(lambda: cluster.ask("free") == 4.0)
+    slow = ["--env-kwargs", '{"longest_s": 0.04}']  # training lasts until all have started
+    command = words("worlds.slow:delayed_cartpole", "--preset", "none", *slow, *flags, "--address", cluster.address)
+    code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
+    assert code == 0, err
+    assert note in out
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["actors/alive"] for row in rows) == rows[-1]["actors/alive"] == alive
+    assert weights(tmp_path) == undisturbed
 
 
 @pytest.mark.slow

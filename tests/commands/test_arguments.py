@@ -103,6 +103,7 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
         ("--name no_replay", {"name": "no_replay"}),
         ('--env-kwargs {"nested":{"a":[1,0.25]}}', {"env_kwargs": {"nested": {"a": [1, 0.25]}}}),
         ('--num-actors 2 --actor-resources {"licence":1}', {"num_actors": 2, "actor_resources": {"licence": 1}}),
+        ('--num-actors 2 --actor-resources [{"a":1}]', {"num_actors": 2, "actor_resources": [{"a": 1}]}),
         ("--seed 1 --seed 9007199254740993", {"seed": 2**53 + 1}),
         ("--replay --no-replay", {"replay": False}),
     ],

@@ -185,7 +185,7 @@ def shown(value: Any) -> str:
 def _metavar(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "{" + ",".join(get_args(hint)) + "}"
-    kinds = {hint, get_origin(hint), *get_args(hint)}
+    kinds = {hint, get_origin(hint), *get_args(hint), *map(get_origin, get_args(hint))}
     if {int, str} <= kinds:
         return "INT|auto|INT..INT"
     for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
@@ -218,7 +218,7 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, text in given.items():
         hint = types_by_name()[name]
         missing = text == "none" and NoneType in get_args(hint)
-        settings[name] = None if missing else parsed_json(name, text) if get_origin(hint) is dict else text
+        settings[name] = None if missing else parsed_json(name, text) if _metavar(hint) == "JSON" else text
     return settings
 
 

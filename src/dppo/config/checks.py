@@ -84,9 +84,12 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "memory=none has no state. Set `memory`, or leave it out"),
     ("sequence_length", lambda c: c.memory != "none" or c.model is not None,
      "only a network with memory learns from sequences. Set `memory`, or leave it out"),
-    ("address cpus_per_actor actor_gpus actor_resources segment_timeout_s max_actor_restarts on_other_cpu dashboard",
+    ("address cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s max_actor_restarts "
+     "on_other_cpu dashboard",
      lambda c: c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
+    ("actors_per_node", lambda c: c.actors_per_node < c.most_actors,
+     "there are never more than {config.most_actors} actors. Leave it out, or raise `num_actors`"),
     ("backup_requests", lambda c: c.num_actors not in (0, 1),
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,
@@ -170,7 +173,7 @@ def _check_minibatches(config: FlatSettings) -> None:
 
 def _check_ray(config: FlatSettings) -> None:
     check_address(config.address or "", "address")
-    for name, amount in config.actor_resources.items():
+    for name, amount in [item for group in config.resource_groups for item in group.items()]:
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
             raise ConfigError(
                 f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +42,8 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
-from dppo.cluster.ray.room import Room
+from dppo.cluster.ray.capacity import Demand, rooms_for
+from dppo.cluster.ray.room import Room, usable_nodes
 from dppo.cluster.ray.session import RaySession
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
@@ -76,11 +78,12 @@ class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
     def __init__(
-        self, plan: SamplerPlan, actors: Actors, *, by_reference: bool, room: Room | None, **options: Any
+        self, plan: SamplerPlan, demand: Demand, *, by_reference: bool, room: Room | None, **options: Any
     ) -> None:
         """Pickle the plan for the actors; `options` are those of Ray for each of them.
 
         Args:
+            demand: the resources of each, or alternatives.
             by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
             room: None if the number of actors is fixed.
 
@@ -95,19 +98,11 @@ class RayTransport:
                 f"env_id={plan.env.env_name}: cannot be sent to actors: {error}. Pass module:factory, or a function "
                 f"that holds no open files, locks or simulators."
             ) from None
-        self._remote_class = ray.remote(PPOActor).options(
-            num_cpus=actors.cpus_per_actor,
-            num_gpus=actors.actor_gpus,
-            resources=actors.actor_resources or None,
-            scheduling_strategy="SPREAD",
-            max_restarts=0,  # the engine replaces actors, so it must see every death
-            max_task_retries=0,
-            enable_task_events=False,
-            # Threads take up the next question while others are at this one; `close` is not to wait for any.
-            max_concurrency=plan.sampling.lag + 2 if plan.sampling.env_threads else None,
-            **options,
-        )
-        self._keep_gpus, self._by_reference, self._room = actors.actor_gpus > 0, by_reference, room
+        # Threads take up the next question while others are at this one; `close` is not to wait for any.
+        options["max_concurrency"] = plan.sampling.lag + 2 if plan.sampling.env_threads else None
+        self._actor_classes = [_actor_class(group, options) for group in demand.groups]
+        self._demand, self._groups = demand, dict[Process, int]()
+        self._keep_gpus, self._by_reference, self._room = "GPU" in demand.actor, by_reference, room
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
@@ -129,9 +124,7 @@ class RayTransport:
         if isinstance(command, Kill):
             self._kill(command.process)
         elif isinstance(command, Start):
-            handle: Any = self._remote_class.remote(self._plan, self._model)
-            self._handles[command.process] = handle
-            self._expect(handle.alone_in_process.remote(self._keep_gpus), _Call(command))
+            self._start(command)
         elif isinstance(command, Look):
             self._watching.look(command.process)
         elif isinstance(command, Describe):
@@ -139,6 +132,16 @@ class RayTransport:
         else:
             self._ask(command)
         self._seconds += time.monotonic() - began
+
+    def _start(self, start: Start) -> None:
+        """Request an actor with the resources for which there is most room."""
+        group, taken = 0, Counter(self._groups.values())
+        if self._demand.others:
+            rooms = rooms_for(usable_nodes().values(), self._demand)
+            group = max(range(len(rooms)), key=lambda one: rooms[one] - taken[one])
+        handle: Any = self._actor_classes[group].remote(self._plan, self._model)
+        self._handles[start.process], self._groups[start.process] = handle, group
+        self._expect(handle.alone_in_process.remote(self._keep_gpus), _Call(start))
 
     def _ask(self, ask: Ask) -> None:
         try:
@@ -177,7 +180,7 @@ class RayTransport:
         return self._policies[policy.version]
 
     def _kill(self, process: Process) -> None:
-        handle = self._handles.pop(process, None)
+        handle, _ = self._handles.pop(process, None), self._groups.pop(process, None)
         if handle is not None:
             within(KILLING_S, lambda: ray.kill(handle))
         self._watching.ended(process)  # its calls end as well, and `events` drops them
@@ -222,8 +225,7 @@ class RayTransport:
     def _look_at_idle(self) -> None:
         """Call each actor that has died without a pending call: this call ends at once, with the reason.
 
-        Ray keeps the states of actors in this process. Without a look, an actor that waits for the others, perhaps for
-        a long replay, would be missed and replaced at the next question only.
+        Otherwise an actor that waits for the others, perhaps for a long replay, would be missed at its next question.
         """
         if time.monotonic() - self._looked_at_idle < IDLE_LOOK_S:
             return
@@ -270,6 +272,20 @@ class RayTransport:
         within(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
 
 
+def _actor_class(resources: Mapping[str, float], options: dict[str, Any]) -> Any:
+    """Return the class of actors that take these resources."""
+    return ray.remote(PPOActor).options(
+        num_cpus=resources["CPU"],
+        num_gpus=resources.get("GPU", 0),
+        resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
+        scheduling_strategy="SPREAD",
+        max_restarts=0,  # the engine replaces actors, so it must see every death
+        max_task_retries=0,
+        enable_task_events=False,
+        **options,
+    )
+
+
 def collector_on_ray(
     plan: SamplerPlan, actors: Actors, ledger: ReplayLedger, on_progress: OnProgress, session: RaySession, **more: Any
 ) -> ActorCollector:
@@ -277,6 +293,6 @@ def collector_on_ray(
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
     if session.room is not None:
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
-    engine = Collecting(shares(plan.sampling.num_samplers, session.num_actors), ledger, limits)
-    transport = RayTransport(plan, actors, room=session.room, **more)
+    engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
+    transport = RayTransport(plan, session.demand, room=session.room, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -12,6 +12,8 @@ from dppo.errors import ConfigError, counted
 
 # Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
 NOT_AUTOSCALED = re.compile(r"node_[0-9a-f]{56}")
+# Each node has 1 of a resource with this prefix, also in the plans of autoscalers. Ray Serve limits replicas so, too.
+PER_NODE = "node:__internal_implicit_resource_dppo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,13 @@ class Demand:
     learner: dict[str, float]
     most_actors: int = 0
     """0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest."""
+    others: tuple[dict[str, float], ...] = ()
+    """Alternatives to the resources of `actor`."""
+
+    @property
+    def groups(self) -> tuple[dict[str, float], ...]:
+        """The resources of an actor, and the alternatives to these."""
+        return self.actor, *self.others
 
     def total(self) -> dict[str, float]:
         """Return the sum of the resources of all processes."""
@@ -31,7 +40,7 @@ class Demand:
             name: self.num_actors * self.actor.get(name, 0.0) + self.num_learners * self.learner.get(name, 0.0)
             for name in self.actor | self.learner
         }
-        return {name: amount for name, amount in total.items() if amount > 0}
+        return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
 
 
 def usable_cores() -> int:
@@ -46,20 +55,30 @@ def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> in
     return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
 
 
-def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
-    """Return the number of actors that fit the nodes beside the learners, which take the largest nodes."""
-    room, learners = 0, demand.num_learners
+def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]:
+    """Return the number of actors of each group that fit the nodes; learners take the largest nodes."""
+    rooms, learners = [0] * (1 + len(demand.groups)), demand.num_learners
     for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
         here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
         learners -= here
-        left = {name: amount - here * demand.learner.get(name, 0.0) for name, amount in node.items()}
-        room += actors_that_fit(left, demand.actor)
-    return room
+        left = {PER_NODE: 1.0, **node}
+        for number, needs in enumerate([demand.learner, *demand.groups]):
+            here = actors_that_fit(left, needs) if number else here
+            left = {name: amount - here * needs.get(name, 0.0) for name, amount in left.items()}
+            rooms[number] += here
+    return rooms[1:]
 
 
-def in_words(resources: dict[str, float]) -> str:
-    """Format resources for a message: `1 CPU + 2 licence`."""
-    return " + ".join(f"{amount:g} {name}" for name, amount in resources.items())
+def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
+    """Return the number of actors that fit the nodes beside the learners."""
+    return sum(rooms_for(nodes, demand))
+
+
+def in_words(*groups: dict[str, float]) -> str:
+    """Format the resources of an actor for a message: `1 CPU + 2 licence`."""
+    shown = [" + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE) for group in groups]
+    limit = f" (at most {int(1 / groups[0][PER_NODE] + 1e-6)} on a node)" if PER_NODE in groups[0] else ""
+    return " or ".join(shown) + limit
 
 
 # ------------------------------------------------------------------ this machine
@@ -68,7 +87,8 @@ def in_words(resources: dict[str, float]) -> str:
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
     """Return the demand with as many actors as this machine has room for."""
     cores = usable_cores()
-    here = {name: demand.most_actors * amount for name, amount in demand.actor.items()} | {"CPU": cores, "GPU": gpus}
+    here = {name: demand.most_actors * amount for name, amount in demand.actor.items()}
+    here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
     number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
     notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")
     return replace(demand, num_actors=number)
@@ -84,6 +104,22 @@ def gpus_here() -> int:
     visible = manager.get_current_process_visible_accelerator_ids()
     count = int(manager.get_current_node_num_accelerators())
     return count if visible is None else min(count, len(visible))
+
+
+def check_here(demand: Demand, gpus: int) -> None:
+    """Raise `ConfigError` if the actors cannot be placed on this machine, the only node of a Ray that starts here."""
+    if demand.others:
+        raise ConfigError(
+            f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
+            f"`address`, or name the resources of one."
+        )
+    room = room_for([demand.total()], demand)
+    if room < demand.num_actors:
+        raise ConfigError(
+            f"actors_per_node={room}: this machine is the only node, and {demand.num_actors} actors are wanted. Use "
+            f"at most `num_actors={room}`, raise `actors_per_node`, or use a cluster (address)."
+        )
+    check_gpus(demand, gpus)
 
 
 def check_gpus(demand: Demand, gpus: int) -> None:
@@ -124,12 +160,19 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
             raise ConfigError(f"{fact}. {remedy}")
         notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
         return
-    free = actors_that_fit(ray.available_resources(), demand.actor)
+    free = free_room(demand)
     if free < demand.num_actors:
         notify(
-            f"the cluster has room for {free} of {demand.num_actors} actors now ({in_words(demand.actor)} each); the "
+            f"the cluster has room for {free} of {demand.num_actors} actors now ({in_words(*demand.groups)} each); the "
             f"others start when other jobs end."
         )
+
+
+def free_room(demand: Demand) -> int:
+    """Return the number of actors that the connected cluster could start now."""
+    from ray._private.state import available_resources_per_node
+
+    return room_for(available_resources_per_node().values(), replace(demand, num_learners=0))
 
 
 def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] | None:
@@ -145,13 +188,17 @@ def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] 
             f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}",
             "Use fewer, or lower `learner_cpus` or `cpus_per_actor`.",
         )
-    holds = sum(actors_that_fit(node, demand.actor) for node in nodes)
+    holds = room_for(nodes, replace(demand, num_learners=0))
     if holds >= demand.num_actors:
         return None
+    names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
+    lower = (
+        "raise `actors_per_node`" if PER_NODE in demand.actor else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
+    )
     return (
-        f"num_actors={demand.num_actors} actors of {in_words(demand.actor)} each do not fit the cluster: its "
-        f"{len(nodes)} nodes have {in_words(have(demand.actor))} and hold {holds}",
-        f"Use at most {holds}, lower `cpus_per_actor` (0.5 lets two share a CPU), or add nodes.",
+        f"num_actors={demand.num_actors} actors of {in_words(*demand.groups)} each do not fit the cluster: its "
+        f"{len(nodes)} nodes have {in_words(have(names))} and hold {holds}",
+        f"Use at most {holds}, {lower}, or add nodes.",
     )
 
 

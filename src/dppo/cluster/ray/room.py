@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any
 
-from dppo.cluster.ray.capacity import Demand, actors_that_fit, has_autoscaler, in_words, room_for
+from dppo.cluster.ray.capacity import Demand, free_room, has_autoscaler, in_words, room_for
 from dppo.errors import counted
 
 PERIOD_S = 2.0  # between two looks at the nodes
@@ -28,8 +28,7 @@ def usable_nodes() -> Nodes:
 
 def watched_room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
     """Return the room of the connected cluster, whose nodes are looked at until it is closed."""
-    free = actors_that_fit(ray.available_resources(), demand.actor)
-    room = Room(demand, usable_nodes, notify, free=free, grows=has_autoscaler(ray))
+    room = Room(demand, usable_nodes, notify, free=free_room(demand), grows=has_autoscaler(ray))
     room.start()
     return room
 
@@ -99,7 +98,7 @@ class Room:
 
     def _in_words(self, free: int) -> str:
         nodes, room = counted(len(self._nodes), "node"), counted(self._holds, "actor")
-        line = f"the cluster has room for {room} of {in_words(self._demand.actor)} on {nodes}"
+        line = f"the cluster has room for {room} of {in_words(*self._demand.groups)} on {nodes}"
         if free < min(self._holds, self._demand.most_actors):
             line += f", for {free} of them now"
         if self._holds < self._demand.num_actors:

@@ -9,9 +9,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from dppo.cluster.ray.capacity import Demand, check_cluster, check_gpus, fitted_here, gpus_here, usable_cores
+from dppo.cluster.ray.capacity import PER_NODE, Demand, check_cluster, check_here, fitted_here, gpus_here, usable_cores
 from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
 from dppo.cluster.ray.room import Room, watched_room
 from dppo.cluster.ray.token import forget_private_token
@@ -70,8 +71,8 @@ class RaySession:
             except BaseException:
                 self.close()
                 raise
-        self.num_actors = demand.num_actors if self.room is None else self.room.at_first
-        """Number of actors at the start."""
+        self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
+        """The processes at the start."""
 
     def close(self) -> None:
         """Disconnect; stop Ray if it was started here."""
@@ -88,11 +89,14 @@ class RaySession:
 def demand_of(actors: Actors, learners: Learners) -> Demand:
     """Return the processes of these settings, and the resources that each takes from Ray."""
     fewest, most = actors.actor_bounds
-    of_actor = {"CPU": actors.cpus_per_actor, **actors.actor_resources}
+    of_actor = {"CPU": actors.cpus_per_actor}
     if actors.actor_gpus:
         of_actor["GPU"] = actors.actor_gpus
+    if actors.actors_per_node:  # Ray counts in units of 0.0001
+        of_actor[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
+    first, *others = [of_actor | group for group in actors.resource_groups]
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
-    return Demand(fewest, of_actor, learners.num_learners, of_learner, most if actors.elastic else 0)
+    return Demand(fewest, first, learners.num_learners, of_learner, most if actors.elastic else 0, tuple(others))
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:
@@ -184,7 +188,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
     cores, gpus = usable_cores(), gpus_here() if demand.total().get("GPU") else 0
     if demand.most_actors:
         demand = fitted_here(demand, gpus, notify)
-    check_gpus(demand, gpus)
+    check_here(demand, gpus)
     wanted = demand.total()
     wanted.pop("GPU", None)
     cpus = max(1, math.ceil(wanted.pop("CPU")))

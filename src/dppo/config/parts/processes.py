@@ -27,8 +27,18 @@ class Actors:
     )
     cpus_per_actor: float = setting(1.0, "Logical CPUs that Ray reserves for each actor.", resume="free", gt=0)
     actor_gpus: float = setting(0.0, "GPUs that Ray reserves for each actor, for its simulator.", resume="free", ge=0)
-    actor_resources: dict[str, float] = setting(
-        {}, "Other resources that Ray reserves for each actor, as JSON: '{\"licence\": 1}'.", resume="free"
+    actor_resources: dict[str, float] | list[dict[str, float]] = setting(
+        {},
+        "Other resources that Ray reserves for each actor, as JSON: '{\"licence\": 1}'; on a cluster also a list of "
+        'alternatives, such as \'[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]\': 4 on one node, 10 on another.',
+        resume="free",
+    )
+    actors_per_node: int | None = setting(
+        None,
+        "Most actors on one node, also if it has room for more; none: as many as there is room for.",
+        resume="free",
+        gt=0,
+        le=100,
     )
     segment_timeout_s: float = setting(
         600.0,
@@ -57,6 +67,11 @@ class Actors:
     dashboard: bool = setting(
         False, "Start the dashboard of the Ray that is started on this machine (needs ray[default]).", resume="free"
     )
+
+    @property
+    def resource_groups(self) -> list[dict[str, float]]:
+        """Return the alternatives of `actor_resources`: each actor takes the resources of one of them."""
+        return [self.actor_resources] if isinstance(self.actor_resources, dict) else self.actor_resources or [{}]
 
     @property
     def elastic(self) -> bool:
