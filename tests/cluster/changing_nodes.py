@@ -1,12 +1,14 @@
 """A run on a cluster whose nodes come and go, in a separate process; prints a report as a line of JSON.
 
-A node joins, is announced to leave, and ends; another joins, and is lost without a word; then there is none but the
-head, which has no room, until a last one joins.
+A node joins, receives SIGTERM as from a cluster manager, and ends; another joins, is announced to leave, and is lost
+later; a third is lost without a word; then there is none but the head, which has no room, until a last one joins.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,15 +30,19 @@ class Changes(dppo.Observer):
 
     def __init__(self, cluster: Any) -> None:
         self.seen: list[str] = []
+        self.left_after_s = 0.0
         self._cluster = cluster
         self._nodes = [cluster.add_node(**NODE)]
         self._steps = iter(
             [
-                ("two actors", 2, self._add),
-                ("a node joined", 4, self._announce),
+                ("two actors", 2, self._add_by_command),
+                ("a node joined", 4, self._terminate),
+                ("a node has received SIGTERM", 2, self._wait_for_its_end),
+                ("it has ended", 2, self._add),
+                ("another node joined", 4, self._announce),
                 ("a node is leaving", 2, self._lose),
                 ("it has left", 2, self._add),
-                ("another node joined", 4, self._lose),
+                ("a third node joined", 4, self._lose),
                 ("it was lost", 2, self._lose_all_and_add),
                 ("all nodes were replaced", 2, lambda: None),
             ]
@@ -56,8 +62,24 @@ class Changes(dppo.Observer):
     def _add(self) -> None:
         self._nodes.append(self._cluster.add_node(**NODE))
 
+    def _add_by_command(self) -> None:
+        """Start a node as on a machine of its own."""
+        flags = f"--address {self._cluster.address} --block --num-cpus 2 --object-store-memory {80 * 2**20}"
+        flags += " --min-worker-port 0 --max-worker-port 0 --disable-usage-stats"
+        command = [str(Path(sys.executable).with_name("ray")), "start", *flags.split()]
+        env = os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "60"}
+        self._by_command = subprocess.Popen(command, env=env, stdout=sys.stderr)
+
+    def _terminate(self) -> None:
+        self._by_command.terminate()
+        self._terminated = time.monotonic()
+
+    def _wait_for_its_end(self) -> None:
+        self._by_command.wait()
+        self.left_after_s = time.monotonic() - self._terminated
+
     def _announce(self) -> None:
-        """Do what a preemption notice does, and SIGTERM to `ray start --block`."""
+        """Do what a preemption notice does."""
         client: Any = GcsClient(self._cluster.address)
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         client.drain_node(self._nodes[-1].node_id, reason, "will be preempted", int(1000 * (time.time() + 30)))
@@ -82,6 +104,7 @@ def main(folder: Path) -> None:
     expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * elastic.iterations}
     same = dppo.train(make_config(expected)).weights_sha256 == elastic.weights_sha256
     report = {"seen": changes.seen, "notes": notes.texts, "incidents": elastic.incidents, "same": same}
+    report["left after"] = changes.left_after_s
     print("report", json.dumps(report), flush=True)
     cluster.shutdown()
 

@@ -143,14 +143,31 @@ def test_a_ray_started_here_gets_as_many_actors_as_there_are_cores(
 
 
 @pytest.mark.slow
+def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Path) -> None:
+    """With Ray's own autoscaler."""
+    env = QUICK_CHECKS | {"RAY_AUTH_MODE": "disabled"}
+    with Command(
+        [], tmp_path, program=(str(Path(__file__).with_name("growing_cluster.py")), str(tmp_path)), **env
+    ) as run:
+        assert run.wait(200) == 0
+        [line] = [line for line in run.out.splitlines() if line.startswith("report ")]
+    report = json.loads(line.removeprefix("report "))
+    assert report["same"] is True
+    assert (report["first"], report["last"]) == (1, 4)
+    assert report["notes"][0].endswith("room for 1 actor of 1 CPU on 1 node; its autoscaler is asked for more nodes")
+    assert any(note.startswith("the cluster has room for 5 actors now") for note in report["notes"])
+
+
+@pytest.mark.slow
 def test_a_run_follows_the_nodes_of_its_cluster(tmp_path: Path) -> None:
     program = (str(Path(__file__).with_name("changing_nodes.py")), str(tmp_path))
-    with Command([], tmp_path, program=program, **QUICK_CHECKS) as command:
+    with Command([], tmp_path, program=program, RAY_AUTH_MODE="disabled", **QUICK_CHECKS) as command:
         assert command.wait(400) == 0
         lines = [line for line in command.out.splitlines() if line.startswith("report ")]
     report = json.loads(lines[0].removeprefix("report "))
     assert report["same"] is True
-    assert len(report["seen"]) == 7
+    assert len(report["seen"]) == 9
+    assert report["left after"] < 45, "Ray ends a node once nothing is left on it, or after a minute"
     assert "actor_hung" not in report["incidents"]
     assert "the cluster has room for 4 actors now, 2 before" in report["notes"]
     [waits] = [note for note in report["notes"] if "training waits" in note]
