@@ -149,7 +149,7 @@ def draw(path: Path, found: dict[str, Any], title: str) -> None:
     rates = (np.interp(at + WINDOW_S, times, steps) - np.interp(at, times, steps)) / WINDOW_S
     above.fill_between(moments, counts / STEP_S, step="post", color=PALE, alpha=0.55, linewidth=0)
     above.plot(at + WINDOW_S / 2, rates, color=COLOURS[1], linewidth=1.8)
-    above.set(ylabel="env steps per second, over 5 s", ylim=(0, 1.35 * ideal), xlim=(0, end))
+    above.set(ylabel="env steps / s, mean of 5 s", ylim=(0, 1.35 * ideal), xlim=(0, end))
     above.text(end, 4, "grey: what the living actors could do, without replays ", color=GREY, fontsize=8, ha="right")
     below.step(moments, counts, where="post", color=INK, linewidth=1.4)
     below.set(ylabel="living actors", xlabel="seconds", ylim=(0, SAMPLERS + 1.9), yticks=range(0, SAMPLERS + 1, 2))
