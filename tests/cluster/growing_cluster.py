@@ -29,10 +29,12 @@ NODES = {
 
 def autoscaling(port: int) -> dict[str, Any]:
     """Return the configuration of a cluster that grows by up to two nodes of two CPUs."""
-    provider = {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"}
+    provider: dict[str, Any] = {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"}
     provider |= dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True)
-    lists = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
-    lists += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
+    lists = (
+        *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
+        *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
+    )
     sizes = {"max_workers": 2, "upscaling_speed": 10.0, "idle_timeout_minutes": 10, "file_mounts": {}, "auth": {}}
     names = {"cluster_name": "grows", "head_node_type": "ray.head.default", "available_node_types": NODES}
     return {**names, **sizes, "provider": provider, **{name: [] for name in lists}}

@@ -88,7 +88,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "on_other_cpu dashboard",
      lambda c: c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
-    ("actors_per_node", lambda c: c.actors_per_node < c.most_actors,
+    ("actors_per_node", lambda c: (c.actors_per_node or 1) < c.most_actors,
      "there are never more than {config.most_actors} actors. Leave it out, or raise `num_actors`"),
     ("backup_requests", lambda c: c.num_actors not in (0, 1),
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
