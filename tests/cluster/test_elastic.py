@@ -166,7 +166,7 @@ def test_a_run_follows_the_nodes_of_its_cluster(tmp_path: Path) -> None:
         lines = [line for line in command.out.splitlines() if line.startswith("report ")]
     report = json.loads(lines[0].removeprefix("report "))
     assert report["same"] is True
-    assert len(report["seen"]) == 9
+    assert len(report["seen"]) == 10
     assert report["left after"] < 45, "Ray ends a node once nothing is left on it, or after a minute"
     assert "actor_hung" not in report["incidents"]
     assert "the cluster has room for 4 actors now, 2 before" in report["notes"]
