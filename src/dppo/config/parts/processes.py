@@ -34,11 +34,7 @@ class Actors:
         resume="free",
     )
     actors_per_node: int | None = setting(
-        None,
-        "Most actors on one node, also if it has room for more; none: as many as there is room for.",
-        resume="free",
-        gt=0,
-        le=100,
+        None, "Most actors on one node; none: as many as it has room for.", resume="free", gt=0, le=100
     )
     segment_timeout_s: float = setting(
         600.0,
