@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Changes(dppo.Observer):
 
     def __init__(self, cluster: Any) -> None:
         self.seen: list[str] = []
-        self.left_after_s = 0.0
+        self.left_after_s = self._not_before = 0.0
         self._cluster = cluster
         self._nodes = [cluster.add_node(**NODE)]
         self._steps = iter(
@@ -52,7 +53,7 @@ class Changes(dppo.Observer):
     def on_iteration(self, row: dict[str, float]) -> bool:
         time.sleep(0.05)
         name, actors, change = self._step
-        if row["actors/alive"] != actors:
+        if row["actors/alive"] != actors or time.monotonic() < self._not_before:
             return False
         self.seen.append(name)
         change()
@@ -89,8 +90,8 @@ class Changes(dppo.Observer):
 
     def _lose_all_and_add(self) -> None:
         self._lose()
-        time.sleep(10)  # training waits
-        self._add()
+        threading.Timer(15, self._add_by_command).start()  # training waits
+        self._not_before = time.monotonic() + 12  # Ray takes a moment to notice the loss
 
 
 def main(folder: Path) -> None:
