@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,11 @@ class Sleeping(gym.Wrapper):
 
 
 class Uneven(gym.Wrapper):
-    """Make steps take times that are drawn from a log-normal distribution with mean `mean_s`, by the episode's seed."""
+    """Make steps take times that are drawn by the episode's seed."""
 
-    def __init__(self, env: gym.Env, mean_s: float, sigma: float) -> None:
+    def __init__(self, env: gym.Env, draw_s: Callable[[np.random.Generator], float]) -> None:
         super().__init__(env)
-        self._median_s, self._sigma = mean_s * np.exp(-(sigma**2) / 2), sigma
-        self._times = np.random.default_rng()
+        self._draw_s, self._times = draw_s, np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
@@ -42,17 +42,28 @@ class Uneven(gym.Wrapper):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        time.sleep(self._median_s * np.exp(self._sigma * self._times.standard_normal()))
+        time.sleep(self._draw_s(self._times))
         return self.env.step(action)
 
 
-def uneven_cartpole(mean_s: float = 0.01, sigma: float = 1.0, slow: float = 1.0, mark: str = "") -> gym.Env:
-    """Make CartPole whose steps take uneven times; `slow` times as long in the process that first creates `mark`."""
+def uneven_cartpole(
+    mean_s: float = 0.01, sigma: float = 1.0, slow: float = 1.0, mark: str = "", spikes: bool = False
+) -> gym.Env:
+    """Make CartPole whose steps take log-normal times; with `spikes`, 1 % of them 200 ms and the others 8.
+
+    They take `slow` times as long in the process that first creates `mark`.
+    """
     if mark:
         with contextlib.suppress(FileExistsError), open(mark, "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
         mean_s *= slow if Path(mark).read_text(encoding="utf-8") == str(os.getpid()) else 1
-    return Uneven(gym.make("CartPole-v1"), mean_s, sigma)
+
+    def draw_s(times: np.random.Generator) -> float:
+        if spikes:
+            return 0.2 if times.random() < 0.01 else 0.008
+        return float(mean_s * np.exp(sigma * times.standard_normal() - sigma**2 / 2))
+
+    return Uneven(gym.make("CartPole-v1"), draw_s)
 
 
 class SlowToStart(gym.Wrapper):

@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--samplers", type=int, default=ACTORS, help="more than 8 work in threads; not with --slow")
-    parser.add_argument("--sigma", type=float, default=1.0)
+    parser.add_argument("--sigma", type=float, default=1.0, help="of the log-normal times; 0: constant")
+    parser.add_argument("--spikes", action="store_true", help="1 %% of steps take 200 ms, the others 8")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 3])
     parser.add_argument("--slow", action="store_true", help="one slow actor; with --before, for both checkouts")
     parser.add_argument("--once", type=json.loads, help=argparse.SUPPRESS)
@@ -57,6 +58,7 @@ def main() -> None:
     for _ in range(wanted.repeats):
         for name, checkout, lag in sides:
             work = {"lag": lag, "iterations": wanted.iterations, "sigma": wanted.sigma, "slow": wanted.slow}
+            work["spikes"] = wanted.spikes
             work["samplers"] = 2 * ACTORS if wanted.slow else wanted.samplers
             command = [sys.executable, __file__, "--once", json.dumps(work)]
             env = ours_environment(checkout)
@@ -71,7 +73,7 @@ def main() -> None:
         print(f"{name}, {rate:.0f}, {limit:.0f}, {barrier:.0f}, {rate / limit:.1%}, {step:.1f}")
 
 
-def once(lag: int, iterations: int, sigma: float, slow: bool, samplers: int) -> dict[str, Any]:
+def once(lag: int, iterations: int, sigma: float, slow: bool, spikes: bool, samplers: int) -> dict[str, Any]:
     """Train once in this process; return its rate, and the bounds for the step times that were measured."""
     import dppo
     from dppo.run.learner import PPOLearner
@@ -91,7 +93,8 @@ def once(lag: int, iterations: int, sigma: float, slow: bool, samplers: int) -> 
         lagging = {0: {}, 1: {"overlap": True}}.get(lag, {"policy_lag": lag})
         config = dppo.Config(
             env_id="bench_envs:uneven_cartpole",
-            env_kwargs={"sigma": sigma} | ({"slow": SLOW, "mark": str(Path(folder) / "slow")} if slow else {}),
+            env_kwargs={"sigma": sigma, "spikes": spikes}
+            | ({"slow": SLOW, "mark": str(Path(folder) / "slow")} if slow else {}),
             num_actors=ACTORS,
             num_samplers=samplers,
             num_steps=STEPS,

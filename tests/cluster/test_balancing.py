@@ -209,6 +209,23 @@ def test_threads_among_even_actors_nothing_moves(cpu: float) -> None:
     assert not cluster.notes()
 
 
+def test_threads_an_actor_that_is_ahead_takes_no_samplers() -> None:
+    """With a lag, actors are at different segments; paces that differ by a few percent say nothing either."""
+    cluster = Cluster(16, 2, lambda actor_id: 1.0 + 0.05 * actor_id, cpu=0.001)
+    for index in range(20):
+        cluster.iterate(index)
+    cluster.asks.clear()
+    cluster.request(20)
+    cluster.request(21)
+    for ask in list(cluster.asks):
+        if ask.process.actor_id == 0:
+            cluster.now += 0.5
+            cluster.on(cluster.answer_to(ask))
+    cluster.request(22)
+    assert not any(actor.waits for actor in cluster.engine._actors.values())
+    assert [len(actor.samplers) for actor in cluster.engine._actors.values()] == [8, 8]
+
+
 def test_threads_a_slow_actor_gives_all_its_samplers_to_others_that_have_cpu_left() -> None:
     cluster = Cluster(16, 4, one_slow, cpu=0.01)
     found = {index: cluster.iterate(index) for index in range(8)}

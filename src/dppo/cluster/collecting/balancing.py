@@ -154,7 +154,9 @@ class Balancing:
             own_s, early, replay_s = self.takes_s(giver), max(0.0, when - now), 0.0
             own_all_s = self.takes_s(giver, len(giver.samplers))
             lasting_s = own_all_s - self.takes_s(taker, len(taker.samplers) + 1)
-            if taker is giver or early >= (1 - MARGIN) * late or lasting_s < -MARGIN * own_all_s:
+            # With threads, one segment more takes nearly nothing: that an actor is ahead now is no reason to move.
+            least_s = (MARGIN if self._added < 1 else -MARGIN) * own_all_s
+            if taker is giver or early >= (1 - MARGIN) * late or lasting_s < least_s:
                 return
             if taker.samplers or taker.pace.segment_s:  # else it takes one at once, wherever that is in an episode
                 if self._places[sampler].asked > self._places[sampler].arrived:
