@@ -59,7 +59,7 @@ def update_s(runs: Runs, side: str, task: str) -> float:
     """Return the CPU seconds of updates per env step: the median of this task's runs, or else of all of the side."""
 
     def of(lines: list[dict[str, Any]]) -> list[float]:
-        return [line["update_s"] / line["steps"] for line in lines if line.get("steps")]
+        return [line["update_s"] / line["steps"] for line in lines if "update_s" in line]
 
     same = [*runs[side, task].values(), *runs.get((SAME_UPDATES.get(side, ""), task), {}).values()]
     own = of(same)
@@ -92,6 +92,13 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
     print(f"Written: {path}, of {', '.join(tasks)}")
 
 
+def steps_of(runs: Runs, task: str, threshold: str) -> list[float]:
+    """Return the env steps of a task, and of all runs that reached the threshold."""
+    sides = [side for side, name in runs if name == task]
+    found = [one for side in sides for one in reached(runs, side, task, threshold) if not math.isinf(one)]
+    return [TASKS[task].steps, *found]
+
+
 def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold: str, clock: Clock) -> None:
     """Draw one threshold; lines end with the longest run."""
     from dppo.records.plots import COLOURS, style
@@ -99,12 +106,12 @@ def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold:
     style(axis, labelsize=8)
     for side, colour in zip(sides, COLOURS, strict=False):
         points = learned_at(runs, side, tasks, threshold, clock)
-        end = max(clock.of(runs, side, name, TASKS[name].steps) for name in tasks)
-        places = [0.0, *(place for place, _ in points), end]
+        end = max(clock.of(runs, side, name, max(steps_of(runs, name, threshold))) for name in tasks)
+        places = [0.0, *(place for place, _ in points), max(end, *(place for place, _ in points))]
         shares = np.cumsum([0.0, *(weight for _, weight in points), 0.0])
         axis.step(places, 100 * shares, where="post", color=colour, linewidth=2, label=_label(runs, side, tasks))
-    steps = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
-    ticks = steps if clock.step_s is None else (2, 5, 10, 20, 50, 100, 200, 500)
+    steps = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
+    ticks = steps if clock.step_s is None else (2, 5, 10, 20, 50, 100, 200, 500, 1000)
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick // 1000}k" if tick >= 1000 else f"{tick}" for tick in ticks])
     axis.minorticks_off()
