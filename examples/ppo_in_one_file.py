@@ -46,7 +46,7 @@ class Args:
     update_epochs: int = 10  # K, passes over each batch
     minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
     norm_adv: bool = True  # standardize advantages within each minibatch
-    adv_floor: float = 0.1  # smallest deviation to divide by, in the unit of norm_reward
+    adv_floor: float = 0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.0  # weight of the entropy bonus
@@ -234,7 +234,9 @@ def make_batch(
     return [c.flatten(0, 1) for c in (x, actions, logprobs, importance, values, advantages, returns)]
 
 
-def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: list[Tensor], i: int) -> float:
+def update(
+    args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: list[Tensor], floor: float, i: int
+) -> float:
     """Train K epochs of minibatch SGD on the batch of iteration i; return the last approximate KL."""
     rng, clip = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
@@ -244,9 +246,7 @@ def update(args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: li
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
             x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)
             if args.norm_adv:  # within the minibatch, not the batch (#7)
-                # Deviation: noise stays noise where no action is better than another, as before the first reward.
-                deviation = advantages.std().clamp(min=args.adv_floor if args.norm_reward else 0)
-                advantages = (advantages - advantages.mean()) / (deviation + 1e-8)
+                advantages = (advantages - advantages.mean()) / (advantages.std().clamp(min=floor) + 1e-8)
             advantages = importance * advantages
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)
             logratio = policy.log_prob(actions) - old_logprobs
@@ -291,7 +291,11 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         for segment in segments:
             return_moments.add(segment.discounted_returns.ravel())
         batch = make_batch(args, policies[0], agent, segments, return_moments.std())
-        approx_kl = update(args, agent, optimizer, batch, i)
+        # Deviation: where all rewards are equal and nothing terminates, as before the first reward, the deviation of
+        # the advantages is that of noise. Divided by it, noise would become a signal.
+        informed = any(seg.terminated.any() for seg in segments) or np.ptp([seg.rewards for seg in segments]) > 0
+        floor = args.adv_floor if args.norm_reward and not informed else 0.0
+        approx_kl = update(args, agent, optimizer, batch, floor, i)
         if agent.obs_moments is not None:
             for segment in segments:
                 agent.obs_moments.add(segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1]))

@@ -18,10 +18,10 @@ from dppo.ppo.learning.batch import Batch, make_batch
 STEPS, ENVS = 3, 2
 
 
-def numbered(sampler: int, dtype: str = "float64") -> Segment:
-    """Return a segment in which every number identifies sampler, step, environment and element."""
+def numbered(sampler: int, dtype: str = "float64", **changes: np.ndarray) -> Segment:
+    """Return a segment in which every number identifies sampler, step, environment and element, but for `changes`."""
     row = 100.0 * sampler + 10 * np.arange(STEPS)[:, None] + np.arange(ENVS)
-    return Segment(
+    segment = Segment(
         obs=(row[..., None, None] + [[0.1, 0.2], [0.3, 0.4]]).astype(np.float32),
         actions=row.astype(np.int64),
         logprobs=-row.astype(dtype),
@@ -32,6 +32,7 @@ def numbered(sampler: int, dtype: str = "float64") -> Segment:
         truncated=np.arange(STEPS * ENVS).reshape(STEPS, ENVS) % 4 == 2,
         valid=np.ones((STEPS, ENVS), bool),
     )
+    return dataclasses.replace(segment, **changes)
 
 
 def batch_of(segments: list[Segment], **more: Any) -> Batch:
@@ -64,6 +65,20 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
     ]
     np.testing.assert_array_equal(batch.advantages, np.concatenate(alone, axis=1).reshape(-1))
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "informed"),
+    [({}, False), ({"rewards": 1}, True), ({"terminated": True}, True), ({"rewards": 1, "valid": False}, False)],
+)
+def test_a_batch_is_informed_if_a_reward_differs_or_an_episode_terminates(
+    changes: dict[str, Any], informed: bool
+) -> None:
+    columns = {"rewards": np.zeros((STEPS, ENVS)), "terminated": np.zeros((STEPS, ENVS), bool)}
+    columns["valid"] = np.ones((STEPS, ENVS), bool)
+    for name, value in changes.items():
+        columns[name][1, 1] = value
+    assert batch_of([numbered(0, **columns), numbered(1, **columns)]).informed is informed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -50,7 +50,8 @@ def random_batch(spec: MLPSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, d
     scored = make_trainer(spec).model.forward(obs, actions)
     logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
-    return Batch(obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages)
+    columns = obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages
+    return Batch(*columns, informed=False)
 
 
 def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:
@@ -76,7 +77,8 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             kl = ((ratio - 1) - logratio).mean().item()
             if options.norm_adv:
                 deviation = float(adv.std()) if len(adv) > 1 else 0.0
-                adv = (adv - adv.mean()) / (max(deviation, options.adv_floor if options.norm_reward else 0.0) + 1e-8)
+                floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
+                adv = (adv - adv.mean()) / (max(deviation, floor) + 1e-8)
             pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
             error = (value - mb["returns"]) ** 2
             if options.clip_vloss:

@@ -31,8 +31,8 @@ class PPO:
     norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
     adv_floor: float = setting(
         0.1,
-        "Smallest deviation that norm_adv divides by, in the unit of norm_reward, and without effect if that is off: "
-        "noise stays noise where no action is better than another, as before the first reward.",
+        "Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as "
+        "before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it.",
         ge=0,
     )
     recompute_advantages: bool = setting(
@@ -77,10 +77,9 @@ class PPO:
     clip_reward: float | None = setting(None, "Clip each reward to plus or minus this; none: do not.", gt=0)
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
 
-    @property
-    def smallest_deviation(self) -> float | None:
-        """Return the smallest deviation that advantages are divided by; None: they are not standardized."""
-        return (self.adv_floor if self.norm_reward else 0.0) if self.norm_adv else None
+    def smallest_deviation(self, informed: bool) -> float | None:
+        """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""
+        return (0.0 if informed or not self.norm_reward else self.adv_floor) if self.norm_adv else None
 
 
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}

@@ -73,6 +73,8 @@ class Batch:
     """The choices that were allowed; None if all always are."""
     iterations: int = 1
     """Number of iterations whose segments it holds."""
+    informed: bool = True
+    """False if all rewards are equal and nothing terminates, so that no action has been better than another."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
@@ -140,7 +142,7 @@ class Batch:
         return replace(self, **changed)
 
 
-NOT_COLUMNS = ("iterations", "sequence_length", "gae_inputs", "recurrent", "stored")
+NOT_COLUMNS = ("iterations", "informed", "sequence_length", "gae_inputs", "recurrent", "stored")
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 
@@ -174,6 +176,8 @@ def make_batch(
     """
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
+    terminated, some = merged("terminated"), rewards[valid]
+    informed = bool(terminated.any() or (some != some[:1]).any())
     dtype, all_valid, shape_rewards = values.dtype, valid.all(), reward_shaping(ppo)
     if shape_rewards is not None:
         rewards = shape_rewards(rewards)
@@ -182,7 +186,7 @@ def make_batch(
     estimate = partial(
         generalized_advantages,
         rewards=rewards,
-        terminated=merged("terminated"),
+        terminated=terminated,
         truncated=merged("truncated"),
         gamma=ppo.gamma,
         gae_lambda=ppo.gae_lambda,
@@ -206,6 +210,7 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
+        informed=informed,
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),

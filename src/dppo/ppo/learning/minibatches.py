@@ -15,12 +15,14 @@ LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more ti
 
 
 def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
-    """Return the batch with weights if that of any rank has them, so that all ranks compute the same means."""
-    device = batch.logprobs.device
-    some = parallel.gather(torch.tensor([batch.weights is not None], dtype=torch.int32, device=device))
-    if batch.weights is not None or not some.any():
-        return batch
-    return replace(batch, weights=torch.ones_like(batch.logprobs))
+    """Return the batch with weights if that of any rank has them, so that all ranks compute the same means.
+
+    It is informed if that of any rank is.
+    """
+    own = [batch.weights is not None, batch.informed]
+    weighted, informed = parallel.gather(torch.tensor(own, dtype=torch.int32, device=batch.logprobs.device)).amax(dim=0)
+    batch = replace(batch, informed=bool(informed))
+    return replace(batch, weights=torch.ones_like(batch.logprobs)) if batch.weights is None and weighted else batch
 
 
 def draw_minibatches(

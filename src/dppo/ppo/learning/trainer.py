@@ -107,8 +107,8 @@ class PPOTrainer:
         for number in range(ppo.update_epochs):
             if number and batch.gae_inputs is not None:
                 batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
-            count = self.minibatches * batch.iterations
-            epoch = draw_minibatches(batch, order, count, floor=ppo.smallest_deviation, parallel=self._parallel)
+            count, floor = self.minibatches * batch.iterations, ppo.smallest_deviation(batch.informed)
+            epoch = draw_minibatches(batch, order, count, floor=floor, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, len(steps)))
             if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
