@@ -74,7 +74,7 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
 def test_a_batch_is_informed_if_a_reward_differs_or_an_episode_terminates(
     changes: dict[str, Any], informed: bool
 ) -> None:
-    columns = {"rewards": np.zeros((STEPS, ENVS)), "terminated": np.zeros((STEPS, ENVS), bool)}
+    columns: dict[str, Any] = {"rewards": np.zeros((STEPS, ENVS)), "terminated": np.zeros((STEPS, ENVS), bool)}
     columns["valid"] = np.ones((STEPS, ENVS), bool)
     for name, value in changes.items():
         columns[name][1, 1] = value
