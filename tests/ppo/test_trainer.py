@@ -17,7 +17,7 @@ from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_b
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.minibatches import draw_minibatches
+from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED
 from dppo.ppo.learning.parallel import Alone
@@ -57,6 +57,19 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
         counted = minibatch.advantages[minibatch.weights > 0]
         expected = float(scaled.advantages[weights > 0].std()) / 0.1 if factor < 1 else 1.0
         assert float(counted.std()) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_batch_is_informed_if_that_of_any_rank_is(other: bool) -> None:
+    class Two(Alone):
+        """This rank, and one without weights."""
+
+        def gather(self, tensor: Tensor) -> Tensor:
+            return torch.stack([tensor, torch.tensor([False, other], dtype=tensor.dtype)])
+
+    batch = weighted_on_all(random_batch(), Two())
+    assert batch.informed is other
+    assert batch.weights is None
 
 
 @ACTIONS
