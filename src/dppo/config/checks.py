@@ -60,7 +60,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("recompute_advantages", lambda c: c.update_epochs > 1,
      "advantages of the only epoch are fresh. Leave it out, or raise `update_epochs`"),
     ("adv_floor", lambda c: c.norm_adv and c.norm_reward,
-     "advantages are not standardized, or have no unit. Use norm_adv and norm_reward, or leave it out"),
+     "advantages are not standardized, or have no unit. Use `norm_adv=True` and `norm_reward=True`, or leave it out"),
     ("clip_vloss norm_value", lambda c: c.vf_coef > 0,
      "vf_coef=0 disables the value loss. Leave it out, or raise `vf_coef`"),
     ("anneal_ent", lambda c: c.ent_coef > 0,

@@ -79,7 +79,9 @@ class PPO:
 
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""
-        return (0.0 if informed or not self.norm_reward else self.adv_floor) if self.norm_adv else None
+        if not self.norm_adv:
+            return None
+        return self.adv_floor if self.norm_reward and not informed else 0.0
 
 
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}
