@@ -3,7 +3,7 @@
     python benchmarks/samples.py run                            what is missing, two runs at a time: many hours
     python benchmarks/samples.py run --sides dppo --seeds 2 --tasks CartPole Acrobot
     python benchmarks/samples.py run --name long --set num_steps=256 --seeds 2    a side of your own: dppo with settings
-    python benchmarks/samples.py table [--sides dppo sb3] [--all-tasks]
+    python benchmarks/samples.py table [--sides dppo zoo]
     python benchmarks/samples.py picture docs/samples.png
     python benchmarks/samples.py picture docs/samples_time.png --step-ms 10 --actors 8    over simulated time
 
