@@ -14,6 +14,7 @@ from recorder import Notes, Recorder
 import dppo
 from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.words import sizes_line
 
 ITERATIONS = 4
 ROWS = 4 * 40
@@ -157,3 +158,25 @@ def test_a_part_of_the_observations_may_be_normalized(tmp_path: Path) -> None:
 def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         train(tmp_path / "run", **PARTS | changes)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes", "epochs"),
+    [
+        ("CartPole-v1", {}, 20),
+        ("CartPole-v1", {"update_epochs": 3}, 3),
+        ("CartPole-v1", {"reuse": 2}, 10),
+        ("Pendulum-v1", {}, 10),
+    ],
+)
+def test_the_number_of_epochs_follows_from_the_actions(
+    env_id: str, changes: dict[str, Any], epochs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"env_id": env_id, "num_samplers": 2, "num_steps": 32, "total_timesteps": 128, "progress": "off"}
+    caplog.set_level("INFO", logger="dppo")
+    config = make_config(settings | changes | {"run_dir": tmp_path / "run"})
+    result = dppo.train(config)
+    assert [row["losses/minibatches"] for row in result.metrics] == [epochs, epochs * config.reuse]
+    said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
+    assert (said in caplog.text) == (epochs == 20)
+    assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)

@@ -62,7 +62,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     """
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
     rates: list[float] = []
-    for _ in range(options.update_epochs):
+    for _ in range(options.epochs()):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
             if not len(rows):

@@ -43,10 +43,11 @@ def said(*times: float, rows: int = 5, **changes: Any) -> str:
 def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longest(
     times: Any, changes: dict[str, Any], line: str
 ) -> None:
-    found = times_line(split_of(times), make_config({"env_id": "E-v0", "num_actors": 2} | changes))
+    config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
+    found = times_line(split_of(times), config, config.epochs())
     assert line in found
     assert ("would" in found) == ("would" in line)
-    assert times_line(split_of(times, rows=1), make_config({"env_id": "E-v0"})) == ""
+    assert times_line(split_of(times, rows=1), config, config.epochs()) == ""
 
 
 def test_without_overlap_the_gain_by_overlap_is_named() -> None:

@@ -22,11 +22,14 @@ def sizes_line(config: Config) -> str:
     older = "" if reuse == 1 else f" with the {reuse - 1} before it"
     batches = reuse * config.iterations - reuse * (reuse - 1) // 2  # the first iterations have fewer before them
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
+    epochs, more = config.epochs(), config.epochs(discrete=True)
+    steps = batches * epochs * per_epoch
+    longer = f", {more} with discrete actions," if more > epochs else ""
+    and_more = f" or {steps // epochs * more:,}" if longer else ""
     return (
         f"{counted(config.iterations, 'iteration')} of {batch}, each trained{older} "
-        f"for {counted(config.update_epochs, 'epoch')} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "
-        f"of up to {config.minibatch_rows:,} rows: "
-        f"{counted(batches * config.update_epochs * per_epoch, 'SGD step')} in all."
+        f"for {counted(epochs, 'epoch')}{longer} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "
+        f"of up to {config.minibatch_rows:,} rows: {steps:,}{and_more} SGD step{'s' * (steps > 1)} in all."
     )
 
 
@@ -117,10 +120,10 @@ class TimeSplit(NamedTuple):
         return TimeSplit(self.rows + 1, *(getattr(self, name) + row[f"perf/{name}"] for name in self._fields[1:]))
 
 
-def times_line(split: TimeSplit, config: Config) -> str:
+def times_line(split: TimeSplit, config: Config, epochs: int) -> str:
     """Return the times of an iteration, and the gain from fewer epochs, at least half, if updating takes the longest.
 
-    Of an update in K epochs, E of them take about E / K of its time.
+    Of an update in K `epochs`, E of them take about E / K of its time.
     """
     if not split.rows:
         return ""
@@ -129,13 +132,13 @@ def times_line(split: TimeSplit, config: Config) -> str:
     whole, collect, update = (seconds / split.rows for seconds in sums)
     took = [f"{one:.3g} s" if one >= 1 else f"{1e3 * one:.3g} ms" for one in (whole, collect, update)]
     times = f"An iteration took {took[0]}: collecting {took[1]}, updating {took[2]}."
-    epochs = max(config.update_epochs // 2, int(config.update_epochs * collect / max(update, 1e-9)))
-    shorter = update * epochs / config.update_epochs
+    fewer = max(epochs // 2, int(epochs * collect / max(update, 1e-9)))
+    shorter = update * fewer / epochs
     gain = _ratio(whole, whole - update + (max(collect, shorter) if at_once else shorter))
-    if update <= collect or not epochs or gain < WORTH_REPORTING:
+    if update <= collect or not fewer or gain < WORTH_REPORTING:
         return times
     return (
-        f"{times} {as_setting_and_flag('update_epochs', epochs)} would make about {gain:.1f} x as many env steps per "
+        f"{times} {as_setting_and_flag('update_epochs', fewer)} would make about {gain:.1f} x as many env steps per "
         f"second, and need more of them to learn the same."
     )
 

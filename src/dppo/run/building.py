@@ -26,9 +26,10 @@ from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
+from dppo.records.words import as_setting_and_flag
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
-from dppo.spaces.actions import rescaled_in_words
+from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Parts:
     model: dict[str, Any]
     """Spaces and network as JSON values, as checkpoints store them."""
     numerics: Expected
+    epochs: int
+    """K of the updates."""
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -75,7 +78,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces, start)
-    trainers = _make_trainers(config, spaces, stop, stack, expected, options)
+    tuned = _tuned(config, spaces)
+    trainers = _make_trainers(tuned, spaces, stop, stack, expected, options)
     learner = PPOLearner(
         collector,
         trainers,
@@ -84,7 +88,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         policy_lag=config.lag,
         freeze_norm_after=config.freeze_norm_after,
     )
-    parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected)
+    parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected, tuned.epochs())
     if start is not None:
         _load(start, config, parts, branch=folder.start is None)
     return parts
@@ -165,6 +169,15 @@ def _make_collector(
         collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
     stack.callback(collector.close)
     return collector
+
+
+def _tuned(config: Config, spaces: Spaces) -> Config:
+    """Return the settings with the epochs that suit the actions, and say so if these are others than usual."""
+    epochs = config.epochs(discrete=not any(boxes(spaces.actions)))
+    if epochs > config.epochs():
+        fewer = as_setting_and_flag("update_epochs", config.epochs())
+        logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
+    return replace(config, update_epochs=epochs)
 
 
 def _make_trainers(

@@ -251,7 +251,7 @@ class _Run:
             incidents=dict(learner.incidents),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
-            times=words.times_line(self.time_split, self.config),
+            times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
             notes=tuple(self.parts.collector.notes()),
         )

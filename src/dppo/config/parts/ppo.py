@@ -19,7 +19,11 @@ class PPO:
     )
     gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
     gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
-    update_epochs: int = setting(10, "Epochs K: passes over each batch.", gt=0)
+    update_epochs: int | None = setting(
+        None,
+        "Epochs K: passes over each batch; none: 20 where all actions are discrete and reuse is off, else 10.",
+        gt=0,
+    )
     minibatch_size: int | None = setting(
         None, "Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048.", gt=0
     )
@@ -76,6 +80,10 @@ class PPO:
     sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
     clip_reward: float | None = setting(None, "Clip each reward to plus or minus this; none: do not.", gt=0)
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
+
+    def epochs(self, *, discrete: bool = False) -> int:
+        """Return K, for actions that are all `discrete` or not."""
+        return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
 
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""

@@ -104,7 +104,7 @@ class PPOTrainer:
     def _epochs(self, ppo: PPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
         """Train K epochs, or until the KL is too large."""
         steps: list[_Step] = []
-        for number in range(ppo.update_epochs):
+        for number in range(ppo.epochs()):
             if number and batch.gae_inputs is not None:
                 batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
             count, floor = self.minibatches * batch.iterations, ppo.smallest_deviation(batch.informed)
