@@ -19,8 +19,8 @@ from typing import Any
 from learning import HERE, commit, learned
 
 ROWS: dict[str, dict[str, Any]] = {
-    "cartpole": {"env_id": "CartPole-v1", "total_timesteps": 50_000},
-    "lunarlander": {"env_id": "LunarLander-v3", "total_timesteps": 150_000},
+    "cartpole": {"env_id": "CartPole-v1", "total_timesteps": 50_000, "update_epochs": 10},
+    "lunarlander": {"env_id": "LunarLander-v3", "total_timesteps": 150_000, "update_epochs": 10},
     "halfcheetah": {"env_id": "HalfCheetah-v5", "total_timesteps": 300_000},
 }
 FIGURES = {"curve": "whole run", "train": "last 100", "eval": "greedy"}

@@ -98,6 +98,7 @@ def once(lag: int, iterations: int, sigma: float, slow: bool, spikes: bool, samp
             num_actors=ACTORS,
             num_samplers=samplers,
             num_steps=STEPS,
+            update_epochs=10,
             env_threads=threads,
             minibatch_size=8 * samplers if threads else 64,
             total_timesteps=batch * iterations,
