@@ -3,7 +3,8 @@
     python benchmarks/learning.py                       all rows: more than half an hour on two cores
     python benchmarks/learning.py --only cartpole-preset --seeds 3
 
-minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install highway-env`. Without them they are skipped.
+minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install highway-env`, the rows of HalfCheetah, Hopper
+and Walker2d `pip install mujoco`. Without them they are skipped.
 docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit,
 with any number of actors.
 """
@@ -52,6 +53,8 @@ class Row:
     """A package that dppo does not install."""
     trivial: bool = False
     """Whether to play random actions, and each action alone, in the episodes of `eval`."""
+    preset: str | None = "fast"
+    """Of what the settings leave open; None: the defaults."""
 
 
 CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_vloss as there
@@ -127,6 +130,23 @@ HIGHWAY = {  # bench_envs.py; gamma, learning rate, K and M as in highway-env's 
     "gamma": 0.8,
     "ent_coef": 0.0,
 }
+MUJOCO = {  # cleanrl/ppo_continuous_action.py, whose published scores are of version 4 of the tasks
+    "total_timesteps": 1_000_000,
+    "num_samplers": 1,
+    "num_steps": 2048,
+    "minibatch_size": 64,
+    "update_epochs": 10,
+    "learning_rate": 3e-4,
+    "ent_coef": 0.0,
+    "clip_vloss": True,
+    "norm_obs": True,
+    "norm_reward": True,
+}
+PUBLISHED = {  # after 1,000,000 steps: CleanRL (3 seeds); version 3: rl-baselines3-zoo (one run), Tianshou (10 seeds)
+    "HalfCheetah-v5": (1442.64, 5819.0, 5784.0),
+    "Hopper-v5": (2382.86, 2410.0, 2609.0),
+    "Walker2d-v5": (2287.95, 3479.0, 3589.0),
+}
 LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
@@ -149,6 +169,14 @@ ROWS = {
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
     "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }
+for task, (cleanrl, zoo, tianshou) in PUBLISHED.items():
+    name, own, bar = task.partition("-")[0].lower(), {"env_id": task, "total_timesteps": 1_000_000}, max(zoo, tianshou)
+    others = f"rl-baselines3-zoo: {zoo:g}; Tianshou: {tianshou:g}"
+    ROWS |= {
+        f"{name}-cleanrl": Row(own | MUJOCO, 5, cleanrl, "train", 0.0, f"CleanRL: {cleanrl:g}", needs="mujoco"),
+        f"{name}-defaults": Row(own, 5, bar, "eval", 0.0, others, needs="mujoco", preset=None),
+        f"{name}-preset": Row(presets()[task] | own, 5, bar, "eval", 0.0, others, needs="mujoco", preset=None),
+    }
 
 
 def main() -> int:
@@ -202,7 +230,7 @@ def played_without_learning(row: Row) -> dict[str, float]:
 def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
-    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed)
+    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed, row.preset)
     print(
         f"  seed {seed}: train {in_words(done['train'])} (after each quarter of the run: "
         f"{', '.join(map(in_words, done['quarters']))}), eval {in_words(done['eval'])}, {done['steps']:,} steps, "
