@@ -21,7 +21,7 @@ class PPO:
     gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
     update_epochs: int | None = setting(
         None,
-        "Epochs K: passes over each batch; none: 20 where all actions are discrete and reuse is off, else 10.",
+        "Epochs K: passes over each batch; none: 20 for discrete actions without reuse and memory, else 10.",
         gt=0,
     )
     minibatch_size: int | None = setting(
@@ -82,7 +82,7 @@ class PPO:
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
 
     def epochs(self, *, discrete: bool = False) -> int:
-        """Return K, for actions that are all `discrete` or not."""
+        """Return K, where all actions are `discrete` and the network has no memory, or not."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
 
     def smallest_deviation(self, informed: bool) -> float | None:
