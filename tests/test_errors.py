@@ -19,7 +19,7 @@ from worlds.simple import changeable
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, EnvironmentFault, printable
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -292,3 +292,15 @@ def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> 
     assert f'File "{tmp_path}/my_sim.py", line 2, in make' in err
     assert err.rstrip().endswith("FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'")
     assert "Traceback" not in out
+
+
+def test_texts_are_printed_without_control_characters_and_shortened() -> None:
+    assert printable("Tür\t\x1b[2J\x9b31m\u202e\ud800\r\n→ ok") == "Tür\t\\x1b[2J\\x9b31m\\u202e\\ud800\\r\n→ ok"
+    line = printable(f"name={'x' * 10**7}: too long. Use less.")
+    assert len(line) < 2000
+    assert re.fullmatch(r"name=x+ \.\.\. x+: too long\. Use less\.", line)
+    text = printable("".join(f"line {number}\n" for number in range(10**6)))
+    assert len(text) < 60_000
+    assert text.startswith("line 0\nline 1\n")
+    assert text.endswith("line 999999\n")
+    assert str(CheckpointError("\x1b")) == str(EnvironmentFault("\x1b")) == "\\x1b"

@@ -4,12 +4,13 @@ import difflib
 import re
 from collections.abc import Iterable
 
-LONG_LINE, LONG = re.compile("(.{1000}).{1000,}(.{500})"), re.compile("(?s)(.{30000}).{10000,}(.{30000})")
+LONG, LONG_LINE = 50_000, re.compile("(?m)^(.{1000}).{1000,}(.{500})$")  # characters
 
 
 def printable(text: str) -> str:
     """Return a text for a terminal: long parts left out, and control characters escaped, as it may come from a file."""
-    text = LONG.sub(r"\1 ... \2", LONG_LINE.sub(r"\1 ... \2", text))
+    text = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+    text = LONG_LINE.sub(r"\1 ... \2", text)
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
