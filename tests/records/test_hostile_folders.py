@@ -189,7 +189,7 @@ TRICKS: dict[str, Trick] = {
     "many choices": model(actions={"discrete": {"n": 10**12, "start": 0}}),
     "no choices": model(actions={"discrete": {"n": -1, "start": 0}}),
     "actions that are none": model(actions={"discrete": {"n": ESCAPE, "start": 0}}),
-    "many categories": layers(),
+    "another network": layers(),
     "numerics that are none": state(numerics={"own": ESCAPE}),
     "numerics of a large network": forged(lambda state, arrays: state["numerics"]["probe"].update(widths=[10**6] * 9)),
     "a CPU with escapes": forged(
