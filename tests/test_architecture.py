@@ -15,11 +15,12 @@ import pytest
 import dppo
 
 SRC = Path(dppo.__file__).parent
-BASE = {"errors", "log", "numerics", "spaces", "streams", "user_code"}  # every module may import these
+BASE = {"errors", "files", "log", "numerics", "spaces", "streams", "user_code"}  # every module may import these
 
 # The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "log": set(),
     "numerics": set(),
     "spaces": set(),

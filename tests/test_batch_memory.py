@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from builders import DISCRETE
 
+import dppo
 from dppo.config import Config
-from dppo.config.memory import batch_memory_in_words, memory_of_this_machine
+from dppo.config.memory import batch_memory_in_words, check_layers, memory_of_this_machine
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import Spaces
 
@@ -58,3 +60,16 @@ def test_the_memory_of_a_machine_is_limited_by_its_container(tmp_path: Path, mon
     assert memory_of_this_machine() == 1_000_000
     limit.write_text("max\n")
     assert memory_of_this_machine() is not None
+
+
+@pytest.mark.parametrize("large", [{"hidden_sizes": (10**6, 10**6)}, {"memory": "lstm", "memory_size": 10**6}])
+def test_layers_that_do_not_fit_into_memory_are_refused_before_anything_starts(
+    large: dict[str, Any], tmp_path: Path
+) -> None:
+    wide = Config(env_id="CartPole-v1", run_dir=tmp_path / "run", progress="off", **large)
+    with pytest.raises(ConfigError, match=r"more than 1,000,00\d,\d{3},\d{3} param.* take 16 TB .* has 8 GB"):
+        check_layers(wide, memory=8 * 10**9)
+    check_layers(Config(env_id="CartPole-v1", hidden_sizes=(1024, 1024)), memory=8 * 10**9)
+    with pytest.raises(ConfigError, match="Use smaller layers"):
+        dppo.train(wide)
+    assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from worlds.simple import changeable
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, EnvironmentFault, printable
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -38,6 +38,11 @@ REFUSED = {
     "train --seed 3 CartPole-v1 Acrobot-v1": "'Acrobot-v1' ... one ENV_ID",
     "train CartPole-v1 --anneal-lr no": "'no' ... take no value",
     "train CartPol-v1": "env_id=CartPol-v1 ... not a known environment id ... Did you mean CartPole-v1?",
+    "train :": "env_id=: ... names no environment ... module:make",
+    "train :make": "env_id=:make ... names no environment ... module:make",
+    f"train CartPole-v1 --env-kwargs '{'[' * 5000}'": "env_kwargs=[[[ ... [ ... is not JSON",
+    f"train CartPole-v1 --seed {'x' * 100_000}": "seed='xxx ... xxx ... valid integer",
+    "train --config deep.yaml": "config=deep.yaml ... line 1 has more than 100 levels",
     "train Zorgon-v0": "env_id=Zorgon-v0 ... package:Zorgon-v0",
     "train no_such:Env-v0": "env_id=no_such:Env-v0 ... ModuleNotFoundError: No module named 'no_such'",
     "train broken:Env-v0": "env_id=broken:Env-v0 ... ZeroDivisionError: division by zero",
@@ -112,7 +117,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, damaged copies of it, and files that are not runs."""
     desk = tmp_path_factory.mktemp("desk")
     files = {"broken.py": "1 / 0\n", "unparsable.py": "def (\n", "exiting.py": "raise SystemExit('wrong arguments')\n"}
-    files |= {"other.yaml": "learning_rat: 0.1\n"}
+    files |= {"other.yaml": "learning_rat: 0.1\n", "deep.yaml": "[" * 5000}
     for name, text in files.items():
         (desk / name).write_text(text)
     (desk / "noise.yaml").write_bytes(bytes(range(256)))
@@ -141,7 +146,7 @@ def refusals(desk: Path) -> dict[str, dict[str, Any]]:
     return answers
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:60])
 def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(line: str, refusals: dict[str, dict[str, Any]]) -> None:
     answer = refusals[line]
     said = answer["said"]
@@ -151,6 +156,7 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(line: str, refus
     assert said.startswith("dppo")
     assert said.count("dppo train:") <= 1
     assert 1 <= len(said.splitlines()) <= 2
+    assert len(said) < 4000
     assert "Traceback" not in said
     assert not answer["ray"], "Ray was imported for this"
 
@@ -286,3 +292,15 @@ def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> 
     assert f'File "{tmp_path}/my_sim.py", line 2, in make' in err
     assert err.rstrip().endswith("FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'")
     assert "Traceback" not in out
+
+
+def test_texts_are_printed_without_control_characters_and_shortened() -> None:
+    assert printable("Tür\t\x1b[2J\x9b31m\u202e\ud800\r\n→ ok") == "Tür\t\\x1b[2J\\x9b31m\\u202e\\ud800\\r\n→ ok"
+    line = printable(f"name={'x' * 10**7}: too long. Use less.")
+    assert len(line) < 2000
+    assert re.fullmatch(r"name=x+ \.\.\. x+: too long\. Use less\.", line)
+    text = printable("".join(f"line {number}\n" for number in range(10**6)))
+    assert len(text) < 60_000
+    assert text.startswith("line 0\nline 1\n")
+    assert text.endswith("line 999999\n")
+    assert str(CheckpointError("\x1b")) == str(EnvironmentFault("\x1b")) == "\\x1b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import runpy
@@ -10,6 +11,7 @@ import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import pytest
@@ -19,9 +21,11 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import EnvironmentFault
+from dppo.errors import CheckpointNotWritten, EnvironmentFault
 from dppo.ppo.exchange.records import CollectionProgress, Incident
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import disk
+from dppo.records.files.disk import Disk
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ITERATIONS = 4
@@ -88,6 +92,27 @@ def test_a_checkpoint_that_could_not_be_written_is_an_incident(tmp_path: Path) -
     assert result.incidents == {"checkpoint_failed": 1}
     assert [incident.kind for incident in recorder.incidents] == ["checkpoint_failed"]
     assert result.checkpoint.name == "iter_000004.safetensors"
+
+
+def test_checkpoints_that_fail_again_and_again_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(Disk):
+        def write(self, path: Path, *parts: bytes | memoryview) -> None:
+            if not path.name.startswith(".tmp-iter_000003"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(path, *parts)
+
+    def fill(iteration: int) -> None:
+        disk.DISK = Full()
+
+    with patch.object(disk, "DISK", Disk()), pytest.raises(CheckpointNotWritten):
+        dppo.train(
+            settings(tmp_path / "run", checkpoint_interval_s=0, total_timesteps=6 * 64),
+            observers=[Recorder(after_iteration=fill)],
+        )
+    failed = [text for text in caplog.messages if "could not be written" in text]
+    assert ["iter_000001" in failed[0], "iter_000004" in failed[1], len(failed)] == [True, True, 2]
 
 
 def test_an_object_that_is_not_an_observer_is_refused(tmp_path: Path) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from builders import make_config
 from commandline import Command
+from processes import wait_until
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
@@ -66,8 +73,11 @@ class Endless(torch.nn.Module):
 
     def forward(self, obs):
         while torch.is_grad_enabled() and len(obs) > 10:  # a minibatch, not a step or the check of this module
-            pathlib.Path("updating").touch()
-            time.sleep(0.1)
+            try:
+                pathlib.Path("updating").touch()
+                time.sleep(0.1)
+            except BaseException:
+                pass
         return self.head(obs), self.value(obs).squeeze(-1)
 """
 
@@ -135,7 +145,7 @@ def test_a_second_signal_during_the_shutdown_ends_it_at_once(num_actors: int, nu
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_path: Path) -> None:
-    """The first signal waits for the end of the update, which never comes here."""
+    """The first signal ends the update by an exception, which this network suppresses."""
     (tmp_path / "endless_update.py").write_text(ENDLESS_UPDATE)
     words = command_line(tmp_path, 0, STEPS, "--model", "endless_update:Endless")
     with Command(words, tmp_path) as command:
@@ -249,3 +259,68 @@ def test_added_checks_are_part_of_each_check() -> None:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopRequested):  # the signal comes first
             stop.check()
+
+
+class Waiting(torch.nn.Module):
+    """Waits in its updates while the file `folder/wait` exists, and reports by `folder/waits`."""
+
+    def __init__(self, spaces: Any, head_size: int, folder: str) -> None:
+        super().__init__()
+        self.head, self.value = torch.nn.Linear(4, head_size), torch.nn.Linear(4, 1)
+        self.folder = Path(folder)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        while torch.is_grad_enabled() and len(obs) in (4, 8) and (self.folder / "wait").exists():
+            (self.folder / "waits").touch()
+            time.sleep(0.01)
+        return self.head(obs), self.value(obs).squeeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        (signal.SIGTERM, {}),
+        pytest.param(signal.SIGINT, {"reuse": 2, "num_actors": 2}, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, {"num_actors": 2, "num_learners": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
+    number: signal.Signals, more: dict[str, Any], tmp_path: Path
+) -> None:
+    own = {"model": Waiting, "model_kwargs": {"folder": str(tmp_path)}, "norm_obs": False} | more
+    sizes = {"num_samplers": 2, "num_steps": 8, "total_timesteps": 48, "minibatch_size": 8, "update_epochs": 2}
+    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off", **own, **sizes})
+    whole = dppo.train(dataclasses.replace(config, run_dir=tmp_path / "whole"))
+
+    def block(iteration: int) -> None:
+        if iteration == 2:
+            (tmp_path / "wait").touch()
+
+    def send() -> None:
+        wait_until((tmp_path / "waits").exists)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with Notes() as notes:
+        result = dppo.train(config, observers=[Recorder(after_iteration=block)])
+    sender.join()
+    assert (result.stopped_by, result.checkpoint.stem) == (number.name, "iter_000002")
+    assert f"{number.name}: iteration 3 is dropped, those before it are saved" in notes.texts
+    (tmp_path / "wait").unlink()
+    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
+
+
+class Alarming(gym.Wrapper[Any, Any, Any, Any]):
+    """Leaves a timer running, as a simulator with a time limit of its own."""
+
+    def step(self, action: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 3600)
+        return self.env.step(action)
+
+
+@pytest.mark.timeout(120, method="thread")  # the other method has a timer of its own
+def test_a_timer_that_an_environment_leaves_running_does_not_end_the_process(tmp_path: Path) -> None:
+    settings = {"env_id": lambda: Alarming(gym.make("CartPole-v1")), "num_samplers": 1, "num_steps": 8}
+    dppo.train(make_config({**settings, "total_timesteps": 8, "run_dir": tmp_path / "run", "progress": "off"}))
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -1,13 +1,26 @@
 """The exceptions that users may see."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+LONG, LONG_LINE = 50_000, re.compile("(?m)^(.{1000}).{1000,}(.{500})$")  # characters
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: long parts left out, and control characters escaped, as it may come from a file."""
+    text = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+    text = LONG_LINE.sub(r"\1 ... \2", text)
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 class DppoError(Exception):
     """Base class of all errors that are reported to the user. The command line exits with `exit_code`."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(DppoError, ValueError):
@@ -40,7 +53,7 @@ class EnvironmentFault(DppoError):
         self.remote_traceback = remote_traceback
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.remote_traceback}".rstrip()
+        return printable(f"{self.message}\n{self.remote_traceback}".rstrip())
 
 
 class ClusterError(DppoError):

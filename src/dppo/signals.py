@@ -42,6 +42,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
+            self._timed = any(signal.getitimer(signal.ITIMER_REAL))
             numbers = [signal.SIGINT, signal.SIGTERM]
             if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
@@ -52,6 +53,8 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._before and not self._timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an environment has left it running: it would end this process
 
     def add_check(self, check: Callable[[], None]) -> None:
         """Add a function for `check` to call; it may raise to end the current wait."""

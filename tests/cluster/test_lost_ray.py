@@ -100,6 +100,7 @@ def test_a_run_that_loses_ray_saves_and_ends(process: str, name: str, more: tupl
         assert "is lost (Connection refused)" in command.err
         assert "--resume" in command.err
         assert "Traceback" not in command.err
+        assert "state-dump" not in command.out + command.err, "pages of Ray"
         command.leaves_nothing_within(60, but=HELPERS_OF_RAY)
     assert dppo.load_policy(tmp_path / "run").weights.any()
     assert sorted((tmp_path / "run" / "checkpoints").glob("iter_*.safetensors"))[-1].name >= "iter_000001"

@@ -173,6 +173,22 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.time_learning", 500_000)])
+def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, rows: int) -> None:
+    notes: list[str] = []
+    with (
+        Disturbance(busy_with, send(signal.SIGKILL)) as disturbance,
+        ray_trainers_of(settings(), notes) as trainers,
+    ):
+        assert min(trainers.worth(rows)) > 0
+        incidents = trainers.take_incidents()
+        trainers.update([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
+    assert len(disturbance.pids) == 1
+    assert [incident.kind for incident in incidents] == ["learners_rebuilt"]
+    assert re.match("a learner died: .*; all 2 are restarted", notes[0])
+
+
+@pytest.mark.slow
 def test_ranks_that_die_repeatedly_end_the_run() -> None:
     rebuilds, notes = ranks.MAX_REBUILDS, list[str]()
     with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:  # no update ends in time

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,11 +24,12 @@ from typing import Any
 import pytest
 from commandline import fresh_environment, run
 
+from dppo.cluster.collecting.progress_file import make_progress_file
 from dppo.cluster.ray import capacity, session, token
 from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
-from dppo.errors import ConfigError
+from dppo.errors import ClusterError, ConfigError
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
@@ -162,7 +164,9 @@ def test_variables_set_by_the_user_keep_their_values(environment: dict[str, str]
     assert "RAY_AUTH_TOKEN_PATH" not in environment
 
 
-def test_only_token_folders_of_dead_runs_are_removed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     dead, young = tmp_path / "dppo-token-dead", tmp_path / "dppo-token-young"
     for folder in (dead, young):
         folder.mkdir()
@@ -176,10 +180,12 @@ def test_only_token_folders_of_dead_runs_are_removed(environment: dict[str, str]
     try:
         assert alive.stdout is not None
         locked = Path(alive.stdout.readline().decode().strip()).parent
-        for folder in (dead, locked):
-            os.utime(folder, (0, 0))
+        left, ours = tmp_path / "dppo-progress-left", Path(make_progress_file()[0])
+        left.touch()
+        for path in (dead, locked, left, ours):
+            os.utime(path, (0, 0))
         token.clear_abandoned()
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name])
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name, ours.name])
     finally:
         alive.kill()
         alive.communicate()
@@ -367,3 +373,29 @@ def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
     import ray
 
     assert not capacity.has_autoscaler(ray)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_ray_is_started_once_more_if_it_fails(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, its start is given up with a bare Exception."""
+    import ray
+
+    calls, notes = list[dict[str, Any]](), list[str]()
+
+    def init(**options: Any) -> None:
+        calls.append(options)
+        if len(calls) <= failures:
+            raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    demand = capacity.Demand(1, {"CPU": 1.0}, 0, {}, 0, ())
+    with (
+        pytest.raises(ClusterError, match=r"could not be started here: Exception: .* timed out .*num_actors=0")
+        if failures == 2
+        else nullcontext()
+    ):
+        session._start(ray, demand, 1, True, notes.append)
+    assert len(calls) == 2
+    assert "timed out during startup" in notes[-1]
+    assert notes[-1].endswith("trying once more")

@@ -226,7 +226,8 @@ def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -
     assert not driver.all(Kill)
     driver.moving.clear()
     driver.wait(20)
-    assert "made no environment within segment_timeout_s=10" in driver.reported()[0].text
+    said = driver.reported()[0].text
+    assert "made no environment within segment_timeout_s=10; if its constructor takes longer, raise segment_ti" in said
 
 
 def test_a_progressing_replay_has_no_deadline_and_after_it_an_actor_has_ordinary_ones_again() -> None:

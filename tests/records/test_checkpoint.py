@@ -30,10 +30,11 @@ from dppo.records.files.checkpoint import Checkpoint, find, load, save
 from dppo.records.files.disk import Disk
 
 OLD, NEW = "old", "new"
+RUN: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "config": {}, "model": {}}
 
 
 def small(text: str) -> Checkpoint:
-    return Checkpoint({"model": {"weights": np.arange(3.0)}, "samplers": {}}, {"text": text})
+    return Checkpoint({"model": {"weights": np.arange(3.0)}, "samplers": {}}, {**RUN, "text": text})
 
 
 def put(folder: Path, iteration: int, text: str = NEW, *, keep: int = 1, score: float | None = None) -> Path:
@@ -53,7 +54,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
 def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).integers(0, 255, shape).astype(dtype)
-    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, {}), keep=1, score=None)
+    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, RUN), keep=1, score=None)
     back = load(path).arrays["model"]["x"]
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
     assert back.flags.writeable
@@ -67,19 +68,19 @@ def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(tm
         "repeated": np.broadcast_to(np.float32(7), (2, 2)),
         "nan": np.array([np.nan, -0.0, np.inf, 5e-324]),
     }
-    path = save(tmp_path, 1, Checkpoint({"samplers": arrays}, {}), keep=1, score=None)
+    path = save(tmp_path, 1, Checkpoint({"samplers": arrays}, RUN), keep=1, score=None)
     for name, back in load(path).arrays["samplers"].items():
         native = arrays[name].astype(arrays[name].dtype.newbyteorder("="))
         assert (back.shape, back.tobytes()) == (native.shape, native.tobytes()), name
 
 
 def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
-    state = {"iteration": 7, "config": {"env_id": "Tür", "x": [1, None, True]}, "lr": 0.1 + 0.2, "n": 2**70}
+    state = {**RUN, "iteration": 7, "config": {"env_id": "Tür", "x": [1, None, True]}, "lr": 0.1 + 0.2, "n": 2**70}
     arrays = {stem: {"a": np.full(2, i), "b.c": np.ones(1)} for i, stem in enumerate(["model", "optimizer"])}
     back = load(save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None))
     assert back.state == state
     assert {stem: sorted(named) for stem, named in back.arrays.items()} == {stem: ["a", "b.c"] for stem in arrays}
-    assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {"x": math.nan}), keep=1, score=None)).state["x"])
+    assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {**RUN, "x": math.nan}), keep=1, score=None)).state["x"])
 
 
 def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path:
         assert list(file.keys()) == ["model/weights"]
         np.testing.assert_array_equal(file.get_tensor("model/weights"), np.arange(3.0))
         metadata = file.metadata()
-    assert json.loads(metadata["state"]) == {"text": NEW}
+    assert json.loads(metadata["state"]) == {**RUN, "text": NEW}
     assert metadata["format"] == str(checkpoints.FORMAT)
     assert load(path).arrays["samplers"] == {}, "a part without arrays is kept"
 
@@ -100,8 +101,8 @@ def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path:
 def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
     text = f'"header_sha256":"{sealed.UNSEALED}" "arrays_sha256":"{sealed.UNSEALED}"'
     arrays = {"model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}}
-    back = load(save(tmp_path, 1, Checkpoint(arrays, {"text": text}), keep=1, score=None))
-    assert back.state == {"text": text}
+    back = load(save(tmp_path, 1, Checkpoint(arrays, {**RUN, "text": text}), keep=1, score=None))
+    assert back.state == {**RUN, "text": text}
     assert back.arrays["model"].keys() == arrays["model"].keys()
 
 
@@ -415,7 +416,7 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path: Path, monkeypatch: pytes
 def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata: str) -> Path:
     """Write a file with valid checksums."""
     whole = {"format": str(checkpoints.FORMAT), "iteration": "1", "serial": "0", "score": "null"}
-    whole |= {"parts": '["model"]', "state": "{}"}
+    whole |= {"parts": '["model"]', "state": json.dumps(RUN)}
     path.write_bytes(b"".join(sealed.seal(arrays or {}, whole | metadata)))
     return path
 
@@ -431,7 +432,7 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
     ],
 )
 def test_invalid_content_with_valid_checksums_is_refused(tmp_path: Path, made: dict[str, Any], found: str) -> None:
-    assert load(made_up(tmp_path / "good.safetensors")).state == {}
+    assert load(made_up(tmp_path / "good.safetensors")).state == RUN
     with pytest.raises(CheckpointError, match=found):
         load(made_up(tmp_path / "iter_000001.safetensors", **made))
 
@@ -503,3 +504,36 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
         assert len(str(caught.value).splitlines()) <= 2
     with pytest.raises(CheckpointError, match="could not be written"):
         put(tmp_path / "file", 1)
+
+
+@pytest.mark.parametrize(("room", "left"), [(1, [1, 4, 5]), (2, [1, 5]), (3, None)])
+def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_the_best(
+    room: int, left: list[int] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for iteration, score in ((1, 9.0), (2, None), (4, None)):
+        save(tmp_path, iteration, small(OLD), keep=3, score=score)
+    save(tmp_path, 3, small(OLD), keep=4, score=None)  # the newest, of a run that was resumed from an older one
+
+    class Small(Disk):
+        removed = 0
+
+        def write(self, path: Path, *parts: bytes | memoryview) -> None:
+            if self.removed < room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(path, *parts)
+
+        def remove(self, path: Path) -> None:
+            self.removed += path.name.startswith("iter_")
+            super().remove(path)
+
+    with patch.object(disk_files, "DISK", Small()):
+        if left is None:
+            with pytest.raises(CheckpointNotWritten):
+                save(tmp_path, 5, small(NEW), keep=9, score=None, make_room=True)
+            return
+        with pytest.raises(CheckpointNotWritten):
+            save(tmp_path, 5, small(NEW), keep=9, score=None)
+        save(tmp_path, 5, small(NEW), keep=9, score=None, make_room=True)
+    kept = sorted({*left, 3})
+    assert names(tmp_path) == ["best.json", *(f"iter_00000{iteration}.safetensors" for iteration in kept)]
+    assert "iter_000002.safetensors: deleted to make room" in caplog.text

@@ -17,8 +17,9 @@ from builders import make_config
 import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.disk import FILES, check_parts, open_file
+from dppo.records.files.disk import FILES, check_parts
 from dppo.records.files.run_folder import open_run
 from dppo.records.files.run_lock import RunLock
 

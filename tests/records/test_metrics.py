@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from dppo.records.metrics import tensorboard
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
+
+DEEP, HUGE = '{"iteration": 1, "x": ' + "[" * 100_000, '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
 
 def row(iteration: int, **more: float) -> dict[str, float]:
@@ -121,7 +124,9 @@ def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, mon
     writer.on_end(None, None)
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": "1"}', ""])
+@pytest.mark.parametrize(
+    "line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": 1}', DEEP, HUGE, ""], ids=lambda line: line[:40]
+)
 def test_a_damaged_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n")
     with pytest.raises(DppoError, match=r"metrics\.jsonl:2: not a row"):
@@ -165,6 +170,16 @@ def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(tmp_path: Path, e
     (note,) = write(tmp_path, [row(3)], resume=2)
     assert "skipped 1 malformed line" in note
     assert read_metrics(tmp_path) == [row(number) for number in rows]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"iteration": 1}', '{"iteration": 1, "global_step": Infinity}', DEEP, HUGE], ids=lambda line: line[:40]
+)
+def test_lines_that_are_no_rows_do_not_prevent_a_resume(tmp_path: Path, line: str) -> None:
+    more = json.dumps({**row(2), "words": "x", "list": [1]})
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(row(1))}\n{line}\n{more}\n")
+    assert any("skipped 1 malformed line" in note for note in write(tmp_path, [row(3)], resume=2))
+    assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
 
 
 def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> None:
@@ -261,3 +276,26 @@ def test_the_constructor_does_not_wait_for_the_import_of_tensorboard(tmp_path: P
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a link", "another file"])
+def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
+    instead: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "file").write_text("precious")
+    writer = MetricsWriter(run, None)
+    writer.on_iteration(row(1))
+    shutil.rmtree(run)
+    if instead != "nothing":
+        run.mkdir()
+        writer.path.symlink_to(tmp_path / "file") if instead == "a link" else writer.path.write_text("x")
+    writer.on_iteration(row(2))
+    writer.flush()
+    writer.on_iteration(row(3))
+    writer.on_end(None, None)
+    assert read_metrics(run) == [row(1), row(2), row(3)]
+    assert (tmp_path / "file").read_text() == "precious"
+    assert [text for text in caplog.messages if "written anew" in text] == caplog.messages[:1]
+    assert not list(run.glob(".*"))

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dppo.commands.flags import TRUST, Parser, UsageError, asks_for_help, one_word, parsed_json
+from dppo.errors import printable
 from dppo.policies.evaluation import evaluate
 from dppo.records.terminal.output import ShowLog
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     with closing(ShowLog(lambda text: print(text, flush=True))) as show_log, warnings.catch_warnings():
         show_log.start()
         warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", flush=True)
+        warnings.showwarning = lambda message, *_, **__: print(printable(f"note: {message}"), flush=True)
         played = evaluate(Path(run), env_id, deterministic=deterministic, **{"episodes": EPISODES} | flags)
     span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
     print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
-from dppo.errors import ConfigError, DppoError, unknown_name
+from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
 WIDTH = 80
 
@@ -164,7 +164,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     hint, text = types_by_name()[name], about(name).help
     default = defaults.get(name, default_of(name))
     if default is not None or "Default: " not in text:
-        text = f"{text} (default: {shown(default)})"
+        text = f"{text} (default: {printable(shown(default))})"
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if hint is bool:
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
@@ -226,5 +226,5 @@ def parsed_json(name: str, text: str) -> Any:
     """Return the value of a flag that is written as JSON; raise a ConfigError if it is not."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None

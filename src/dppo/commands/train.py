@@ -11,7 +11,7 @@ from dppo.config import Config, fitted_to, read_settings
 from dppo.config.files import preset, preset_of
 from dppo.config.parts import about
 from dppo.config.trust import code_named_by, require_trust
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ConfigError, DppoError, printable
 from dppo.log import logger
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"{error}\nThe preset {wanted.preset} applies; --preset none disables it.") from None
     if isinstance(wanted.resume, Path):
         for action in code_named_by(wanted.settings).values():
-            print(f"{wanted.resume} {action}.", flush=True)
+            print(printable(f"{wanted.resume} {action}."), flush=True)
 
     from dppo.run.runner import train
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dppo.config.parts import FlatSettings, default_of
 from dppo.errors import ConfigError, counted
 
+MOST_LAYERS = 1000
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
 # fmt: off
@@ -17,6 +18,8 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.total_timesteps >= c.batch_size,
      "total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps ({batch}). Raise "
      "it, or lower `num_steps`."),
+    (lambda c: len(c.hidden_sizes) <= MOST_LAYERS,
+     f"hidden_sizes: are more than {MOST_LAYERS} layers. Use fewer."),
     (lambda c: c.reuse <= c.iterations,
      "reuse={config.reuse} is more than the {iterations} of {config.batch_size} steps ({batch}) of this run. Use "
      "`reuse={config.iterations}` or less, or lower `num_steps`."),

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 
 from dppo.config.parts import PARTS, FlatSettings, names_of, settings_by_name
 from dppo.errors import ConfigError, unknown_name
+from dppo.files import DEEPEST, MOST_SETTINGS, read_file
 
+NUMBER = re.compile("[-+0-9:._]{1000,}")
 PRESETS = Path(__file__).parent.parent / "presets"
 OBJECT = "!python"  # key of the text that stands in for a Python object in a file
 
@@ -79,22 +81,43 @@ def resolved(config: FlatSettings) -> dict[str, Any]:
     }
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the flat, unchecked settings of a YAML or TOML file; raise ConfigError if it cannot be read as such."""
+def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
+    """Return the flat, unchecked settings of a YAML or TOML file; raise ConfigError if it cannot be read as such.
+
+    One that may not be the user's `own`, of a run folder, must be small, a regular file, and without aliases.
+    """
     import yaml
 
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = path.read_text(encoding="utf8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+        text = (path.read_bytes() if own else read_file(path, MOST_SETTINGS)).decode("utf8")
+        if path.suffix == ".toml":
+            data = tomllib.loads(text)
+        else:
+            _check_events(yaml.parse(text, loader), aliases=own)
+            data = yaml.load(text, loader)
+    except (OSError, ArithmeticError, RecursionError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
     return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+
+
+def _check_events(events: Iterable[Any], *, aliases: bool) -> None:
+    """Raise ValueError if a YAML file, given as events, would take much longer to load than to read."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        large = depth > DEEPEST or NUMBER.fullmatch(getattr(event, "value", ""))
+        if large or (isinstance(event, yaml.AliasEvent) and not aliases):
+            what = f"more than {DEEPEST} levels, or a very long number" if large else f"an alias, *{event.anchor}"
+            raise ValueError(f"line {event.start_mark.line + 1} has {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 LARGE_BATCH = 256 * 10**6  # bytes
 COPIES = 2  # of each observation or frame: in its segment, and in the batch; minibatches are cut one at a time
+WEIGHT_COPIES = 4  # of each parameter: itself, its gradient, and two moments
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -51,6 +53,18 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     return f"Memory: {facts}, {where}{shared}.{stored}"
 
 
+def check_layers(config: FlatSettings, memory: int | None = None) -> None:
+    """Raise ConfigError if the network's layers alone take more than this machine's `memory` in bytes (None: look)."""
+    least = sum(inputs * units for inputs, units in pairwise((1, *config.hidden_sizes, config.image_features or 1)))
+    least += config.memory_size**2 if config.memory != "none" else 0
+    memory, needed = memory or memory_of_this_machine(), 4 * WEIGHT_COPIES * least
+    if memory is not None and needed > memory:
+        name = "hidden_sizes" if config.memory == "none" else "memory_size"
+        found = f"{least:,} parameters, which take {_bytes_in_words(needed)} with gradients and the moments of Adam"
+        fact = f"the network has more than {found}, and this machine has {_bytes_in_words(memory)}"
+        raise ConfigError(f"{name}={getattr(config, name)}: {fact}. Use smaller layers.")
+
+
 def memory_of_this_machine() -> int | None:
     """Return the bytes of memory that this process may use; None if that is not known."""
     found = []
@@ -63,7 +77,7 @@ def memory_of_this_machine() -> int | None:
 
 def _bytes_in_words(size: int) -> str:
     """Return a number of bytes as 28.2 kB, 3.7 GB."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
     return f"{size} bytes"

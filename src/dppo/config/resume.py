@@ -37,7 +37,7 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
             notes.append(
                 f"{name}={value} instead of {was}: from here on, results differ by rounding or by the order of rows"
             )
-        elif policy == "raised" and value > was:
+        elif policy == "raised" and isinstance(was, int) and value > was:
             notes.append(_longer(config, was, iteration))
         else:
             branch = " from that checkpoint: `branch=True`" if about(name).branch else ""

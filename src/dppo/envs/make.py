@@ -150,9 +150,9 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
 
 
 def _unknown_in_module(module: str, name: str) -> str:
+    if not (name and module):
+        return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
     functions = [known for known, value in vars(sys.modules[module]).items() if callable(value) and known[:1] != "_"]
-    if not name:
-        return f"names no environment. Write {module}:make, if make is the function that returns it."
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
     return f"the module has no {name} and registers no such environment. {remedy}"

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dppo.files import MOST_SETTINGS, read_file
+
 VARIABLES = {
     "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.networks.products`)
     # exp, log, sin and others have versions for AVX-512. Names of NumPy 2.4, and of those before; others are ignored.
@@ -20,7 +22,7 @@ VARIABLES = {
 }
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # costs a third of the speed of CNNs where the CPU has AVX-512
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
-NATIVE = re.compile(r"^\s*numerics:\s*['\"]?native\b", re.MULTILINE)
+NATIVE = re.compile(rb"^[ \t]*numerics:[ \t]*['\"]?native\b", re.MULTILINE)
 
 
 def portable_numerics(argv: Sequence[str] = ()) -> None:
@@ -40,8 +42,8 @@ def _native(argv: Sequence[str]) -> bool:
         return words[-1] != "--numerics" and words[words.index("--numerics") + 1] == "native"
     for path in map(Path, words):
         for file in (path, *(folder / "config.yaml" for folder in (path, *path.absolute().parents[:2]))):
-            with suppress(OSError, ValueError):  # not a file, or not text
-                if file.suffix in (".yaml", ".yml") and file.is_file() and NATIVE.search(file.read_text("utf8")):
+            with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
+                if file.suffix in (".yaml", ".yml") and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)):
                     return True
     return os.environ.get("DPPO_NUMERICS") == "native"
 

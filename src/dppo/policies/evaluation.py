@@ -162,6 +162,8 @@ def _find_player(
     stored = {"env_kwargs": {}} | settings | {"model": own}
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
+    if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
+        raise CheckpointError(f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`.")
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
     return _Player(policy_from(found, model), settings["env_id"], dict(settings["env_kwargs"]))

@@ -212,16 +212,22 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
     """
     state, arrays = found.checkpoint.state, found.checkpoint.arrays
     try:
+        hidden = state["model"].get("layers", state["model"]).get("hidden_sizes", ())
+        if len(hidden) > len(arrays["model"]):
+            raise TypeError(f"{len(hidden):,} hidden layers")
         spaces, spec = model_from(state, model)
         weights = spec.flatten(arrays["model"])
         agent = PPOAgent(spec, spaces.mask)
         statistics = arrays["normalizer"]
+        untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
+        obs_scale = untrained.loaded(statistics).obs_scale()
+        return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
     except ConfigError as error:
         raise CheckpointError(
             f"{found.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
             f"or pass the class: load_policy(path, model=Class)."
         ) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever the content of a checkpoint leads to
         name = model_name(found)
         if name is not None and isinstance(error, ValueError):
             raise CheckpointError(
@@ -230,9 +236,6 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
             ) from None
         problem = f"is not a dppo checkpoint ({error!r})"
         raise CheckpointError(f"{found.path}: {problem}. Pass the folder of a run.") from None
-    untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
-    obs_scale = untrained.loaded(statistics).obs_scale()
-    return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
 
 
 def spaces_summary(spaces: Spaces) -> str:

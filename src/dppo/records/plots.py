@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dppo.errors import DppoError
 from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
@@ -77,7 +76,7 @@ class LearningCurve(Observer):
             return
         try:
             learning_curve(read_metrics(result.run_dir), result.picture, self._title)
-        except (OSError, DppoError) as problem:
+        except Exception as problem:  # perhaps of a line that somebody else has written
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 

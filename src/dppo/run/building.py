@@ -17,13 +17,14 @@ from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.atari import atari_in_words
 from dppo.config.memory import batch_memory_in_words
-from dppo.errors import CheckpointError, ConfigError
+from dppo.errors import CheckpointError, ConfigError, DppoError, printable
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
@@ -77,7 +78,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         ledger.give_up_replay()
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
     torch_import.join()
-    collector.expected = expected = _numerics(config, spaces, start)
+    collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
     trainers = _make_trainers(tuned, spaces, stop, stack, expected, options)
     learner = PPOLearner(
@@ -90,7 +91,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     )
     parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected, tuned.epochs())
     if start is not None:
-        _load(start, config, parts, branch=folder.start is None)
+        _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
 
 
@@ -108,18 +109,11 @@ def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
     return variables
 
 
-def _numerics(config: Config, spaces: Spaces, start: Found | None) -> Expected:
-    """Compute the fingerprint of this process; warn if the run so far had another."""
+def _numerics(config: Config, spaces: Spaces) -> Expected:
+    """Compute the fingerprint of this process."""
     images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
     probe = Probe(config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images)
-    expected = Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
-    before = start.checkpoint.state.get("numerics") if start is not None else None
-    if before is not None:
-        then, now = Fingerprint(**before["own"]), fingerprint(Probe(**before["probe"]), torch=True)
-        if difference := then.differences(now):
-            facts = f"was written on {then.cpu}, and this machine, {now.cpu}, computes {difference}"
-            logger.warning("the checkpoint %s: from here on, results differ by rounding", facts)
-    return expected
+    return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
 
 
 def _open_session(
@@ -204,6 +198,7 @@ def _make_trainers(
     plan = trainer_plan(config)
     if config.num_learners == 0:
         local = LocalTrainer(plan, spaces)
+        local.interruptible = stop.interruptible
         stack.callback(local.close)
         return reusing(local, config.reuse, spaces)
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
@@ -215,15 +210,14 @@ def _make_trainers(
     return reusing(trainers, config.reuse, spaces)
 
 
-def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:
+def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:
     """Load `start` into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
     model = parts.model
-    found = start.checkpoint.state.get("model")
-    before = found if isinstance(found, dict) else {}
+    described = start.checkpoint.state["model"]
     for name in model:
-        if before.get(name) != model[name] and not (branch and name == "deterministic"):
+        if described.get(name) != model[name] and not (branch and name == "deterministic"):
             raise CheckpointError(
-                f"{start.path}: its {name} is {before.get(name)}, but that of {config.env_name} is "
+                f"{start.path}: its {name} is {described.get(name)}, but that of {config.env_name} is "
                 f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
             )
     try:
@@ -231,7 +225,16 @@ def _load(start: Found, config: Config, parts: Parts, *, branch: bool) -> None:
             parts.learner.adopt(start.checkpoint.arrays)
         else:
             parts.learner.load(start.checkpoint.arrays, start.checkpoint.state)
-    except (KeyError, TypeError, ValueError) as error:
+            ledger.check(parts.learner.iteration, config.envs_per_sampler, spec)
+        if (before := start.checkpoint.state.get("numerics")) is not None:
+            then, now = Fingerprint(**before["own"]), parts.numerics.own
+            asked = Probe(**before["probe"] | {"widths": tuple(before["probe"]["widths"])})  # other sizes: for a branch
+            if asked == parts.numerics.probe and (difference := then.differences(now)):
+                facts = f"was written on {then.cpu}, and this machine, {now.cpu}, computes {difference}"
+                logger.warning("the checkpoint %s: from here on, results differ by rounding", printable(facts))
+    except DppoError:
+        raise
+    except Exception as error:  # whatever the content of a checkpoint leads to: it may be anybody's
         raise CheckpointError(
             f"{start.path}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error

@@ -14,7 +14,7 @@ import numpy as np
 
 from dppo.cluster.collecting.collector import Collected, Collector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.errors import SegmentsLost
+from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
@@ -225,14 +225,16 @@ class PPOLearner:
         self._ledger.load(arrays["samplers"], self.iteration)
         self.global_step = values["global_step"]
         self.episodes = values["episodes"]
-        self.recent.extend(Episode(*episode) for episode in values["recent"])
-        self.incidents.update(values["incidents"])
+        for env, index, total, length, success in values["recent"]:
+            self.recent.append(Episode(int(env), int(index), float(total), int(length), success and bool(success)))
+        self.incidents.update({printable(kind): int(count) for kind, count in values["incidents"].items()})
         for ahead in range(self._lag):
             name = _in_flight(ahead)
             if name in arrays:
                 statistics, scale = self._statistics.loaded(arrays[name]), values.get(f"value_scale_{name}")
                 value_scale = None if scale is None else ValueScale(*scale)
                 version, weights = values[f"version_{name}"], arrays[name]["weights"]
+                self._trainers.spec.unflatten(weights)  # which raises if they do not fit
                 policy = PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)
                 self._acting[self.iteration + ahead] = policy, statistics
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dppo.config import Config, resolved
+from dppo.config.memory import check_layers
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, counted
 from dppo.log import logger
@@ -68,6 +69,7 @@ def train(
     if not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
     check_env_id(config.env_id)
+    check_layers(config)
     if config.model is not None:
         model_class(config.model)
     watching = Observers(make_display(config.progress), observers)
@@ -120,6 +122,7 @@ class _Run:
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
         self.metrics: MetricsWriter | None = None
         self.last_checkpoint = folder.start.path.absolute() if folder.start else folder.path
+        self.save_failed = False
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = words.TimeSplit()
@@ -136,7 +139,7 @@ class _Run:
             self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
-            self._save()
+            self._save(last=True)
         except BaseException as error:
             self._save_after(error)
             self.watching.end(self._result(type(error).__name__), error)
@@ -153,17 +156,21 @@ class _Run:
             try:
                 iteration = next(iterations, None)
             except StopRequested as request:
-                return request.signal.name  # a resumed run collects the interrupted segments again, with equal results
+                return self._stopped_by(request.signal.name)
             except KeyboardInterrupt as error:
                 if error is self.watching.raised:
                     raise
-                # An environment raised it: the signal itself is handled by `stop`.
-                return "SIGINT"
+                return "SIGINT"  # of an environment: `stop` handles the signal itself
             if iteration is None:
                 return None
             stopped_by = self._report(iteration)
             if stopped_by is not None and iteration.number < self.config.iterations:
                 return stopped_by
+
+    def _stopped_by(self, name: str) -> str:
+        """Say at once what a signal does: a resumed run makes the interrupted iteration again, with equal results."""
+        logger.warning("%s: iteration %d is dropped, those before it are saved", name, self.learner.iteration + 1)
+        return name
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""
@@ -187,8 +194,8 @@ class _Run:
 
     # ------------------------------------------------------------------ saving and ending
 
-    def _save(self) -> None:
-        """Write a checkpoint of the last finished iteration, unless it exists already."""
+    def _save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of the last finished iteration, unless it exists; the `last` may replace older ones."""
         if self.learner.iteration == self.saved_iteration:
             return
         if self.metrics is not None:
@@ -208,7 +215,9 @@ class _Run:
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
+            make_room=last,
         )
+        self.save_failed = False
         self.saved_iteration = self.learner.iteration
         for observer in self.watching:
             observer.on_checkpoint(self.last_checkpoint)
@@ -220,7 +229,9 @@ class _Run:
         except CheckpointError as error:
             incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
             self.learner.count(incident)
-            logger.warning("%s", error)
+            if not self.save_failed:
+                logger.warning("%s Further failures are counted, not reported.", error)
+            self.save_failed = True
             for observer in self.watching:
                 observer.on_incident(incident)
 
@@ -229,7 +240,7 @@ class _Run:
         if isinstance(error, CheckpointNotWritten):
             return
         try:
-            self._save()
+            self._save(last=True)
         except Exception as problem:
             logger.warning("iteration %d was not saved: %s", self.learner.iteration, problem)
 

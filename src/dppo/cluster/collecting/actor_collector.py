@@ -117,7 +117,8 @@ class ActorCollector:
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Log):
-                logger.warning("%s", command.text)
+                if command.text:
+                    logger.warning("%s", command.text)
                 self._incidents += [] if command.incident is None else [command.incident]
             else:
                 self._transport.do(command)

@@ -291,9 +291,10 @@ class Collecting:
     def _move(self, gone: Iterable[Actor], now: float) -> list[Command]:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
         commands: list[Command] = []
-        for actor in gone if self._hosting.running else ():
+        for number, actor in enumerate(gone if self._hosting.running else ()):
             moved, actor.samplers_moved = actor.samplers, True
             hosts = self._hosting.move(moved)
             message = roster.moved(actor, now - actor.missing_since, moved, hosts)
-            commands.append(Log(message, Incident(IncidentKind.SAMPLERS_MOVED, message)))
+            text = (message, "and so do those of other actors", "")[min(2, max(0, number - 3))]
+            commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
         return commands

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
+from dppo.ppo.networks.network import NetworkSpec
 
 Pieces = tuple[np.ndarray, ...]
 
@@ -90,6 +91,19 @@ class ReplayLedger:
             carry = SamplerCarry(**{name: arrays[key] for name, key in named.items() if key in arrays})
             actions = tuple((arrays[f"{sampler}.actions.{env}"],) for env in range(len(carry.episodes)))
             moments[index] = _Moment(carry, actions)
+
+    def check(self, index: int, envs: int, spec: NetworkSpec) -> None:
+        """Raise ValueError if the state before segment `index` does not fit samplers of `envs` environments each."""
+        action = np.dtype((spec.distribution.action_dtype(spec.dtype), spec.distribution.action_shape))
+        for sampler, moment in enumerate(moments.get(index) for moments in self._moments if index):
+            columns = [getattr(moment.carry, field.name) for field in fields(SamplerCarry)[:5]] if moment else []
+            fits = "".join(one.dtype.kind for one in columns) == "ififu" and {one.shape for one in columns} == {(envs,)}
+            if moment is not None and fits:
+                fits = min(moment.carry.episodes.min(), moment.carry.episode_lengths.min()) >= 0
+                fits &= not spec.state_size or getattr(moment.carry.memory, "shape", None) == (envs, spec.state_size)
+                fits &= {np.dtype((one.dtype, one.shape[1:])) for one in map(_in_one, moment.actions)} == {action}
+            if not fits:
+                raise ValueError(f"the state of sampler {sampler} is missing or does not fit")
 
 
 def _in_one(pieces: Pieces) -> np.ndarray:

@@ -7,7 +7,9 @@ import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from dppo.cluster.ray.token import PROGRESS, lock
 from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
 
 
@@ -26,9 +28,10 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
     """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
     path = ""
     try:
-        file, path = tempfile.mkstemp(prefix="dppo-progress-")
+        file, path = tempfile.mkstemp(prefix=PROGRESS)
         with os.fdopen(file, "r+b"):
             os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
+            lock(Path(path))  # held until this process ends: see `clear_abandoned`
             return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)

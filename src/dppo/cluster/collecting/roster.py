@@ -209,7 +209,7 @@ def hung(actor: Actor, limits: Limits, *, describing: bool) -> str:
     """Return why an actor counts as hung."""
     limit = f"segment_timeout_s={limits.segment_timeout_s:g}"
     if describing:
-        return f"made no environment within {limit}"
+        return f"made no environment within {limit}; if its constructor takes longer, raise segment_timeout_s"
     standstill = "sent no segment" if actor.progress is None else "made no progress"
     stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
     return (

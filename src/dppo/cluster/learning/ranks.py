@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, within
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
-from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, wait_for, wait_while_alive
+from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, death_behind, wait_for, wait_while_alive
 from dppo.cluster.plans import TrainerPlan, packed_model
 from dppo.cluster.ray.capacity import in_words
 from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
@@ -132,13 +132,14 @@ class RayTrainers:
 
         Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
         """
-        try:
-            alone = self._ask(self.ranks[:1], "time_learning", rows)[0]
-            shared = max(self._ask(self.ranks, "time_learning", rows // len(self.ranks)))
-            summing = max(self._ask(self.ranks, "time_summing"))
-        except (RayError, TimeoutError) as error:
-            raise ClusterError(f"a learner {cause(error)}\nTraining had not begun; start the run again.") from None
-        return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
+        while True:
+            try:
+                alone = self._ask(self.ranks[:1], "time_learning", rows)[0]
+                shared = max(self._ask(self.ranks, "time_learning", rows // len(self.ranks)))
+                summing = max(self._ask(self.ranks, "time_summing"))
+                return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
+            except (RayError, TimeoutError) as error:
+                self._rebuild(error)
 
     # ------------------------------------------------------------------ an update
 
@@ -169,7 +170,7 @@ class RayTrainers:
 
     def _rebuild(self, error: Exception) -> None:
         """Restart the group with the state before the update, repeatedly if necessary."""
-        began, learners = time.monotonic(), self._plan.learners.num_learners
+        began, learners, repeats = time.monotonic(), self._plan.learners.num_learners, hasattr(self, "_weights")
         while True:
             self._check()  # a new group would be useless if the run is being stopped or Ray is gone
             reason = f"a learner {cause(error)}"
@@ -178,10 +179,10 @@ class RayTrainers:
             if delay is None:
                 raise ClusterError(
                     f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
-                    f"finishing an update. Resume from the last checkpoint (--resume), perhaps with `num_learners=0`."
-                    + (f"\n{error}" if isinstance(error, RayTaskError) else "")
+                    f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
+                    f"`num_learners=0`." + (f"\n{error}" if isinstance(error, RayTaskError) else "")
                 )
-            self._notify(f"{reason}; all {learners} are restarted and repeat the update")
+            self._notify(f"{reason}; all {learners} are restarted{' and repeat the update' if repeats else ''}")
             self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
             time.sleep(delay)
             try:
@@ -207,9 +208,9 @@ class RayTrainers:
                 )
         try:
             self._build()
-            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
-            # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
-            self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
+            self._load()
+        except RayActorError as error:
+            self._rebuild(error)
         except (RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
@@ -237,13 +238,22 @@ class RayTrainers:
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
         joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
-        problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
+        try:
+            problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
+        except RayTaskError as error:
+            raise death_behind(error, joined) from None
         _raise_faults(problems)
         for problem in sorted({*problems} - {""}):
             self._notify(problem)
             self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
 
     def _load(self) -> None:
+        """Load the state before the update into all ranks; at the start, take it from the first."""
+        if not hasattr(self, "_weights"):
+            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
+            # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
+            self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
+            return
         self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))
 
     def _kill(self) -> None:

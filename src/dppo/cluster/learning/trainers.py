@@ -1,6 +1,7 @@
 """Trainers: the protocol that PPOLearner uses; LocalTrainer in this process, RayTrainers on several ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,6 +59,7 @@ class LocalTrainer:
 
     def __init__(self, plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> None:
         self._plan, self._parallel = plan, parallel or Alone()
+        self.interruptible: Callable[[], AbstractContextManager[None]] = nullcontext  # there, a signal raises
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(plan.learners.learner_threads)
         self.trainer = build_trainer(plan, spaces, parallel)
@@ -70,8 +72,9 @@ class LocalTrainer:
         """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`."""
         before = self.weights(), self.state()
         try:
-            return self.train(segments, policy, reward_scale, iteration)
-        except BaseException:  # it diverged midway; the checkpoint must hold the result of the last iteration
+            with self.interruptible():
+                return self.train(segments, policy, reward_scale, iteration)
+        except BaseException:  # it diverged or was stopped; the checkpoint must hold the result of the last iteration
             self.load(*before)
             raise
 
@@ -82,8 +85,7 @@ class LocalTrainer:
         plan, parallel = self._plan, self._parallel
         batch = make_batch(segments, policy.obs_scale, reward_scale, plan.ppo, plan.sizes.sequence_length)
         batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
-        # One learner draws the same numbers as training in the driver.
-        index = (iteration,) if parallel.size == 1 else (iteration, parallel.rank)
+        index = (iteration,) if parallel.size == 1 else (iteration, parallel.rank)  # one draws as the driver does
         order, now = streams.generator(plan.seed, Stream.MINIBATCHES, *index), iteration / plan.sizes.iterations
         with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
             return self.trainer.update(batch, annealed(plan.ppo, now), order, lagged=policy.version < iteration)

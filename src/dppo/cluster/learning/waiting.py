@@ -59,10 +59,10 @@ def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], chec
     try:
         return wait_for(calls, check_all)
     except RayTaskError as error:
-        raise _death_behind(error, calls) from None
+        raise death_behind(error, calls) from None
 
 
-def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
+def death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
     """Return the death of another rank that made a sum fail; `error` itself if none died."""
     for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_REPORT_S)[0]:
         try:

@@ -23,10 +23,10 @@ def set_environment(*, start_here: bool, dashboard: bool = False, env_threads: b
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else each worker builds its own environment under `uv run`
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without a GPU sees none
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Ray prints a paragraph for each dead actor, even without log_to_driver, and a traceback for each abandoned
-        # call to it; dppo logs one line instead.
+        # Ray prints a paragraph for each dead actor, a page for a dead raylet, even without log_to_driver, and a
+        # traceback for each abandoned call; dppo logs one line instead.
         "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|Raylet is terminated",
         # Attempts to connect to a running cluster; a head that is started here may need more.
         **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
         # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at

@@ -198,28 +198,37 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             f"{counted(demand.num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
             f"simulators that wait gain from this, simulators that compute share the cores."
         )
-    try:
-        with signal_handlers_kept(), long_reconnect(), one_hash_seed():
-            ray.init(
-                address="local",  # never join a cluster of others
-                num_cpus=cpus,
-                num_gpus=gpus,
-                resources=wanted or None,
-                object_store_memory=store_size(store_bytes, notify),
-                include_dashboard=dashboard,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        if not dashboard:
-            with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
-                ray._private.worker._global_node.kill_monitor(check_alive=False)
-                ray._private.worker._global_node.kill_log_monitor(check_alive=False)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ClusterError(
-            f"Ray could not be started here: {in_a_line(error)[:300]}. Its logs are under "
-            f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
-        ) from None
+    _start_processes(
+        ray,
+        notify,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        resources=wanted or None,
+        object_store_memory=store_size(store_bytes, notify),
+        include_dashboard=dashboard,
+    )
+    if not dashboard:
+        with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+            ray._private.worker._global_node.kill_monitor(check_alive=False)
+            ray._private.worker._global_node.kill_log_monitor(check_alive=False)
     return demand
+
+
+def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) -> None:
+    """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
+    for retry in (True, False):
+        try:
+            with signal_handlers_kept(), long_reconnect(), one_hash_seed():
+                # "local": never join a cluster of others
+                ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:  # Ray raises a bare one, too
+            reason = in_a_line(error)[:300]
+            ray.shutdown()
+            if not retry:
+                logs = f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
+                raise ClusterError(f"Ray could not be started here: {reason}. Its logs are under {logs}") from None
+            notify(f"Ray did not start ({reason}); trying once more")
 
 
 def store_size(wanted: int, notify: Callable[[str], None]) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import lock_descriptor
 
 PREFIX = "dppo-token-"
+PROGRESS = "dppo-progress-"  # begins the names of the files of `cluster/collecting/progress_file.py`
 MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 YOUNG_S = 60.0  # a younger folder may belong to a process that has not locked it yet
 
@@ -35,15 +36,16 @@ def forget_private_token() -> None:
 
 
 def clear_abandoned() -> None:
-    """Remove the token folders of processes that were killed, whose locks are free."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    """Remove the token folders and the progress files of processes that were killed, whose locks are free."""
+    here = Path(tempfile.gettempdir())
+    for path in (*here.glob(f"{PREFIX}*"), *here.glob(f"{PROGRESS}*")):
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < YOUNG_S:
+            if time.time() - path.stat().st_mtime < YOUNG_S:
                 continue
-            lock = _lock(folder)
-            if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+            handle = lock(path)
+            if handle is not None:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+                os.close(handle)
 
 
 @cache  # Ray remembers the first token that it reads
@@ -54,14 +56,14 @@ def private_token() -> Path:
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
+    lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
     return token
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock a folder; return None if another process holds the lock, or the system has no such locks."""
+def lock(path: Path) -> int | None:
+    """Lock a file or folder; return None if another process holds the lock, or the system has no such locks."""
     with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
+        number = os.open(path, os.O_RDONLY)
         with suppress(OSError):
             if lock_descriptor(number, blocking=False):
                 return number

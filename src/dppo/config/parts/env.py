@@ -91,8 +91,9 @@ class Sampling:
         8,
         "Samplers N, each with its own environments: part of the learning problem, whatever the number of actors.",
         gt=0,
+        le=10**6,
     )
-    envs_per_sampler: int = setting(1, "Environments E of each sampler, stepped one after the other.", gt=0)
+    envs_per_sampler: int = setting(1, "Environments E of each sampler, stepped one after the other.", gt=0, le=10**6)
     num_steps: int = setting(64, "Steps T of each environment in one iteration.", gt=0)
     overlap: bool = setting(
         False,

@@ -23,6 +23,7 @@ class PPO:
         None,
         "Epochs K: passes over each batch; none: 20 for discrete actions without reuse and memory, else 10.",
         gt=0,
+        le=10**6,
     )
     minibatch_size: int | None = setting(
         None, "Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048.", gt=0
@@ -45,9 +46,9 @@ class PPO:
     clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
     anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
     clip_vloss: bool = setting(False, "Clip the value loss around the old value, as OpenAI Baselines does.")
-    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
+    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0, le=1e6)
     anneal_ent: bool = setting(False, "Lower the weight of the entropy bonus linearly to zero over the run.")
-    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
+    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0, le=1e6)
     max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
     target_kl: float | None = setting(
         None, "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.", gt=0

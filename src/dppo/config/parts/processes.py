@@ -109,6 +109,7 @@ class Learners:
         "for a given number.",
         resume="close",
         gt=0,
+        le=1024,
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu", "Device of SGD; auto: a GPU if there is one. Actors always use the CPU.", resume="close"

@@ -119,12 +119,14 @@ class Statistics:
         }
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
-        """Return the statistics stored in `arrays`, for the normalizers that are on here."""
-        read: dict[str, Any] = {
-            name: Moments(float(arrays[f"{name}.count"]), arrays[f"{name}.mean"], arrays[f"{name}.m2"])
-            for name in ("obs", "returns")
-            if getattr(self, name) is not None
-        }
+        """Return the statistics stored in `arrays`, for the normalizers that are on here; ValueError if they misfit."""
+        read: dict[str, Any] = {}
+        for name in ("obs", "returns"):
+            if (own := getattr(self, name)) is not None:
+                count, mean, m2 = (np.asarray(arrays[f"{name}.{part}"], np.float64) for part in Moments.__slots__)
+                if {mean.shape, m2.shape} != {own.mean.shape} or not count >= 0 or (m2 < 0).any():
+                    raise ValueError(f"{name} has statistics of {count} samples of shape {mean.shape}")
+                read[name] = Moments(float(count), mean, m2)
         return replace(self, **read)
 
     def obs_scale(self) -> ObsScale | None:

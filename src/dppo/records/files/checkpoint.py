@@ -4,6 +4,7 @@ A checkpoint is one safetensors file, `iter_000123.safetensors`. Its arrays are 
 metadata holds the rest as JSON. Nothing is pickled, and loading runs no code.
 """
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.files import check_kind, read_file
 from dppo.log import logger
 from dppo.records.files import disk, sealed
 
@@ -26,6 +28,8 @@ FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+
+RUN = {"iteration": int, "global_step": int, "episodes": int, "config": dict, "model": dict}
 
 
 @dataclass(frozen=True)
@@ -63,22 +67,31 @@ class _Entry:
     problem: str = ""
 
 
-def save(folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None) -> Path:
+def save(
+    folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, make_room: bool = False
+) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
 
-    Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
-    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises
-    CheckpointNotWritten, for example because the disk is full; earlier checkpoints are untouched then.
+    If the disk is full, `make_room` deletes older ones for it, but not the newest and the best. Waits for the disk: the
+    file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which exists if the run was
+    resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises CheckpointNotWritten, for
+    example because the disk is full; earlier checkpoints are untouched then.
     """
     path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
-        disk.check_kind(folder, stat.S_IFDIR)
+        check_kind(folder, stat.S_IFDIR)
         disk.make_folder(folder)
         _remove([path for path in folder.glob(".tmp-*") if disk.is_abandoned(path)])
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
         disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
+        if make_room and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            current, best = _current(folder)
+            if old := [entry.path for entry in current[1:] if entry is not best][-1:]:
+                logger.warning("%s: deleted to make room for the last checkpoint on a full disk", *old)
+                disk.DISK.remove(*old)
+                return save(folder, iteration, checkpoint, keep=keep, score=score, make_room=True)
         raise CheckpointNotWritten(
             f"{path}: the checkpoint could not be written: {disk.cause(error)}\n"
             f"Earlier checkpoints are untouched. {disk.remedy(error)}"
@@ -90,15 +103,18 @@ def save(folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, sco
 def load(path: Path) -> Checkpoint:
     """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
     named, metadata = sealed.read_all(path)
-    _check_format(path, metadata)
     try:
+        _check_format(path, metadata)
         arrays: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
         for name, array in named.items():
             part, _, rest = name.partition("/")
             arrays[part][rest] = array
         state = sealed.parse_json(path, metadata["state"])
-    except (KeyError, TypeError, ValueError):
+        odd = [name for name, kind in RUN.items() if type(state[name]) is not kind or (kind is int and state[name] < 0)]
+    except (KeyError, RecursionError, TypeError, ValueError):
         raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
+    if odd:
+        raise sealed.damaged(path, f"the {odd[0]} of a run", repr(state[odd[0]]))
     return Checkpoint(arrays, state)
 
 
@@ -156,7 +172,7 @@ def _entry(path: Path, iteration: int) -> _Entry:
         return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         return _Entry(path, iteration, problem=f"{path}: expected a dppo checkpoint, found another safetensors file.")
 
 
@@ -185,14 +201,19 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
+def _current(folder: Path) -> tuple[list[_Entry], _Entry | None]:
+    """Return the checkpoints in `folder` whose headers can be read, newest first, and the best of them."""
+    current = [entry for entry in _scan(folder) if entry.serial >= 0]
+    scored = [entry for entry in current if entry.score is not None]
+    return current, max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+
+
 def _rotate(folder: Path, keep: int) -> None:
     """Delete all but the newest and the best; leave what cannot be read or deleted."""
-    entries: list[_Entry] = []
+    current: list[_Entry] = []
+    best: _Entry | None = None
     with _warning_once(folder):
-        entries = _scan(folder)
-    current = [entry for entry in entries if entry.serial >= 0]
-    scored = [entry for entry in current if entry.score is not None]
-    best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+        current, best = _current(folder)
     _remove([entry.path for entry in current[keep:] if entry is not best])
     if best is None:
         return
@@ -201,7 +222,7 @@ def _rotate(folder: Path, keep: int) -> None:
     data = json.dumps(content).encode() + b"\n"
     path = folder / "best.json"
     with _warning_once(path):
-        if not os.path.lexists(path) or disk.read_file(path) != data:
+        if not os.path.lexists(path) or read_file(path) != data:
             disk.write_file(path, data)
 
 

@@ -1,8 +1,4 @@
-"""Read and write the files of a run folder.
-
-They must be its own: a link could lead anywhere, and a pipe could block for ever. Only the run folder itself may be
-reached through links. Files are written atomically: after a crash at any moment, each is complete or absent.
-"""
+"""Write the files of a run folder atomically: after a crash at any moment, each is complete or absent."""
 
 import errno
 import os
@@ -14,57 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dppo.errors import CheckpointError
+from dppo.files import Irregular, check_kind
 
 ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
 FILES = ("run.lock", "config.yaml", "metrics.jsonl", "learning_curve.png", "checkpoints/best.json")
-KINDS = {
-    stat.S_IFREG: "a regular file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
-
-
-class Irregular(OSError):
-    """A link, a pipe or the like in place of a file or folder."""
-
-    def __init__(self, path: Path, found: str, expected: str) -> None:
-        super().__init__(errno.EINVAL, f"is {found}, not {expected}", str(path))
-        self.found = found
-
-
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file without following a link and without waiting; return its descriptor.
-
-    Raises `Irregular` if it is something else, or is to be written and has a second name (a hard link); or an OSError.
-    """
-    check_kind(path, stat.S_IFREG)  # before opening, which alone can have effects on a device
-    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    try:
-        status = os.fstat(handle)
-        _compare(path, status.st_mode, stat.S_IFREG)
-        if flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
-            raise Irregular(path, "a hard link", "a file with a single name")
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def read_file(path: Path) -> bytes:
-    """Return the content of a regular file; raise as `open_file`."""
-    with os.fdopen(open_file(path), "rb") as file:
-        return file.read()
-
-
-def check_kind(path: Path, kind: int) -> None:
-    """Raise `Irregular` if there is anything but a file of this kind, such as `stat.S_IFDIR`, or nothing."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        _compare(path, os.lstat(path).st_mode, kind)
 
 
 def check_parts(run_dir: Path) -> None:
@@ -80,11 +30,6 @@ def check_parts(run_dir: Path) -> None:
 def refusal(error: Irregular) -> CheckpointError:
     """Return the error for a run folder with such a part."""
     return CheckpointError(f"{error.filename}: {error.strerror}. {REMEDY}")
-
-
-def _compare(path: Path, mode: int, kind: int) -> None:
-    if stat.S_IFMT(mode) != kind:
-        raise Irregular(path, KINDS.get(stat.S_IFMT(mode), "something else"), KINDS[kind])
 
 
 class Disk:
@@ -177,6 +122,8 @@ def remedy(error: OSError) -> str:
         return REMEDY
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some disk space."
+    if error.errno == errno.EFBIG:
+        return "Restore it from a backup."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Give yourself read and write permission for the folder."
     return "Check the disk."

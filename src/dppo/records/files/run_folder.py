@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
-from dppo.config.files import OBJECT
+from dppo.config.files import OBJECT, plain
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
@@ -154,10 +154,7 @@ def versions() -> dict[str, str]:
 
 
 def _settings_of(found: Found) -> dict[str, Any]:
-    settings = found.checkpoint.state.get("config")
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{found.path}: contains no settings. Pass the folder of a dppo run.")
-    return flattened(settings)
+    return flattened(found.checkpoint.state["config"])
 
 
 def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -168,13 +165,13 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     """
     run_dir = _run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
-    settings = read_settings(run_dir / CONFIG) if written else _settings_of(find(run_dir))
+    settings = read_settings(run_dir / CONFIG, own=False) if written else _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = leave_out_ineffective(settings, changes)
     kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
     for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
-        if OBJECT in (text := json.dumps(value)):
+        if OBJECT in (text := json.dumps(plain(value))):
             raise ConfigError(
                 f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass `env_kwargs` again: "
                 f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."

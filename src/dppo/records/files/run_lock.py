@@ -11,7 +11,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dppo.errors import ConfigError
-from dppo.records.files.disk import Irregular, is_alive, open_file, refusal
+from dppo.files import Irregular, open_file
+from dppo.records.files.disk import is_alive, refusal
 
 FILE = "run.lock"
 PATIENCE_S = 0.1  # for an owner that is just about to release the lock

@@ -20,8 +20,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as decode_safetensors
 from safetensors.numpy import save as encode_safetensors
 
+from dppo.config.memory import memory_of_this_machine
 from dppo.errors import CheckpointError
-from dppo.records.files.disk import Irregular, cause, open_file, remedy
+from dppo.files import Irregular, is_deep, open_file
+from dppo.records.files.disk import cause, remedy
 
 SUFFIX = ".safetensors"
 LENGTH = 8  # bytes, little-endian
@@ -85,6 +87,9 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file; turn errors of the disk into a CheckpointError."""
     try:
         with os.fdopen(open_file(path), "rb") as file:
+            size, memory = os.fstat(file.fileno()).st_size, memory_of_this_machine()
+            if memory is not None and size > memory:
+                raise damaged(path, f"at most the {memory:,} bytes of memory of this machine", f"{size:,}")
             yield file
     except Irregular as error:
         raise damaged(path, "a regular file", error.found) from None
@@ -117,7 +122,7 @@ def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
     """Return the JSON object in `data`, which was read from `path`; raise a CheckpointError if it is something else."""
     with suppress(ValueError, RecursionError):
         value = json.loads(data)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not is_deep(value):
             return value
     raise damaged(path, "a JSON object", "something else")
 

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import DppoError
-from dppo.records.files.disk import cause, read_file
+from dppo.files import read_file
+from dppo.records.files.disk import cause
 
 FILE = "metrics.jsonl"
+COUNTERS = ("iteration", "global_step")  # in each row
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Return the rows of a metrics.jsonl, or of the run in the folder `path`; null becomes NaN.
 
-    Skips an incomplete last line, as a killed process leaves it. Raises a DppoError if another line is not a row.
+    Skips an incomplete last line, and values that are not numbers. Raises a DppoError if another line is not a row.
     """
     path = path / FILE if path.is_dir() else path
     try:
@@ -26,7 +28,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     rows = []
     for number, (line, row) in enumerate(parsed(data), 1):
         if row is not None:
-            rows.append(row)
+            rows.append({key: value for key, value in row.items() if _is_number(value)})
         elif line.endswith(b"\n"):
             raise DppoError(f"{path}:{number}: not a row of metrics. Delete this line.")
     return rows
@@ -36,11 +38,16 @@ def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
     """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
     for line in data.splitlines(keepends=True):
         row = None
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             content = json.loads(line) if line.endswith(b"\n") else None
-            if isinstance(content, dict) and isinstance(content.get("iteration"), int):
-                row = {key: math.nan if value is None else value for key, value in content.items()}
+            found = content if isinstance(content, dict) else {}
+            if all(isinstance(one, int) and _is_number(one) for one in map(found.get, COUNTERS)):
+                row = {key: math.nan if value is None else value for key, value in found.items()}
         yield line, row
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, float | None]:

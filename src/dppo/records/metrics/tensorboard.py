@@ -8,8 +8,8 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+from dppo.files import open_file
 from dppo.log import logger
-from dppo.records.files.disk import open_file
 from dppo.records.metrics.reading import plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result

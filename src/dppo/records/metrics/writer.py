@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dppo.errors import DppoError
+from dppo.files import open_file, read_file
 from dppo.log import logger
-from dppo.records.files.disk import cause, open_file, read_file, remedy, write_file
+from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
 from dppo.records.observer import Observer
 from dppo.records.result import Result
@@ -29,7 +30,7 @@ class MetricsWriter(Observer):
         self._warned = False
         try:
             kept = self._cut(resume_iteration)
-            self._file = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._file = open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise DppoError(f"{self.path}: {cause(error)} {remedy(error)}") from error
         self.last_step = max((int(row["global_step"]) for row in kept), default=0)
@@ -44,6 +45,7 @@ class MetricsWriter(Observer):
         self._append(b"")
         with suppress(OSError):
             os.fsync(self._file)
+            self._put_back()
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Write the remaining rows and close the file."""
@@ -54,6 +56,17 @@ class MetricsWriter(Observer):
             logger.warning("%s: %d rows could not be written", self.path, self._pending.count(10))
         os.close(self._file)
         self._file = -1
+
+    def _put_back(self) -> None:
+        """Write the file anew if it was deleted or replaced: the one that is open still has all rows."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self._file)):
+                return
+        make_folder(self.path.parent)
+        write_file(self.path, os.pread(self._file, os.fstat(self._file).st_size, 0))
+        os.close(self._file)
+        self._file = open_file(self.path, os.O_RDWR | os.O_APPEND)
+        logger.warning("%s: was deleted or replaced by somebody; all of its rows are written anew", self.path)
 
     def _append(self, line: bytes) -> None:
         self._pending += line

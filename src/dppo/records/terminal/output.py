@@ -6,7 +6,7 @@ from contextlib import suppress
 from logging.handlers import MemoryHandler
 from typing import Any, TextIO
 
-from dppo.errors import ClusterError
+from dppo.errors import ClusterError, printable
 from dppo.log import logger
 
 
@@ -45,7 +45,7 @@ class ShowLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        self._show(record.getMessage())
+        self._show(printable(record.getMessage()))
 
     def hold(self) -> None:
         """Keep records until `start`."""

@@ -60,9 +60,13 @@ class EncoderSpec(NetworkSpec):
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
         if not self.acts_in_numpy:
+            import torch
+
+            from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
             from dppo.ppo.networks.parameters import shapes_of
 
-            return shapes_of(self.module(0))
+            with torch.device("meta"):  # allocates nothing: the layers may be too large
+                return shapes_of(EncoderNetwork(self.spaces, self.distribution.head_size, **asdict(self.layers)))
         layers, free = self.layers, self.distribution.free_size
         units, gates = layers.memory_size, GATES[layers.memory] * layers.memory_size
         shapes: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}

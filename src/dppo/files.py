@@ -1,0 +1,78 @@
+"""Open the files of a run folder, perhaps a stranger's: each must be a regular file of that folder, and not too large.
+
+A link could lead anywhere, and a pipe could block for ever. Only the run folder itself may be reached through links.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 100  # levels of nesting of settings and of what a checkpoint describes
+MOST_BYTES, MOST_SETTINGS = 2**31, 2**21  # of a file that is read as a whole; of one of settings
+KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class Irregular(OSError):
+    """A link, a pipe or the like in place of a file or folder."""
+
+    def __init__(self, path: Path, found: str, expected: str) -> None:
+        super().__init__(errno.EINVAL, f"is {found}, not {expected}", str(path))
+        self.found = found
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file without following a link and without waiting; return its descriptor.
+
+    Raises `Irregular` if it is something else, or is to be written and has a second name (a hard link); or an OSError.
+    """
+    check_kind(path, stat.S_IFREG)  # before opening, which alone can have effects on a device
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    try:
+        status = os.fstat(handle)
+        _compare(path, status.st_mode, stat.S_IFREG)
+        if flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+            raise Irregular(path, "a hard link", "a file with a single name")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file of at most so many bytes; raise as `open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(path))
+        return file.read()
+
+
+def check_kind(path: Path, kind: int) -> None:
+    """Raise `Irregular` if there is anything but a file of this kind, such as `stat.S_IFDIR`, or nothing."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        _compare(path, os.lstat(path).st_mode, kind)
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether JSON values are nested in more than `DEEPEST` levels, at which functions that recurse may fail."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [list(one.values() if isinstance(one, dict) else one) for one in level if isinstance(one, dict | list)]
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+    return bool(level)
+
+
+def _compare(path: Path, mode: int, kind: int) -> None:
+    if stat.S_IFMT(mode) != kind:
+        raise Irregular(path, KINDS.get(stat.S_IFMT(mode), "something else"), KINDS[kind])
