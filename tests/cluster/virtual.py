@@ -119,6 +119,9 @@ class Fake:
     def clock(self) -> float:
         return self.now
 
+    def stacks(self, process: Process) -> str:
+        return ""
+
     def do(self, command: ForTransport) -> None:
         who = command.process
         if isinstance(command, Kill):

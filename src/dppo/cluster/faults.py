@@ -8,7 +8,7 @@ from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
 
-Fault = DppoError | KeyboardInterrupt
+Fault = DppoError
 """An exception of another process, made `sendable` there."""
 
 
@@ -16,9 +16,7 @@ def sendable(error: Fault) -> Fault:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
-    own = next(
-        (kind for kind in (TrainingDiverged, ClusterError, KeyboardInterrupt) if isinstance(error, kind)), ConfigError
-    )
+    own = next((kind for kind in (TrainingDiverged, ClusterError) if isinstance(error, kind)), ConfigError)
     return own(str(error))
 
 
@@ -36,6 +34,10 @@ class RestartBudget:
             return None
         self._in_a_row[actor_id] = spent + 1
         return 0.0 if spent == 0 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (spent - 1))
+
+    def spent(self, actor_id: int) -> int:
+        """Return how often `actor_id` was replaced in a row."""
+        return self._in_a_row.get(actor_id, 0)
 
     def delivered(self, actor_id: int) -> None:
         """Restore the whole budget of `actor_id`, because it has done some work."""

@@ -12,7 +12,12 @@ from typing import Any
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
-from dppo.cluster.collecting.progress_file import ProgressFile, make_progress_file, remove_progress_file
+from dppo.cluster.collecting.progress_file import (
+    ProgressFile,
+    make_progress_file,
+    remove_progress_file,
+    write_stacks_on_signal,
+)
 from dppo.cluster.faults import Fault, sendable
 from dppo.cluster.plans import PackedModel, SamplerPlan, unpacked_model
 from dppo.cluster.wire import Answer, Question
@@ -53,15 +58,18 @@ class PPOActor:
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_blas(1)
         self._progress_file, self._progress = make_progress_file()
+        write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
-        return ProgressFile(ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname())
+        return ProgressFile(
+            ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname(), os.getpid()
+        )
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
         """Create the environments of a sampler and return their spaces."""
         try:
             return self._hosted().spaces(sampler_id)
-        except (DppoError, KeyboardInterrupt) as error:
+        except DppoError as error:
             return sendable(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
@@ -73,7 +81,7 @@ class PPOActor:
             host.close_all_but(question.hosted)
             answer = host.collect(question.requests, policy, question.spaces)
             return answer if question.expected is None else _compared(answer, question.expected)
-        except (DppoError, KeyboardInterrupt) as error:
+        except DppoError as error:
             self._fault = sendable(error)
             return self._fault
 

@@ -4,10 +4,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dppo.config.field import setting
 from dppo.errors import ConfigError
+
+MEASURED = "Default: segment_timeout_s, and after the first segments 20 times what was measured, if that is less."
+FREE: dict[str, Any] = {"resume": "free", "gt": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +41,14 @@ class Actors:
     )
     segment_timeout_s: float = setting(
         600.0,
-        "Longest time in seconds for one step or reset of an environment; a slower actor is killed and replaced.",
+        "Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and "
+        "replaced.",
         resume="free",
         gt=0,
     )
+    start_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a constructor. {MEASURED}", **FREE)
+    reset_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a reset. {MEASURED}", **FREE)
+    step_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a step. {MEASURED}", **FREE)
     max_actor_restarts: int = setting(
         5, "Replacements of an actor in a row that deliver no segment, after which the run stops.", resume="free", ge=0
     )

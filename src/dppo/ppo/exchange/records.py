@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dppo.errors import EnvFault
 from dppo.ppo.exchange.normalizer import ObsScale, ReadOnly, Statistics, ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -136,6 +137,7 @@ class IncidentKind(str, Enum):
     REPLAY_MISMATCH = "replay_mismatch"
     EPISODE_ABANDONED = "episode_abandoned"
     BAD_STEP = "bad_step"
+    ENV_RAISED = "env_raised"
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
@@ -161,6 +163,10 @@ class Incident:
     """Index of the environment within its sampler; None if it does not concern one environment."""
     lost_steps: int = 0
     """Env steps of an open episode that was abandoned."""
+    details: str = field(default="", compare=False)
+    """Many lines, such as the stacks of a process that was hung."""
+    fault: EnvFault | None = field(default=None, compare=False)
+    """Where an environment failed; None for other incidents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +268,11 @@ class EnvLog:
     """In the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
-    """Environments whose last step was invalid: the row is not a transition, and the episode was dropped."""
+    """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
     seconds: float = 0.0
+    index: int = 0
+    """Of the segment."""
+    step: int = 0
+    """Steps of this segment that each environment has finished."""
+    actions: np.ndarray | None = None
+    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
