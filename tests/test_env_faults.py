@@ -213,3 +213,21 @@ def test_each_row_of_the_table_of_sick_simulators_names_a_test_that_exists() -> 
     named = re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)` \|$", (root / "docs" / "FAULTS.md").read_text("utf8"), re.M)
     assert len(named) >= 45
     assert [one for one in named if f"def {one[1]}(" not in (root / one[0]).read_text("utf8")] == []
+
+
+@pytest.mark.parametrize(("text", "meant"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))])
+def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(text: str, meant: tuple[float, float]) -> None:
+    assert make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text}).actors.recycling == meant
+    with pytest.raises(ConfigError, match=r"recycle_after=.* has no effect: num_actors=0 starts no actors"):
+        make_config({"env_id": "CartPole-v1", "recycle_after": text})
+    with pytest.raises(ConfigError, match="recycle_after=often: must be like 2GB, 500segments or 2GB,500segments"):
+        make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": "often"})
+
+
+@pytest.mark.slow
+def test_recycled_actors_give_the_weights_of_one_process(ray_session: None, tmp_path: Path) -> None:
+    here = dppo.train(settings(tmp_path / "here", {}))
+    there = dppo.train(settings(tmp_path / "there", {}, num_actors=2, recycle_after="2segments"))
+    assert there.weights_sha256 == here.weights_sha256
+    assert there.incidents == {"actor_recycled": 2}  # each once in four iterations
+    assert 0.01 < there.metrics[-1]["actors/memory_gb"] < 10

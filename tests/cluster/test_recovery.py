@@ -139,3 +139,8 @@ def test_the_paragraph_about_an_unexpected_exit_becomes_a_short_reason() -> None
 def test_other_reasons_are_those_of_ray() -> None:
     error = RuntimeError("The actor died.\nThe node is dead: 10.0.0.1\nsee the logs")
     assert cause_of_death(error) == "died: The node is dead: 10.0.0.1"
+
+
+def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None:
+    text = "The actor died.\nTask was killed due to the node running low on memory.\nMemory on the node was 0.97"
+    assert cause_of_death(RuntimeError(text)).startswith("died: killed because its node ran out of memory")

@@ -12,11 +12,15 @@ Fault = DppoError
 """An exception of another process, made `sendable` there."""
 
 
+class Recycled(ClusterError):
+    """An actor is to be replaced before it makes the next segment: see the setting recycle_after."""
+
+
 def sendable(error: Fault) -> Fault:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
-    own = next((kind for kind in (TrainingDiverged, ClusterError) if isinstance(error, kind)), ConfigError)
+    own = next((kind for kind in (TrainingDiverged, Recycled, ClusterError) if isinstance(error, kind)), ConfigError)
     return own(str(error))
 
 
@@ -72,6 +76,8 @@ def cause(error: Exception) -> str:
 def cause_of_death(error: Exception) -> str:
     """Return in one line why a process died: the last line of `error` about a worker, a node or an exit."""
     lines = _lines(error)
+    if any("low on memory" in line or "OutOfMemory" in line for line in lines):
+        return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):
         return "died: its process crashed, exited or was killed (out of memory?)"  # as Ray guesses, in a paragraph
     clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]

@@ -92,6 +92,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "on_other_cpu dashboard",
      lambda c: c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
+    ("recycle_after", lambda c: c.recycling and c.num_actors != 0,
+     "num_actors=0 starts no actors. Use `num_actors=1` or more"),
     ("actors_per_node", lambda c: (c.actors_per_node or 1) < c.most_actors,
      "there are never more than {config.most_actors} actors. Leave it out, or raise `num_actors`"),
     ("backup_requests", lambda c: c.num_actors not in (0, 1),

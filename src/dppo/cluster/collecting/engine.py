@@ -35,7 +35,7 @@ from dppo.cluster.collecting.patience import Patience
 from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
 from dppo.cluster.collecting.roster import Actor, State
-from dppo.cluster.faults import Fault, RestartBudget
+from dppo.cluster.faults import Fault, Recycled, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
 from dppo.numerics.fingerprint import Expected
@@ -169,6 +169,8 @@ class Collecting:
             if made:
                 self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
+        elif isinstance(answer, Recycled):
+            return self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             return self._lose(actor, f"was refused: {answer}", now)
         elif isinstance(answer, Fault):

@@ -5,7 +5,7 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -133,6 +133,7 @@ class IncidentKind(str, Enum):
 
     ACTOR_LOST = "actor_lost"
     ACTOR_HUNG = "actor_hung"
+    ACTOR_RECYCLED = "actor_recycled"
     SAMPLERS_MOVED = "samplers_moved"
     REPLAY_MISMATCH = "replay_mismatch"
     EPISODE_ABANDONED = "episode_abandoned"
@@ -234,9 +235,12 @@ class Timings:
     """Env steps replayed to rebuild samplers."""
     replay_s: float = 0.0
     """Part of `env_s` that was spent on replay."""
+    memory: int = 0
+    """Bytes of an actor with its children; of several the most."""
 
     def __add__(self, other: Timings) -> Timings:
-        return Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        added = Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return replace(added, memory=max(self.memory, other.memory))
 
 
 @dataclass(frozen=True, slots=True)
