@@ -27,7 +27,7 @@ from dppo.cluster.faults import Fault, Recycled, sendable
 from dppo.cluster.plans import PackedModel, SamplerPlan, unpacked_model
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import ActivityRecord
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
@@ -92,7 +92,11 @@ class PPOActor:
             answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
             return answer if question.expected is None else _compared(answer, question.expected)
         except DppoError as error:
-            self._fault = sendable(error)
+            # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
+            busy = isinstance(error, EnvironmentFault) and error.place and error.place.phase == "constructor"
+            self._fault = sendable(
+                ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
+            )
             return self._fault
 
     def _check_wear(self) -> None:
