@@ -71,10 +71,9 @@ class Collecting:
         """The segments that have been requested and not been taken."""
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
-        self._alarms = Alarms(limits)
         self._early: dict[int, Answer | Spaces | Fault] = {}  # before the answer to the actor's first question, by id
         self._describer: Actor | None = None  # the last one asked for the spaces
-        self._describing, self._questions, self._news_at = False, 0, 0.0
+        self._alarms, self._describing, self._questions, self._news_at = Alarms(limits), False, 0, 0.0
 
     # ------------------------------------------------------------------ requests of the learner
 
