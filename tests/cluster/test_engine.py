@@ -236,10 +236,10 @@ def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:
 
 
 def test_recycled_actors_do_not_change_the_state_of_the_learner(laboratory: Laboratory) -> None:
-    """Each process makes three segments of its samplers, and is replaced before the next."""
+    """Each process makes two segments of its samplers, and is replaced before the next."""
     for seed in range(6):
         lag = (0, 1, 3)[seed % 3]
-        world = Fake(replace(laboratory.plan, recycling=(math.inf, 3)), random.Random(seed), Faults(at_most=0))
+        world = Fake(replace(laboratory.plan, recycling=(math.inf, 2)), random.Random(seed), Faults(at_most=0))
         state = laboratory.run(world, lag, num_actors=1 + seed % 2)
         assert contents(state) == contents(laboratory.expected[lag, False])
         assert state[1]["incidents"].keys() == {"actor_recycled"}
