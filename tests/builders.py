@@ -15,7 +15,9 @@ from dppo import streams
 from dppo.cluster.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
+from dppo.envs.activity import ActivityRecord
 from dppo.envs.group import EnvGroup
+from dppo.envs.repairs import Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
@@ -86,7 +88,7 @@ def group_of(
     *,
     seed: int = 1,
     sampler_id: int = 0,
-    drop_bad_steps: bool = False,
+    rebuild: bool = False,
     drop_obs: Sequence[str] = (),
 ) -> EnvGroup:
     return EnvGroup(
@@ -95,7 +97,10 @@ def group_of(
         episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
         owner=f"sampler {sampler_id} (Test-v0)",
         sampler_id=sampler_id,
-        drop_bad_steps=drop_bad_steps,
+        repairs=Repairs(list(envs).__getitem__, ActivityRecord(), sampler_id)
+        if rebuild
+        else None,  # the same one again
+        limits=rebuild,
     )
 
 
@@ -109,7 +114,7 @@ def sampler_of(
     hidden_sizes: tuple[int, ...] = (),
     dtype: str = "float64",
     track: bool = True,
-    drop_bad_steps: bool = False,
+    rebuild: bool = False,
     agent: PPOAgent | None = None,
     **more: Any,
 ) -> tuple[PPOSampler, NetworkSpec]:
@@ -119,7 +124,7 @@ def sampler_of(
     sampler = PPOSampler(
         sampler_id,
         agent,
-        group_of(envs, seed=seed, sampler_id=sampler_id, drop_bad_steps=drop_bad_steps),
+        group_of(envs, seed=seed, sampler_id=sampler_id, rebuild=rebuild),
         num_steps=num_steps,
         ppo=PPO(gamma=gamma, norm_reward=track, **ppo),
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),

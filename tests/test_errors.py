@@ -267,7 +267,7 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
     world = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where})]
-    assert main(["train", *world, *TINY, *hosting, "--total-timesteps", "1000"]) == 1
+    assert main(["train", *world, *TINY, *hosting, "--total-timesteps", "1000", "--on-env-fault", "raise"]) == 1
     said = capfd.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
     assert f'faulty.py", line {line_that_raises(where)}, in ' in said

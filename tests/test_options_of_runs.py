@@ -112,14 +112,16 @@ def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(whole: d
 
 def test_dropped_episodes_are_the_same_with_actors(ray_session: None, tmp_path: Path) -> None:
     world = {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17}
-    dropping: dict[str, Any] = {"env_id": "worlds.faulty:Faulty", "env_kwargs": world, "on_bad_step": "drop"}
+    dropping: dict[str, Any] = {"env_id": "worlds.faulty:Faulty", "env_kwargs": world, "on_env_fault": "rebuild"}
+    dropping |= {"env_faults": "unlimited"}
     dropping |= {"num_samplers": 4, "num_steps": 40, "total_timesteps": 6 * ROWS, "recompute_advantages": True}
     here, there = (
         dppo.train(make_config(dropping | {"run_dir": tmp_path / str(n), "num_actors": n, "progress": "off"}))
         for n in (0, 2)
     )
     assert (there.weights_sha256, there.global_step) == (here.weights_sha256, here.global_step)
-    assert here.incidents["bad_step"] == there.incidents["bad_step"] == 4 * 3
+    assert here.incidents["bad_step"] == there.incidents["bad_step"] > 0
+    assert here.env_faults == there.env_faults
 
 
 @pytest.mark.parametrize("norm_adv", [False, True])

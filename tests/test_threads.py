@@ -113,7 +113,7 @@ def test_resets_in_the_background_go_on_while_others_step(monkeypatch: pytest.Mo
 def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, Any], tmp_path: Path) -> None:
     def fault_of(**more: Any) -> EnvironmentFault:
         with pytest.raises(EnvironmentFault) as raised:
-            dppo.train(small(tmp_path / str(len(more)), **brittle, **more))
+            dppo.train(small(tmp_path / str(len(more)), **brittle, **more, on_env_fault="raise"))
         return raised.value
 
     brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": where}, "num_samplers": 2}

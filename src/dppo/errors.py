@@ -3,6 +3,8 @@
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 LONG, LONG_LINE = 50_000, re.compile("(?m)^(.{1000}).{1000,}(.{500})$")  # characters
 
@@ -41,16 +43,44 @@ class CheckpointNotWritten(CheckpointError):
     exit_code = 1
 
 
+@dataclass(frozen=True, slots=True)
+class EnvFault:
+    """A fault of an environment: its place, and what is needed to play its episode again up to there.
+
+    `env`, `episode` and `segment` are indices, `seed` is that of the episode's reset. `step` is 1, 2, ... within the
+    episode, and 0 for its reset.
+    """
+
+    phase: str
+    """"constructor", "reset" or "step"."""
+    error: str
+    """The name of the exception's class; "invalid" if the environment returned something invalid."""
+    traceback: str
+    """Of the user's code; "" for an invalid result."""
+    env: int
+    episode: int = 0
+    seed: int = 0
+    step: int = 0
+    sampler_id: int = 0
+    segment: int = 0
+    actions: Any = None
+    """NumPy array [step, *A], as sampled: those of the episode, the last of which failed. Fewer unless `complete`."""
+
+    @property
+    def complete(self) -> bool:
+        """True if all actions since the reset are known."""
+        return self.actions is not None and len(self.actions) == self.step
+
+
 class EnvironmentFault(DppoError):
     """The user's environment raised an exception, or returned an invalid observation or reward.
 
     The message names sampler, env, seed and step; `remote_traceback` is the traceback of the user's code.
     """
 
-    def __init__(self, message: str, remote_traceback: str = "") -> None:
-        super().__init__(message, remote_traceback)
-        self.message = message
-        self.remote_traceback = remote_traceback
+    def __init__(self, message: str, remote_traceback: str = "", place: EnvFault | None = None) -> None:
+        super().__init__(message, remote_traceback, place)
+        self.message, self.remote_traceback, self.place = message, remote_traceback, place
 
     def __str__(self) -> str:
         return printable(f"{self.message}\n{self.remote_traceback}".rstrip())

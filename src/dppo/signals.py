@@ -24,8 +24,12 @@ class StopRequested(BaseException):
         return KeyboardInterrupt() if self.signal is signal.SIGINT else SystemExit(128 + self.signal)
 
 
-INTERRUPTIONS = (KeyboardInterrupt, StopRequested)
-"""Exceptions that save and end a run, wherever they are raised; not a fault of the code that they pass through."""
+class Interrupted(KeyboardInterrupt):
+    """The second Ctrl-C in a notebook or shell."""
+
+
+INTERRUPTIONS = (Interrupted, StopRequested)
+"""Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 
 class StopSignals:
@@ -87,7 +91,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
-                raise KeyboardInterrupt  # a notebook or shell must keep its other variables
+                raise Interrupted  # a notebook or shell must keep its other variables
             os._exit(128 + number)
         self.received = signal.Signals(number)
         if self._interruptible:

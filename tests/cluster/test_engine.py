@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -232,3 +233,23 @@ def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:
         faults = Faults(at_most=10**6, **always)
         with pytest.raises(ClusterError, match=r"replaced 6 times in a row .*max_actor_restarts=6"):
             laboratory.run(Fake(laboratory.plan, rng, faults), (0, 1, 3)[seed % 3], num_actors=rng.randint(1, SAMPLERS))
+
+
+def test_recycled_actors_do_not_change_the_state_of_the_learner(laboratory: Laboratory) -> None:
+    """Each process makes two segments of its samplers, and is replaced before the next."""
+    for seed in range(6):
+        lag = (0, 1, 3)[seed % 3]
+        world = Fake(replace(laboratory.plan, recycling=(math.inf, 2)), random.Random(seed), Faults(at_most=0))
+        state = laboratory.run(world, lag, num_actors=1 + seed % 2)
+        assert contents(state) == contents(laboratory.expected[lag, False])
+        assert state[1]["incidents"].keys() == {"actor_recycled"}
+
+
+def test_an_actor_that_is_larger_than_allowed_from_the_start_makes_a_segment_before_it_is_replaced(
+    laboratory: Laboratory,
+) -> None:
+    state = laboratory.run(
+        Fake(replace(laboratory.plan, recycling=(1.0, math.inf)), random.Random(0), Faults(at_most=0)), 0
+    )
+    assert contents(state) == contents(laboratory.expected[0, False])
+    assert state[1]["incidents"] == {"actor_recycled": ITERATIONS[0] - 1}

@@ -70,6 +70,10 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(where: str, undisturbed: 
         place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
         assert re.search(place, hung)
         assert "raise segment_timeout_s" in hung
+        assert re.search(r'replaced; it was in File ".*faulty\.py", line \d+ in _fail_if$', hung)
+        [incident] = [one for one in recorder.incidents if one.kind == "actor_hung"]
+        assert "_fail_if" in incident.details
+        assert "most recent call first" in incident.details
 
 
 @pytest.mark.slow  # tests/test_promise.py kills single actors in the fast set
@@ -233,23 +237,17 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
 def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(how: str, undisturbed: str, tmp_path: Path) -> None:
-    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2)
-    if how == "interrupt":
-        result = dppo.train(config)
-        assert result.stopped_by == "SIGINT"
-        assert result.iterations < 4
-        assert result.checkpoint.stem == f"iter_{result.iterations:06}"
-    else:
-        place = r"env 0: step of episode 2 \(seed \d+, step 3\) raised BaseException"
-        with pytest.raises(EnvironmentFault, match=place):
-            dppo.train(config)
+    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2, on_env_fault="raise")
+    raised = {"interrupt": "KeyboardInterrupt", "bare": "BaseException"}[how]
+    with pytest.raises(EnvironmentFault, match=rf"env 0: step of episode 2 \(seed \d+, step 3\) raised {raised}"):
+        dppo.train(config)
     config = crashing(tmp_path / "run", how, marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 
 @pytest.mark.slow
-def test_a_keyboard_interrupt_in_a_constructor_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
+def test_a_keyboard_interrupt_in_a_constructor_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="constructor raised KeyboardInterrupt"):
         dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from builders import assert_same_bytes
+from builders import assert_same_bytes, make_config
 
+from dppo.cluster import wire
+from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.faults import RestartBudget, cause_of_death
-from dppo.ppo.exchange.records import SamplerCarry, SegmentReport
+from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import Question
+from dppo.errors import ClusterError, EnvironmentFault
+from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, SegmentReport
 
 
 def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
@@ -139,3 +146,21 @@ def test_the_paragraph_about_an_unexpected_exit_becomes_a_short_reason() -> None
 def test_other_reasons_are_those_of_ray() -> None:
     error = RuntimeError("The actor died.\nThe node is dead: 10.0.0.1\nsee the logs")
     assert cause_of_death(error) == "died: The node is dead: 10.0.0.1"
+
+
+def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None:
+    text = "The actor died.\nTask was killed due to the node running low on memory.\nMemory on the node was 0.97"
+    assert cause_of_death(RuntimeError(text)).startswith("died: killed because its node ran out of memory")
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, EnvironmentFault), (1, ClusterError)])
+def test_a_constructor_that_fails_in_a_later_process_costs_the_process_not_the_run(index: int, expected: Any) -> None:
+    """A licence may not be free at once: the engine replaces an actor that answers with a ClusterError."""
+    config = make_config({"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}, "num_actors": 1})
+    actor = PPOActor(wire.pack(sampler_plan(config)))
+    zeros = np.zeros(1, np.int64)
+    carry = SamplerCarry(zeros, zeros * 1.0, zeros, zeros * 1.0, zeros.astype(np.uint32))
+    rebuilds = {0: Rebuild(carry, (np.zeros(0, np.int64),))} if index else {}
+    answer = actor.make_segments(Question(index, (0,), (0,), 0, rebuilds), PolicySnapshot(0, np.zeros(1)))
+    assert type(answer) is expected
+    assert "the environment's constructor raised" in str(answer)

@@ -24,6 +24,7 @@ from dppo.cluster.collecting.messages import (
     Progressed,
     Started,
 )
+from dppo.cluster.collecting.patience import MEASURED
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError
@@ -197,6 +198,63 @@ def test_a_hung_actor_is_killed_also_with_deadlines_as_short_as_the_ticks(timeou
     driver.request(0)
     driver.wait(10)
     assert driver.killed_at() == pytest.approx(timeout_s, abs=3 * STEP_S)
+
+
+@pytest.mark.parametrize(
+    ("phase", "given", "after_s", "words"),
+    [
+        (Phase.STEP, {}, 60, "step_timeout_s=60"),  # what was measured was short
+        (Phase.RESET, {}, 300, "reset_timeout_s=300"),
+        (Phase.STEP, {"step_timeout_s": 20.0, "reset_timeout_s": 40.0}, 20, "step_timeout_s=20"),
+        (Phase.RESET, {"step_timeout_s": 20.0, "reset_timeout_s": 40.0}, 40, "reset_timeout_s=40"),
+        (Phase.RESET, {"reset_timeout_s": 800.0}, 800, "reset_timeout_s=800"),
+    ],
+    ids=str,
+)
+def test_a_phase_has_a_limit_of_its_own_that_is_set_or_follows_from_what_was_measured(
+    phase: Phase, given: dict[str, float], after_s: float, words: str
+) -> None:
+    limits = replace(LIMITS, segment_timeout_s=600.0, of_phases=given)
+    driver = Driver([[0]], limits)
+    for index in range(MEASURED):
+        assert driver.engine.patience.news() == []
+        driver.request(index)
+        driver.answer()
+    [news] = driver.engine.patience.news()
+    assert ("step_timeout_s=" in news, driver.engine.patience.news()) == (True, [])
+    driver.moving[0] = moving(phase, 1, until=1)
+    driver.request(MEASURED)
+    driver.wait(after_s + 2 * limits.look_s)
+    assert driver.killed_at() == pytest.approx(after_s + limits.look_s, abs=limits.look_s)
+    assert f"made no progress for {words}" in driver.reported()[0].text
+    assert f"takes longer, raise {words.partition('=')[0]}" in driver.reported()[0].text
+
+
+def test_after_a_replacement_something_rare_and_slow_gets_the_whole_limit() -> None:
+    limits = replace(LIMITS, segment_timeout_s=600.0)
+    driver = Driver([[0]], limits)
+    for index in range(MEASURED):
+        driver.request(index)
+        driver.answer()
+    driver.moving[0] = moving(Phase.STEP, 1, until=1)
+    driver.request(MEASURED)
+    driver.wait(100)
+    first = driver.killed_at()
+    driver.on(Started(Process(0, 2)))
+    driver.wait(500)
+    assert len(driver.all(Kill)) == 1
+    driver.wait(500)
+    assert len(driver.all(Kill)) == 2
+    assert first < 100
+
+
+def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
+    driver = Driver([[0]], replace(LIMITS, segment_timeout_s=600.0))
+    made = (report(0, 0, 0), "segment")
+    for _ in range(MEASURED):
+        driver.engine.patience.answered(Answer((made,), Timings(env_s=20.0)))
+    assert driver.engine.patience.limit(Phase.STEP, replaced=False) == ("step_timeout_s", 400.0)
+    assert driver.engine.patience.limit(Phase.STEP, replaced=True) == ("segment_timeout_s", 600.0)
 
 
 def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments() -> None:

@@ -32,6 +32,7 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.faults import Recycled
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.ray.capacity import Demand
 from dppo.cluster.ray.room import Room
@@ -119,6 +120,9 @@ class Fake:
     def clock(self) -> float:
         return self.now
 
+    def stacks(self, process: Process) -> str:
+        return ""
+
     def do(self, command: ForTransport) -> None:
         who = command.process
         if isinstance(command, Kill):
@@ -204,6 +208,8 @@ class Fake:
         if isinstance(command, Describe):
             return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
         answer = actor.make_segments(command.question, command.policy)
+        if isinstance(answer, Recycled):
+            return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
         assert isinstance(answer, Answer)
         took, replayed = self._took[command.ask_id], 0
         for one in command.question.requests:

@@ -20,7 +20,7 @@ from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
-from dppo.envs.group import MOST_DROPPED
+from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import collect_together
@@ -32,7 +32,7 @@ Collected = list[tuple[SegmentReport, Segment]]
 
 
 def collect(env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False) -> Collected:
-    sampler, spec = sampler_of([env], num_steps=num_steps, drop_bad_steps=drop)
+    sampler, spec = sampler_of([env], num_steps=num_steps, rebuild=drop)
     return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
 
 
@@ -70,7 +70,7 @@ def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> N
     [incident] = report.incidents
     assert (incident.kind, incident.env, incident.lost_steps) == ("bad_step", 0, 2)
     assert incident.message.startswith(place("step", 3, 1) + words)
-    assert incident.message.endswith(" The episode was dropped, and a new one started.")
+    assert incident.message.endswith(" The environment is rebuilt, and starts a new episode.")
     assert report.carry.episodes.tolist() == [3]
     assert len(report.open_actions[0]) == 1
 
@@ -89,20 +89,9 @@ def test_an_invalid_first_observation_is_dropped_too() -> None:
     assert report.carry.episodes.tolist() == [4]
 
 
-def test_an_environment_of_which_everything_is_dropped_ends_the_run() -> None:
-    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
-        collect(Faulty(reward=None, at_step=1, episodes=range(1000)), num_steps=200, drop=True)
-    with pytest.raises(EnvironmentFault, match=f"The {MOST_DROPPED} episodes before it were dropped as well"):
+def test_an_environment_of_which_no_reset_succeeds_ends_the_run() -> None:
+    with pytest.raises(EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed as well."):
         collect(Faulty(obs=np.zeros(3), at_step=0, episodes=range(1000)), drop=True)
-
-
-def test_an_environment_that_raises_is_not_dropped() -> None:
-    class Raising(Faulty):
-        def step(self, action: Any) -> Any:
-            raise RuntimeError("broken")
-
-    with pytest.raises(EnvironmentFault, match="raised RuntimeError: broken"):
-        collect(Raising(), drop=True)
 
 
 @pytest.mark.parametrize("at_segment", [1, 2])
@@ -113,7 +102,7 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
         env.episode = first_episode - 1
         return env
 
-    sampler, spec = sampler_of([make()], num_steps=8, drop_bad_steps=True)
+    sampler, spec = sampler_of([make()], num_steps=8, rebuild=True)
     ledger, made = ReplayLedger(1, replay=True), []
     for k in range(4):
         made.append(sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))))
@@ -121,7 +110,7 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
         if k + 1 == at_segment:
             rebuild = ledger.rebuild(0, at_segment)
     assert rebuild is not None
-    other, _ = sampler_of([make(int(rebuild.carry.episodes[0]))], num_steps=8, drop_bad_steps=True)
+    other, _ = sampler_of([make(int(rebuild.carry.episodes[0]))], num_steps=8, rebuild=True)
     for k in range(at_segment, 4):
         request = SegmentRequest(0, k, rebuild if k == at_segment else None)
         report, segment = other.collect(request, PolicySnapshot(k, random_weights(spec, k)))
@@ -133,13 +122,13 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
 
 
 def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
-    sampler, spec = sampler_of([Faulty(episodes=())], num_steps=4, drop_bad_steps=True)
+    sampler, spec = sampler_of([Faulty(episodes=())], num_steps=4, rebuild=True)
     ledger = ReplayLedger(1, replay=True)
     ledger.record(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
-    other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, drop_bad_steps=True)
+    other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, rebuild=True)
     report, _ = other.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec)))
-    assert [incident.kind for incident in report.incidents] == ["replay_mismatch"]
-    assert "the replay was invalid" in report.incidents[0].message
+    assert [incident.kind for incident in report.incidents] == ["replay_mismatch", "bad_step"]
+    assert "the replay failed: " in report.incidents[0].message
 
 
 def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
@@ -178,7 +167,7 @@ TOO_LARGE: dict[str, tuple[gym.Space[Any], Any, str]] = {
 @pytest.mark.parametrize("kind", list(TOO_LARGE))
 def test_an_integer_that_its_dtype_cannot_hold_is_an_invalid_step(kind: str, drop: bool) -> None:
     space, value, words = TOO_LARGE[kind]
-    stepper = Stepper(group_of([bounded(space, value)], drop_bad_steps=drop))
+    stepper = Stepper(group_of([bounded(space, value)], rebuild=drop))
     stepper.start()
     stepper.step([0])
     stepper.step([0])
@@ -252,7 +241,7 @@ def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have
     with pytest.raises(EnvironmentFault) as caught:
         collect(Choking(obs=np.array([0, 101], np.float32)))
     words = f"raised RuntimeError: the solver failed (the environment had returned an observation that is {OUTSIDE})"
-    assert caught.value.message == place("step", 4) + words
+    assert caught.value.message == f"{place('step', 4)}{words}. {REMEDY}"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -267,7 +256,7 @@ def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_ste
         collect_together(samplers, requests, PolicySnapshot(0, random_weights(specs[0])))
     assert caught.value.message.startswith("sampler 1 (Test-v0), env 0: " + ("step" if at_step else "reset"))
     assert f"step {at_step}) returned an observation that is {value} at index 1. {REMEDY}" in caught.value.message
-    assert [len(env.actions) for env in envs] == [at_step] * 3
+    assert [len(env.actions) for env in envs] == [at_step, at_step, max(0, at_step - 1)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -416,10 +405,13 @@ def test_large_observations_are_reported_unless_they_are_normalized(more: dict[s
 @pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
 def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
     faulty = {"env_id": "worlds.faulty:Faulty", "env_kwargs": {"reward": None, "episodes": [1, 2, 5]}}
-    settings: dict[str, Any] = {**faulty, **more, "on_bad_step": "drop", "progress": "off"}
+    settings: dict[str, Any] = {**faulty, **more, "on_env_fault": "rebuild", "progress": "off"}
     settings |= {"num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
-    result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
-    assert result.incidents == {"bad_step": 6}
-    assert result.global_step == 4 * 32 - 6
+    result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run", "env_faults": "14/h"}))
+    assert result.incidents == {"bad_step": 14}  # each environment fails in its second episode, after 6 + 3 steps
+    faults = {f"sampler {k}, env 0: invalid in step": 7 for k in (0, 1)} | {"steps lost": 14 * 2}
+    assert result.env_faults == faults
+    assert result.global_step == 4 * 32 - 14
+    assert faults.items() <= {name[7:]: value for name, value in result.metrics[-1].items()}.items()
     with pytest.raises(EnvironmentFault, match="None as the reward"):
-        dppo.train(make_config(settings | {"run_dir": tmp_path / "other", "on_bad_step": "raise"}))
+        dppo.train(make_config(settings | {"run_dir": tmp_path / "other", "on_env_fault": "raise"}))

@@ -195,3 +195,51 @@ class Faulty(gym.Env[Any, Any]):
         if self._is_bad() and self._bad[0] is not None:
             return self._bad[0]
         return self._valid(self.steps)
+
+
+class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that fails in a share of its steps and resets; the seed of the episode decides in which, and how.
+
+    `kinds` are those of `FAILURES`. With `at`, each episode fails where the cart is farther to the right than that
+    after 15 steps.
+    """
+
+    FAILURES = ("raise", "interrupt", "exit", "nan", "reward")
+
+    def __init__(
+        self, steps: float = 0.0, resets: float = 0.0, kinds: Sequence[str] = FAILURES, at: float = np.inf
+    ) -> None:
+        super().__init__(TimeLimit(CartPoleEnv(), 500))
+        self._steps, self._resets, self._kinds, self._at = steps, resets, kinds, at
+        self._random, self._made = np.random.default_rng(), 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._random, self._made = np.random.default_rng(seed), 0
+        if self._random.random() < self._resets:
+            raise LicenceError("licence server", 503)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._made += 1
+        if self._random.random() < self._steps or (obs[0] > self._at and self._made > 15):
+            kind = self._kinds[int(self._random.integers(len(self._kinds)))]
+            if kind == "nan":
+                return np.full(4, np.nan, np.float32), reward, False, False, info
+            if kind == "reward":
+                return obs, None, False, False, info
+            raise {"raise": LicenceError("licence server", 503), "exit": SystemExit(3)}.get(kind, KeyboardInterrupt())
+        return obs, reward, terminated, truncated, info
+
+
+def slow_unreliable(longest_s: float = 0.003, **failures: Any) -> gym.Env[Any, Any]:
+    """Return `Unreliable` whose steps take a moment, so that an actor can be killed in a segment."""
+    env = Unreliable(**failures)
+    step = env.step
+
+    def slow(action: Any) -> Any:
+        time.sleep(longest_s)
+        return step(action)
+
+    env.step = slow  # type: ignore[method-assign]
+    return env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
     """Takes a second for each step after the first `slow_after`, while `folder` contains a file named `slow`.
 
     It creates the file `waiting-PID` when its first slow step begins. If `folder` contains a file named `interrupt`, it
-    removes the file and raises KeyboardInterrupt instead.
+    removes the file and sends SIGINT to its process, too.
     """
 
     def __init__(self, env: gym.Env[Any, Any], folder: str, slow_after: int) -> None:
@@ -80,7 +81,7 @@ class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
         self._fast_steps_left -= 1
         if self._fast_steps_left < 0 and (self._folder / "interrupt").exists():
             (self._folder / "interrupt").unlink()
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         if self._fast_steps_left < 0 and (self._folder / "slow").exists():
             (self._folder / f"waiting-{os.getpid()}").touch()
             time.sleep(1.0)

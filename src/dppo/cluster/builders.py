@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_all
+from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, DppoError
@@ -48,11 +51,10 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     progress = progress or ActivityRecord()
     count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
     envs: list[Any] = []
+    make = partial(_made, plan, sampler_id, progress)
     try:
         for env in [*range(count)] * (1 + standby):
-            progress.enter(place_of(Phase.MAKE, sampler_id, env))
-            name = f"{owner}, env {env}"
-            envs.append(EnvThread(partial(_make_env, plan, name), name) if standby else _make_env(plan, name))
+            envs.append(make(env))
         spaces = spaces_of(plan, envs[0])
         group = EnvGroup(
             envs,
@@ -61,7 +63,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             owner=owner,
             sampler_id=sampler_id,
             progress=progress,
-            drop_bad_steps=plan.env.on_bad_step == "drop",
+            repairs=_repairs(plan, sampler_id, make, progress),
+            limits=plan.env.on_env_fault == "rebuild",
             first_segment=FirstSegment(
                 spaces,
                 owner,
@@ -78,6 +81,13 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces)
 
 
+def _repairs(plan: SamplerPlan, sampler_id: int, make: Callable[[int], Any], progress: ActivityRecord) -> Repairs:
+    of, num_envs = plan.env, plan.sampling.envs_per_sampler * plan.sampling.num_samplers
+    raises = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
+    most = min(FIRST_STEPS, of.fault_budget[0])
+    return Repairs(make, progress, sampler_id, raise_before=raises[of.on_env_fault], most_in_a_row=most)
+
+
 def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
     return PPOSampler(
         sampler_id,
@@ -91,14 +101,21 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
     )
 
 
-def _make_env(plan: SamplerPlan, owner: str) -> Any:
+def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
+    progress.enter(place_of(Phase.MAKE, sampler_id, env))
+    name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
+    make = partial(_make_env, plan, name, sampler_id, env)
+    return EnvThread(make, name) if plan.sampling.standby_envs else make()
+
+
+def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     try:
         of = plan.env
         return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS})
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        raise constructor_fault(owner, error) from None
+        raise constructor_fault(owner, error, sampler_id, env) from None
 
 
 def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:

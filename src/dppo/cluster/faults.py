@@ -8,17 +8,19 @@ from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
 
-Fault = DppoError | KeyboardInterrupt
+Fault = DppoError
 """An exception of another process, made `sendable` there."""
+
+
+class Recycled(ClusterError):
+    """An actor is to be replaced before it makes the next segment: see the setting recycle_after."""
 
 
 def sendable(error: Fault) -> Fault:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
-    own = next(
-        (kind for kind in (TrainingDiverged, ClusterError, KeyboardInterrupt) if isinstance(error, kind)), ConfigError
-    )
+    own = next((kind for kind in (TrainingDiverged, Recycled, ClusterError) if isinstance(error, kind)), ConfigError)
     return own(str(error))
 
 
@@ -36,6 +38,10 @@ class RestartBudget:
             return None
         self._in_a_row[actor_id] = spent + 1
         return 0.0 if spent == 0 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (spent - 1))
+
+    def spent(self, actor_id: int) -> int:
+        """Return how often `actor_id` was replaced in a row."""
+        return self._in_a_row.get(actor_id, 0)
 
     def delivered(self, actor_id: int) -> None:
         """Restore the whole budget of `actor_id`, because it has done some work."""
@@ -70,6 +76,8 @@ def cause(error: Exception) -> str:
 def cause_of_death(error: Exception) -> str:
     """Return in one line why a process died: the last line of `error` about a worker, a node or an exit."""
     lines = _lines(error)
+    if any("low on memory" in line or "OutOfMemory" in line for line in lines):
+        return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):
         return "died: its process crashed, exited or was killed (out of memory?)"  # as Ray guesses, in a paragraph
     clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]

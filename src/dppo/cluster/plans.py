@@ -4,6 +4,7 @@ They are plain parts of the settings, so that an actor imports neither pydantic 
 sent beside them, so that an error can name it.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class SamplerPlan:
     network: Network
     sizes: Sizes
     seed: int
+    recycling: tuple[float, float] = (math.inf, math.inf)
+    """Bytes and segments after which an actor is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class TrainerPlan:
 
 def sampler_plan(config: Config) -> SamplerPlan:
     """Return the parts of `config` that samplers are built from."""
-    return SamplerPlan(config.env, config.sampling, config.ppo, config.network, config.sizes, config.seed)
+    parts = config.env, config.sampling, config.ppo, config.network, config.sizes, config.seed
+    return SamplerPlan(*parts, config.actors.recycling)
 
 
 def trainer_plan(config: Config) -> TrainerPlan:

@@ -23,6 +23,7 @@ ALIASES = {
     "--episodes": "n-eval-episodes eval-episodes num-episodes n-episodes num-eval-episodes",
     "--stochastic": "sample",
     "--env-id": "env env-name environment gym-id task",
+    "--on-env-fault": "on-bad-step",
     "--learning-rate": "lr step-size alpha",
     "--num-samplers": "n-envs num-envs num-env nenvs n-env",
     "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",

@@ -87,9 +87,12 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "memory=none has no state. Set `memory`, or leave it out"),
     ("sequence_length", lambda c: c.memory != "none" or c.model is not None,
      "only a network with memory learns from sequences. Set `memory`, or leave it out"),
-    ("address cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s max_actor_restarts "
+    ("address cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s start_timeout_s "
+     "reset_timeout_s step_timeout_s max_actor_restarts "
      "on_other_cpu dashboard",
      lambda c: c.num_actors != 0,
+     "num_actors=0 starts no actors. Use `num_actors=1` or more"),
+    ("recycle_after", lambda c: c.recycling and c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
     ("actors_per_node", lambda c: (c.actors_per_node or 1) < c.most_actors,
      "there are never more than {config.most_actors} actors. Leave it out, or raise `num_actors`"),
@@ -103,6 +106,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "num_actors=0 runs everything in this process. Use `num_actors=1` or more"),
     ("learner_cpus learner_gpus", lambda c: c.num_learners > 0,
      "num_learners=0 trains in this process. Use `num_learners=1` or more"),
+    ("env_faults", lambda c: c.fault_budget[0] > 0 and c.on_env_fault != "raise",
+     "on_env_fault=raise survives no fault. Leave one of them out"),
     ("dashboard", lambda c: c.address is None,
      "a running cluster has its own dashboard. Leave it out"),
     ("precision", lambda c: c.numerics != "strict",

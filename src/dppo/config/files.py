@@ -30,6 +30,9 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key in inner.keys() & flat.keys():
             raise ConfigError(f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out.")
         flat |= inner
+    if "on_bad_step" in flat:  # of a run from before there was on_env_fault
+        dropped = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+        flat = (dropped if flat.pop("on_bad_step") == "drop" else {"on_env_fault": "raise"}) | flat
     return flat
 
 

@@ -11,7 +11,6 @@ from dppo.envs.checks.faults import (
     LOWEST_REWARD,
     OLD_API,
     BadResult,
-    BadStep,
     describe_bad_reset,
     describe_bad_step,
     flag_of,
@@ -20,7 +19,7 @@ from dppo.envs.checks.faults import (
 )
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.masks import MaskReader
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
@@ -38,17 +37,19 @@ class CheckedEnv:
         checks: SpaceChecks,
         *,
         pack: Callable[[Any], np.ndarray],
+        pack_last: Callable[[Any], np.ndarray],
         masks: MaskReader | None,
         episode_seed: Callable[[int, int], int],
     ) -> None:
         """Take over `env`, number `index` of a group; it has no episode yet.
 
         `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
-        `pack` converts an observation to the form in which it is stored; the caller may replace it later.
+        `pack` converts an observation to the form in which it is stored; the caller may replace it later. `pack_last`
+        does so with that of a terminal state, from which nothing is learned.
         """
         self.env, self._index = env, index
-        self._checks, self._episode_seed, self._owner, self._masks = checks, episode_seed, owner, masks
-        self.pack, self.episode, self.episode_return, self.length = pack, 0, 0.0, 0
+        self._checks, self._episode_seed, self._owner, self.masks = checks, episode_seed, owner, masks
+        self.pack, self._pack_last, self.episode, self.episode_return, self.length = pack, pack_last, 0, 0.0, 0
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
@@ -56,8 +57,7 @@ class CheckedEnv:
         """Step the environment, and return the observation, reward, terminated, truncated and info.
 
         Raises:
-            EnvironmentFault: it raised, or its spaces have changed.
-            BadStep: it returned an invalid result.
+            EnvironmentFault: it raised, or returned an invalid result; its `place` is not None.
         """
         try:
             answer: Any = self.env.step(action)
@@ -71,13 +71,13 @@ class CheckedEnv:
         except Exception:
             raise self._bad("step", describe_bad_step(answer)) from None
         try:
-            seen = self.pack(returned)
+            seen = (self._pack_last if terminated else self.pack)(returned)
             if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
             raise self._bad("step", str(error)) from None
-        if self._masks is not None:
-            seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
+        if self.masks is not None:
+            seen = self._masked(self.masks, "step", seen, info, ended=terminated or truncated)
         self.episode_return += reward
         self.length += 1
         self.last_obs = seen
@@ -91,16 +91,16 @@ class CheckedEnv:
         except BaseException as error:
             raise self._fault("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise EnvironmentFault(f"{self._here('reset')} returned {describe_bad_reset(answer)}.")
+            raise self._bad("reset", describe_bad_reset(answer))
         problem = self._checks.change(self._index, self.env)
         if problem:
-            raise EnvironmentFault(f"{self._here('reset')} {problem}")
+            raise EnvironmentFault(f"{self._here('reset')} {problem}", "", self._place("reset", "invalid"))
         try:
             seen = self.pack(answer[0])
         except BadResult as error:
             raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
-        if self._masks is not None:
-            seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
+        if self.masks is not None:
+            seen = self._masked(self.masks, "reset", seen, answer[1], ended=False)
         self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
@@ -113,18 +113,9 @@ class CheckedEnv:
         except BaseException as error:
             raise self._fault(phase, error) from None
 
-    def checked_final(self, seen: np.ndarray) -> np.ndarray:
-        """Return the last observation of an episode as stored; raise EnvironmentFault if it cannot be learned from.
-
-        It is not part of the segment, and so checked alone. No episode is dropped for it: with `on_bad_step=drop`, the
-        step was checked before.
-        """
-        returned = seen if self._masks is None else self._masks.as_returned(seen)
-        stored = self._checks.stored(returned)
-        outside = self._checks.outside(stored[None])
-        if outside is not None and outside.fatal:
-            raise BadStep(f"{self.place(self.episode, self.length)} returned {outside.what}.").final()
-        return stored if returned is seen else seen
+    def final(self, seen: np.ndarray) -> np.ndarray:
+        """Return the last observation of an episode as stored."""
+        return self._checks.stored(seen) if self.masks is None else seen
 
     def finished(self, info: Any) -> Episode:
         """Describe the open episode, which has ended with `info`."""
@@ -145,8 +136,12 @@ class CheckedEnv:
     def _here(self, phase: str) -> str:
         return self.place(self.episode, self.length + (phase == "step"))
 
-    def _bad(self, phase: str, what: str) -> BadStep:
-        return BadStep(f"{self._here(phase)} returned {what}.")
+    def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
+        step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
+        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step)
+
+    def _bad(self, phase: str, what: str) -> EnvironmentFault:
+        return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))
 
     def _fault(self, phase: str, error: BaseException) -> BaseException:
         """Return the fault of an environment that raised `error`; a signal that ends the run is none."""
@@ -158,7 +153,9 @@ class CheckedEnv:
         if phase == "step":
             try:
                 last = self.last_obs
-                self._checks.check_limits(last if self._masks is None else self._masks.as_returned(last))
+                self._checks.check_limits(last if self.masks is None else self.masks.as_returned(last))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
-        return EnvironmentFault(f"{self._here(phase)} raised {summary}", user_traceback(error))
+        traceback = user_traceback(error)
+        place = self._place(phase, type(error).__name__, traceback)
+        return EnvironmentFault(f"{self._here(phase)} raised {summary}", traceback, place)

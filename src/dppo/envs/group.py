@@ -1,5 +1,6 @@
-"""EnvGroup: the E environments of a sampler, stepped in turn; episodes that end are logged, dropped or replayed."""
+"""EnvGroup: the E environments of a sampler, stepped in turn; one that fails is replaced while the others go on."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -8,19 +9,17 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.faults import BadStep
 from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
+from dppo.envs.repairs import Repairs
 from dppo.envs.spaces.packing import packer, quick_packer
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces
-
-MOST_DROPPED = 100  # episodes of an environment in a row that may be dropped without one that is finished
 
 
 class EnvGroup:
@@ -38,7 +37,8 @@ class EnvGroup:
         owner: str,
         sampler_id: int = 0,
         progress: ActivityRecord | None = None,
-        drop_bad_steps: bool = False,
+        repairs: Repairs | None = None,
+        limits: bool = False,
         first_segment: FirstSegment | None = None,
         standby: int = 0,
     ) -> None:
@@ -48,26 +48,26 @@ class EnvGroup:
             envs: E environments; or `EnvThread`s, and `standby` times E more, which reset for later episodes.
             episode_seed: of the index of the environment and of the episode.
             owner: prefix of error messages: "sampler 3 (CartPole-v1)".
-            drop_bad_steps: abandon the episode after an invalid result instead of raising.
+            repairs: decides what becomes of an environment that fails; None: it ends the run.
+            limits: an observation beyond a limit of its space is a fault, in each step.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()
-        self._checks, self._drops = SpaceChecks(envs, spaces.returned, owner), drop_bad_steps
-        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-        # If bad steps are dropped, limits are checked at each step, and not only once a segment.
-        self._pack = self._checks.limiting(pack) if drop_bad_steps else quick_packer(spaces.obs, pack)
-        checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=self._pack, episode_seed=episode_seed)
-        masks = [None if spaces.mask is None else MaskReader(env, spaces) for env in envs]
-        self._envs = [checked(env, index % self.num_envs, masks=masks[index]) for index, env in enumerate(envs)]
+        self._checks, self._limits = SpaceChecks(envs, spaces.returned, owner), limits
+        self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
+        quick = quick_packer(spaces.obs, packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped))
+        pack = self._pack = self._checks.limiting(quick, "" if limits else "iu")
+        checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=pack, episode_seed=episode_seed)
+        checked = partial(checked, pack_last=pack if limits else quick)
+        self._envs = [checked(env, at % self.num_envs, masks=self._mask_reader(env)) for at, env in enumerate(envs)]
         taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
         self._reset = taking_turns or (lambda env, episode: self._envs[env].reset(episode))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
         self._lives = range(self.num_envs if has_lives else 0)
-        self._dropped_in_a_row = [0] * self.num_envs
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
@@ -95,51 +95,60 @@ class EnvGroup:
         for env, action in enumerate(self._spaces.actions.each(actions)):
             try:
                 seen, rewards[env], ended, cut, info = self._envs[env].step(action)
-            except BadStep as error:
+            except EnvironmentFault as error:
                 rewards[env], terminated[env], truncated[env] = 0.0, False, True
+                obs[env] = self._replaced(env, error, log)
                 log.dropped.append(env)
-                obs[env] = self._drop(env, error, log)
                 continue
             self._progress.stepped()
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._envs[env].checked_final(seen)
+                    final_obs[env] = self._envs[env].final(seen)
                 log.episodes.append(self._envs[env].finished(info))
-                self._dropped_in_a_row[env] = 0
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
         for env in self._lives:
             terminated[env] |= self._envs[env].env.lost  # for learning; the episode goes on
+        log.step += 1
         log.seconds += time.perf_counter() - began
         return final_obs
 
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
-        """Start an episode; if its first observation is invalid and may be dropped, the next one."""
+        """Start an episode; if that fails, the next one."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
             return self._reset(env, episode)
-        except BadStep as error:
-            return self._drop(env, error, log)
+        except EnvironmentFault as error:
+            return self._replaced(env, error, log)
 
-    def _drop(self, env: int, error: BadStep, log: EnvLog) -> np.ndarray:
-        """Abandon the open episode, and start the next one; raise `error` if invalid results are not dropped."""
-        if not self._drops:
-            raise error.final() from None
-        self._dropped_in_a_row[env] += 1
-        if self._dropped_in_a_row[env] > MOST_DROPPED:
-            raise EnvironmentFault(
-                f"{error.message} The {MOST_DROPPED} episodes before it were dropped as well, and none was finished."
-            )
-        message = f"{error.message} The episode was dropped, and a new one started."
-        log.incidents.append(Incident(IncidentKind.BAD_STEP, message, env=env, lost_steps=self._envs[env].length))
-        return self._begin_episode(env, self._envs[env].episode + 1, log)
+    def _replaced(self, env: int, error: EnvironmentFault, log: EnvLog) -> np.ndarray:
+        """Make an environment that failed anew, and start its next episode; raise EnvironmentFault to end the run."""
+        for _ in range(self._repairs.most_in_a_row):
+            log.incidents.append(self._repairs.incident(error, log))
+            self._remake(env, log)
+            try:
+                self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
+                return self._reset(env, self._envs[env].episode + 1)
+            except EnvironmentFault as again:
+                error = again
+        again_and_again = f"{error.message} The {self._repairs.most_in_a_row} resets before it failed as well."
+        raise EnvironmentFault(again_and_again, error.remote_traceback, error.place)
+
+    def _remake(self, env: int, log: EnvLog) -> None:
+        failed = self._envs[env].env
+        self._made = [one for one in self._made if one is not failed]
+        self._made.append(made := self._repairs.remade(failed, env, log))
+        self._envs[env].env, self._envs[env].masks = made, self._mask_reader(made)
+
+    def _mask_reader(self, env: Any) -> MaskReader | None:
+        return None if self._spaces.mask is None else MaskReader(env, self._spaces)
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
         returned = self._spaces.as_returned(obs)
-        outside = None if self._drops else self._checks.outside(returned)
-        if outside is not None:
+        outside = None if self._limits else self._checks.outside(returned)
+        if outside is not None and not any(one.fault for one in log.incidents):  # which would move its place
             self._report(outside, done, log, first=first)
         if first:
             for one in self._envs:
@@ -147,17 +156,15 @@ class EnvGroup:
             log.incidents += self._first.findings(returned)
 
     def _report(self, outside: Outside, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Raise for an observation outside its space, or log it.
+        """Raise for floats beyond a limit of their space, or log them.
 
-        Finite floats beyond a limit are an error in the first segment only, where a wrong space shows. Later they are
-        reported, once, and used, because simulators overshoot.
+        They are an error in the first segment only, where a wrong space shows. Later they are reported, once, and used,
+        because simulators overshoot.
         """
         row, env = outside.row
         one = self._envs[env]
         place = place_in(row, done[:, env], log, env, one.episode, one.length)
         message = f"{one.place(*place)} returned {outside.what}."
-        if outside.fatal:
-            raise BadStep(message).final()
         if first:
             raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
         if not self._reported_outside:
@@ -174,7 +181,7 @@ class EnvGroup:
             episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
             kind, reason = IncidentKind.EPISODE_ABANDONED, "replay is off, or the environment is nondeterministic"
             if actions:
-                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env])
+                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], log)
             if reason:
                 lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
                 incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
@@ -185,7 +192,7 @@ class EnvGroup:
         self._progress.replay_s += seconds
         return incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray) -> str:
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
         try:
@@ -196,10 +203,10 @@ class EnvGroup:
                 self._progress.replay()
                 if terminated or truncated:
                     return f"the replay ended after {number + 1} of {len(actions)} steps"
-        except BadStep as error:
-            if not self._drops:
-                raise
-            return f"the replay was invalid: {error.message}"
+        except EnvironmentFault as error:
+            log.incidents.append(self._repairs.incident(error, log, replayed=actions))
+            self._remake(env, log)
+            return f"the replay failed: {error.message}"
         if self._envs[env].checksum() == int(carry.checksums[env]):
             return ""
         return "the replay produced another observation or return: the environment is not deterministic given its seed"

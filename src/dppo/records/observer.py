@@ -89,8 +89,6 @@ class Observers:
         self._run: RunInfo | None = None
         """The run, until it has started."""
         self._due = 0.0
-        self.raised: BaseException | None = None
-        """An exception out of `progress`, which comes back to the runner through code that collects segments."""
 
     def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
@@ -123,12 +121,8 @@ class Observers:
 
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
-        try:
-            for observer in self:
-                observer.on_progress(progress)
-        except BaseException as error:
-            self.raised = error
-            raise
+        for observer in self:
+            observer.on_progress(progress)
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""

@@ -1,6 +1,6 @@
 """The results of a run and of an evaluation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -44,6 +44,8 @@ class Result:
     """The times of collecting and of updating in an iteration, in words; "" for less than two iterations."""
     bottleneck: str = ""
     """The bottleneck of the run, in words; "" if no other setting would gain enough."""
+    env_faults: dict[str, int] = field(default_factory=dict)
+    """Faults that the run survived, by environment and kind: "sampler 3, env 0: ValueError in step"; "steps lost"."""
     notes: tuple[str, ...] = ()
     """Lines about slow actors."""
 

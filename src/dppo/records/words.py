@@ -12,6 +12,7 @@ from dppo.errors import counted
 from dppo.records.files.checkpoint import Found
 from dppo.records.result import Result
 
+FAULTS = 5  # lines about environments that failed
 EPISODES = 100  # window of the mean return
 WORTH_REPORTING = 1.1  # a smaller gain is within the noise
 
@@ -87,6 +88,10 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
         lines.append(f"Incidents: {', '.join(counts)}")
+    most = sorted(result.env_faults.items(), key=lambda one: (-one[1], one[0]))
+    lines += [f"  {count} x {name}" for name, count in most[:FAULTS]]
+    if others := most[FAULTS:]:
+        lines.append(f"  {sum(count for _, count in others)} more of {counted(len(others), 'other kind')}")
     if "other_cpu" in result.incidents:
         lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
     lines += [line for line in (result.times, result.bottleneck, *result.notes) if line]

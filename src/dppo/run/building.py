@@ -28,6 +28,7 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
+from dppo.run.env_faults import EnvFaults
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, rescaled_in_words
@@ -81,14 +82,12 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
     trainers = _make_trainers(tuned, spaces, stop, stack, expected, options)
-    learner = PPOLearner(
-        collector,
-        trainers,
-        ledger,
+    statistics, frozen = (
         no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
-        policy_lag=config.lag,
-        freeze_norm_after=config.freeze_norm_after,
+        config.freeze_norm_after,
     )
+    learner = PPOLearner(collector, trainers, ledger, statistics, policy_lag=config.lag, freeze_norm_after=frozen)
+    learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected, tuned.epochs())
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)

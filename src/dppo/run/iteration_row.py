@@ -39,9 +39,9 @@ def iteration_row(
     row |= _shares(iteration, iteration_s)
     spent = sum(collected.timings, Timings())
     row["perf/env_step_ms"] = 1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
-    row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s}
+    row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s, "actors/memory_gb": spent.memory / 1e9}
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
-    return row
+    return row | {f"faults/{name}": count for name, count in learner.env_faults.counts.items()}
 
 
 def mean_return(recent: Collection[Episode]) -> float:

@@ -18,6 +18,7 @@ from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
+from dppo.run.env_faults import EnvFaults
 from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
@@ -70,6 +71,7 @@ class PPOLearner:
         self._trainers = trainers
         self._ledger = ledger
         self._statistics = statistics
+        self.env_faults = EnvFaults(ledger)  # without a limit
         self._lag = policy_lag
         self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
@@ -90,14 +92,14 @@ class PPOLearner:
         """Train until `iterations` are done.
 
         Consumes: segments k, of policy version max(0, k - K). Produces: policy version k + 1. Waits for: every sampler.
-        Fails when: an environment raises, the restart budget of an actor is spent, a loss is not finite, or `stop` is
+        Fails when: environments fail too often, an actor's restart budget is spent, a loss is not finite, or `stop` is
         requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
         """
         self._asked = self.iteration - 1
         if self.iteration < iterations:
             self._request(iterations)
         while self.iteration < iterations:
-            iteration = self._update(self._collector.receive(stop), stop)
+            iteration = self._update(self.env_faults.checked(self._collector.receive(stop)), stop)
             self._request(iterations)
             yield iteration
 
@@ -142,7 +144,7 @@ class PPOLearner:
         self._collector.renew()
         for index in range(lost.index, self._asked + 1):
             self._ask(index)
-        return self._collector.receive(stop)
+        return self.env_faults.checked(self._collector.receive(stop))
 
     def _commit(self, collected: Collected, statistics: Statistics) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""
@@ -154,7 +156,7 @@ class PPOLearner:
             new = [one for one in report.incidents if one.message not in self._other_cpus]
             self._other_cpus |= {one.message for one in new if one.kind is IncidentKind.OTHER_CPU}
             for incident in new:
-                logger.warning("%s", incident.message)  # the others were reported when they happened
+                self.env_faults.log(incident)  # the others were reported when they happened
             self._take(*new)
         self._take(*collected.incidents, *self._trainers.take_incidents())
         self._acting.pop(collected.index)
@@ -194,6 +196,7 @@ class PPOLearner:
             "episodes": self.episodes,
             "recent": [astuple(episode) for episode in self.recent],
             "incidents": dict(self.incidents),
+            "env_faults": dict(self.env_faults.counts),
         }
         for index, (policy, statistics) in self._acting.items():
             if policy.version != self.iteration:  # else it is the current one
@@ -228,6 +231,8 @@ class PPOLearner:
         for env, index, total, length, success in values["recent"]:
             self.recent.append(Episode(int(env), int(index), float(total), int(length), success and bool(success)))
         self.incidents.update({printable(kind): int(count) for kind, count in values["incidents"].items()})
+        faults = values.get("env_faults", {})
+        self.env_faults.counts.update({printable(name): int(count) for name, count in faults.items()})
         for ahead in range(self._lag):
             name = _in_flight(ahead)
             if name in arrays:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dppo.config import Config, resolved
 from dppo.config.memory import check_layers
 from dppo.envs.make import check_env_id
-from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, counted
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.user.module_spec import model_class
@@ -141,6 +141,8 @@ class _Run:
             stopped_by = self._iterate(stop)
             self._save(last=True)
         except BaseException as error:
+            if isinstance(error, EnvironmentFault):
+                error.place = self.learner.env_faults.completed(error.place)
             self._save_after(error)
             self.watching.end(self._result(type(error).__name__), error)
             raise
@@ -157,10 +159,6 @@ class _Run:
                 iteration = next(iterations, None)
             except StopRequested as request:
                 return self._stopped_by(request.signal.name)
-            except KeyboardInterrupt as error:
-                if error is self.watching.raised:
-                    raise
-                return "SIGINT"  # of an environment: `stop` handles the signal itself
             if iteration is None:
                 return None
             stopped_by = self._report(iteration)
@@ -260,6 +258,7 @@ class _Run:
             steps_per_s=(learner.global_step - self.steps_before) / training_s if training_s > 0 else math.nan,
             weights_sha256=learner.weights_sha256(),
             incidents=dict(learner.incidents),
+            env_faults=dict(learner.env_faults.counts),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
             times=words.times_line(self.time_split, self.config, self.parts.epochs),

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
-from dppo.cluster.collecting.progress_file import ProgressFile, make_progress_file, remove_progress_file
-from dppo.cluster.faults import Fault, sendable
+from dppo.cluster.collecting.progress_file import (
+    ProgressFile,
+    make_progress_file,
+    remove_progress_file,
+    write_stacks_on_signal,
+)
+from dppo.cluster.faults import Fault, Recycled, sendable
 from dppo.cluster.plans import PackedModel, SamplerPlan, unpacked_model
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import ActivityRecord
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 from dppo.user_code import in_a_line
+
+MEASURE_S = 2.0  # between two measurements of memory
 
 
 class PPOActor:
@@ -42,6 +54,7 @@ class PPOActor:
         self._host: SamplerHost | ThreadedHost | None = None
         self._making_host = threading.Lock()
         self._fault: Fault | None = None
+        self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
 
     def alone_in_process(self, keep_gpus: bool = False) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file."""
@@ -53,15 +66,18 @@ class PPOActor:
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_blas(1)
         self._progress_file, self._progress = make_progress_file()
+        write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
-        return ProgressFile(ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname())
+        return ProgressFile(
+            ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname(), os.getpid()
+        )
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
         """Create the environments of a sampler and return their spaces."""
         try:
             return self._hosted().spaces(sampler_id)
-        except (DppoError, KeyboardInterrupt) as error:
+        except DppoError as error:
             return sendable(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
@@ -70,12 +86,29 @@ class PPOActor:
             return self._fault
         try:
             host = self._hosted()
+            self._check_wear()
             host.close_all_but(question.hosted)
             answer = host.collect(question.requests, policy, question.spaces)
+            answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
             return answer if question.expected is None else _compared(answer, question.expected)
-        except (DppoError, KeyboardInterrupt) as error:
-            self._fault = sendable(error)
+        except DppoError as error:
+            # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
+            busy = isinstance(error, EnvironmentFault) and error.place and error.place.phase == "constructor"
+            self._fault = sendable(
+                ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
+            )
             return self._fault
+
+    def _check_wear(self) -> None:
+        """Measure the memory of this process and its children every few seconds; raise `Recycled` if it is worn out."""
+        if time.monotonic() - self._measured_at > MEASURE_S:
+            with suppress(psutil.Error):
+                this = psutil.Process()
+                self._memory = sum(one.memory_info().rss for one in (this, *this.children(recursive=True)))
+            self._measured_at = time.monotonic()
+        self._questions += 1
+        if self._questions > 1 and (self._memory > self._recycling[0] or self._questions > self._recycling[1]):
+            raise Recycled(f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers")
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | list[Any]:
         """Do `make_segments` over Ray."""
@@ -107,6 +140,7 @@ class PPOActor:
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
                     f"on every node; pass module:factory rather than a function of a script."
                 ) from None
+            self._recycling = plan.recycling
             self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self._progress)
             return self._host
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.messages import Command, Event, ForTransport, Log, Process
+from dppo.cluster.collecting.messages import Command, Event, ForTransport, Kill, Log, Process
+from dppo.cluster.collecting.progress_file import innermost
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
@@ -23,6 +25,9 @@ class Transport(Protocol):
 
     def do(self, command: ForTransport) -> None:
         """Execute a command; does not wait."""
+
+    def stacks(self, process: Process) -> str:
+        """Return the stacks of all threads of a process, "" if they cannot be read; waits for a moment."""
 
     def events(self, stop: StopSignals) -> list[Event]:
         """Return new events, if any.
@@ -77,6 +82,8 @@ class ActorCollector:
         """Receive the segments that were requested first, in sampler order."""
         self._reports.begin(self._engine.requests.index, self._engine.requests.began)
         self._wait(stop, lambda: self._engine.requests.finished)
+        for line in self._engine.patience.news():
+            logger.info("%s", line)
         incidents, self._incidents = self._incidents, []
         return self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
 
@@ -115,10 +122,15 @@ class ActorCollector:
         self._reports.send(steps, len(working), self._clock() - began)
 
     def _do(self, commands: Iterable[Command]) -> None:
+        stacks, commands = "", list(commands)
+        hung = any(isinstance(one, Log) and one.incident and one.incident.kind == "actor_hung" for one in commands)
         for command in commands:
             if isinstance(command, Log):
                 if command.text:
-                    logger.warning("%s", command.text)
-                self._incidents += [] if command.incident is None else [command.incident]
-            else:
-                self._transport.do(command)
+                    logger.warning("%s%s", command.text, innermost(stacks))
+                found = command.incident
+                self._incidents += [] if found is None else [replace(found, details=stacks)]
+                continue
+            if hung and isinstance(command, Kill):
+                stacks = self._transport.stacks(command.process)
+            self._transport.do(command)

@@ -31,10 +31,11 @@ from dppo.cluster.collecting.messages import (
     Progressed,
     Started,
 )
+from dppo.cluster.collecting.patience import Patience
 from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
 from dppo.cluster.collecting.roster import Actor, State
-from dppo.cluster.faults import Fault, RestartBudget
+from dppo.cluster.faults import Fault, Recycled, RestartBudget
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError
 from dppo.numerics.fingerprint import Expected
@@ -61,8 +62,8 @@ class Collecting:
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
         self.expected: Expected | None = None  # the numerics that every actor must have
-        self._ledger = ledger
-        self._budget = RestartBudget(limits.max_actor_restarts)
+        self._ledger, self._budget = ledger, RestartBudget(limits.max_actor_restarts)
+        self.patience = Patience(limits)
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self._hosting = Hosting(self._actors)
         self._presence = Presence(self._actors, self._hosting.running, limits)
@@ -70,12 +71,9 @@ class Collecting:
         """The segments that have been requested and not been taken."""
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
-        self._alarms = Alarms(limits)
         self._early: dict[int, Answer | Spaces | Fault] = {}  # before the answer to the actor's first question, by id
         self._describer: Actor | None = None  # the last one asked for the spaces
-        self._describing = False
-        self._questions = 0
-        self._news_at = 0.0
+        self._alarms, self._describing, self._questions, self._news_at = Alarms(limits), False, 0, 0.0
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -138,7 +136,7 @@ class Collecting:
             case Died(reason=reason):
                 return self._lose(actor, reason, now)
             case Progressed(progress=progress):
-                actor.progressed(progress, now, self.limits)
+                self.patience.looked(actor, progress, now, replaced=self._budget.spent(actor.actor_id) > 0)
         return []
 
     def _started(self, actor: Actor, node: str) -> list[Command]:
@@ -161,6 +159,7 @@ class Collecting:
             if problem := roster.wrong(question, answer):
                 return self._lose(actor, problem, now)
             self.balancing.measure(actor, question, answer)
+            self.patience.answered(answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
             for one in made:
                 self._ledger.record(one[0])
@@ -169,6 +168,8 @@ class Collecting:
             if made:
                 self.requests.add_timings(question.index, actor.actor_id, answer.timings)
             self._budget.delivered(actor.actor_id)
+        elif isinstance(answer, Recycled):
+            return self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             return self._lose(actor, f"was refused: {answer}", now)
         elif isinstance(answer, Fault):
@@ -200,7 +201,7 @@ class Collecting:
         alarmed = self._alarms.due(now)
         for actor in alarmed:
             if actor.is_late(now, self.limits):
-                reason = roster.hung(actor, self.limits, describing=self._describing)
+                reason = roster.hung(actor, describing=self._describing)
                 commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
@@ -280,8 +281,7 @@ class Collecting:
         if actor.state is State.LEAVING:
             return [self._abandon(actor, now)]
         message = f"actor {actor.actor_id} ({roster.samplers_named(actor.samplers)}) {reason}"
-        self._news_at = now
-        kill, delay = self._abandon(actor, now), self._budget.spend(actor.actor_id)
+        self._news_at, kill, delay = now, self._abandon(actor, now), self._budget.spend(actor.actor_id)
         if delay is None:
             raise ClusterError(roster.restarts_spent(message, self.limits))
         actor.start_at = now + delay

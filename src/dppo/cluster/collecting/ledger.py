@@ -11,6 +11,8 @@ import numpy as np
 from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 from dppo.ppo.networks.network import NetworkSpec
 
+MOST_BYTES = 1 << 24  # of actions that are reported with a fault
+
 Pieces = tuple[np.ndarray, ...]
 
 
@@ -59,6 +61,13 @@ class ReplayLedger:
             assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
         return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if self.replays else ())
+
+    def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None:
+        """Return the actions [n, *A] of an episode before segment `index`; None if it started later, or if too many."""
+        moment = self._moments[sampler_id].get(index)
+        if moment is None or moment.carry.episodes[env] != episode:
+            return None
+        return _in_one(moment.actions[env]) if sum(one.nbytes for one in moment.actions[env]) <= MOST_BYTES else None
 
     def open_steps(self, sampler_id: int, index: int) -> float:
         """Return the env steps to replay to rebuild a sampler before segment `index`; infinite if replay is off."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dppo.cluster.faults import Fault
@@ -32,13 +33,15 @@ class Limits:
     """Ask idle actors for late segments as well."""
     fewest_actors: int = 1
     """With fewer running, nothing is asked for."""
+    of_phases: Mapping[str, float | None] = field(default_factory=dict)
+    """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
     elastic: bool = False
     """True if actors join and leave: then enough of them are waited for without a deadline."""
 
     @property
     def look_s(self) -> float:
         """Interval between two looks at the progress of an actor that has a question."""
-        return min(self.segment_timeout_s / 4, self.quiet_s)
+        return min([self.segment_timeout_s / 4, self.quiet_s, *(one / 4 for one in self.of_phases.values() if one)])
 
     @property
     def nobody_s(self) -> float:

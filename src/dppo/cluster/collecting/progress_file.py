@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
+import signal
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.cluster.ray.token import PROGRESS, lock
 from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
+
+STACKS_S = 0.3  # for a process to write its stacks
+MOST_TEXT = 100_000  # characters of stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class ProgressFile:
     """"" if there is no such file."""
     node: str = ""
     """Name of the node, for messages."""
+    pid: int = 0
 
 
 def make_progress_file() -> tuple[str, ActivityRecord]:
@@ -48,9 +55,31 @@ def read_progress_file(path: str) -> Activity | None:
 
 
 def remove_progress_file(path: str) -> None:
-    """Remove a file if it exists."""
+    """Remove a file, and that of the stacks, if they exist."""
+    for one in (path, f"{path}.stacks"):
+        with suppress(OSError):
+            os.unlink(one)
+
+
+def write_stacks_on_signal(path: str) -> None:
+    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
     with suppress(OSError):
-        os.unlink(path)
+        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+
+
+def read_stacks(path: str, pid: int) -> str:
+    """Return the stacks of all threads of a process on this node; "" if they cannot be read."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+        time.sleep(STACKS_S)  # no end is marked
+        return Path(f"{path}.stacks").read_text(errors="replace")[:MOST_TEXT]
+    return ""
+
+
+def innermost(stacks: str) -> str:
+    """Return the innermost frame of the main thread, which comes last: `; it was in File "sim.py", line 12 in step`."""
+    main = stacks.rpartition("most recent call first")[2].splitlines()
+    return next((f"; it was in {line.strip()}" for line in main if line.strip().startswith("File")), "")
 
 
 class Witness:
@@ -59,3 +88,7 @@ class Witness:
     def look(self, path: str) -> Activity | None:
         """Return the progress in the file `path`."""
         return read_progress_file(path)
+
+    def stacks(self, path: str, pid: int) -> str:
+        """Return the stacks of a process: see `read_stacks`."""
+        return read_stacks(path, pid)

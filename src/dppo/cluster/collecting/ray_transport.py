@@ -39,6 +39,7 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
+from dppo.cluster.collecting.patience import SETTINGS
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import cause_of_death, incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
@@ -106,9 +107,9 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
-        self._looked_at = self._looked_at_idle = time.monotonic()
-        self._seconds = 0.0
+        self._looked_at, self._looked_at_idle, self._seconds = time.monotonic(), time.monotonic(), 0.0
         self._watching = Watching(ray.get_runtime_context().get_node_id())
+        self.stacks = self._watching.stacks
         self._policies: dict[int, Any] = {}  # as sent, by version
         self._stop: StopSignals | None = None  # of the last wait
 
@@ -291,6 +292,7 @@ def collector_on_ray(
 ) -> ActorCollector:
     """Return a collector whose actors run on Ray; `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
+    limits = replace(limits, of_phases={name: getattr(actors, name) for name in SETTINGS.values()})
     if session.room is not None:
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
     engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)

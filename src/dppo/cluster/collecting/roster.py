@@ -42,6 +42,10 @@ class Actor:
     """True while other actors host its samplers."""
     due: float = math.inf
     """Deadline of its first answer; questions in the queue behind have none yet."""
+    limit: tuple[str, float] = ("segment_timeout_s", math.inf)
+    """Name and value of the setting that set that deadline."""
+    moved_at: float = 0.0
+    """Time of the first look at the place where it is."""
     extended: bool = False
     """True if that deadline waits for a look that was overdue."""
     asked: dict[int, Question] = field(default_factory=dict)
@@ -144,22 +148,24 @@ class Actor:
 
     def _begin(self, now: float, limits: Limits) -> None:
         self.progress, self.began, self.look_at, self.extended = None, now, now + limits.look_s, False
+        self.limit, self.moved_at = ("segment_timeout_s", limits.segment_timeout_s), now
         self.due = now + len(self.first.samplers) * limits.segment_timeout_s
 
     def _rest(self) -> None:
         self.progress, self.due, self.look_at = None, math.inf, math.inf
 
-    def progressed(self, progress: Activity, now: float, limits: Limits) -> None:
-        """Record a look; if the actor has progressed since the last one, its deadline counts from now.
+    def progressed(self, progress: Activity, now: float, limit: tuple[str, float]) -> float:
+        """Record a look; if the actor has progressed since the last one, its deadline counts from now, with this limit.
 
-        This ends: a question asks for a finite number of steps and resets.
+        This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.
         """
         if not self.asked:
-            return
-        before = progress.began if self.progress is None else self.progress.moves
-        if progress.moves != before:
-            self.due, self.extended = now + limits.segment_timeout_s, False
+            return 0.0
+        before, steps = (progress.began, 0) if self.progress is None else (self.progress.moves, self.progress.steps)
+        if (progress.moves, progress.steps) != (before, steps):
+            self.limit, self.due, self.extended, self.moved_at = limit, now + limit[1], False, now
         self.progress = progress
+        return now - self.moved_at
 
     def is_late(self, now: float, limits: Limits) -> bool:
         """Return whether the deadline has passed; if a look is overdue as well, extend it once until after that look.
@@ -205,17 +211,15 @@ def wrong(question: Question, answer: Answer) -> str:
     )
 
 
-def hung(actor: Actor, limits: Limits, *, describing: bool) -> str:
+def hung(actor: Actor, *, describing: bool) -> str:
     """Return why an actor counts as hung."""
-    limit = f"segment_timeout_s={limits.segment_timeout_s:g}"
+    name, seconds = actor.limit
+    limit = f"{name}={seconds:g}"
     if describing:
-        return f"made no environment within {limit}; if its constructor takes longer, raise segment_timeout_s"
+        return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
     standstill = "sent no segment" if actor.progress is None else "made no progress"
     stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
-    return (
-        f"{standstill} for {limit}{stuck} and counts as hung; if a single step or reset takes longer, raise "
-        f"segment_timeout_s"
-    )
+    return f"{standstill} for {limit}{stuck} and counts as hung; if a single step or reset takes longer, raise {name}"
 
 
 def restarts_spent(lost: str, limits: Limits) -> str:

@@ -10,8 +10,16 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dppo.cluster.collecting.messages import Process, Progressed
-from dppo.cluster.collecting.progress_file import ProgressFile, Witness, read_progress_file, remove_progress_file
+from dppo.cluster.collecting.progress_file import (
+    ProgressFile,
+    Witness,
+    read_progress_file,
+    read_stacks,
+    remove_progress_file,
+)
 from dppo.envs.activity import Activity, Phase
+
+STACKS_TIMEOUT_S = 15.0  # for a witness on another node
 
 
 class Watching:
@@ -52,12 +60,28 @@ class Watching:
         if file.node_id == self._here:
             self._take(process, read_progress_file(file.path))
             return
+        self._looks[self._witness(file).look.remote(file.path)] = process, file.node_id
+        self._looked_at.add(process)
+
+    def stacks(self, process: Process) -> str:
+        """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
+        file = self._files.get(process)
+        if file is None or not file.path:
+            return ""
+        if file.node_id == self._here:
+            return read_stacks(file.path, file.pid)
+        try:
+            found: str = ray.get(self._witness(file).stacks.remote(file.path, file.pid), timeout=STACKS_TIMEOUT_S)
+            return found
+        except RayError:
+            return ""
+
+    def _witness(self, file: ProgressFile) -> Any:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        self._looks[self._witnesses[file.node_id].look.remote(file.path)] = process, file.node_id
-        self._looked_at.add(process)
+        return self._witnesses[file.node_id]
 
     def steps_of(self, process: Process) -> int:
         """Return the env steps made for the current question of a process; on another node, as last seen."""

@@ -1,10 +1,14 @@
 """The settings of the environment and of its samplers."""
 
+import math
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dppo.config.field import About, setting
+from dppo.errors import ConfigError
 from dppo.user_code import import_path
 
 
@@ -22,10 +26,17 @@ class Env:
         }
     )
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
-    on_bad_step: Literal["raise", "drop"] = setting(
-        "raise",
-        "Reaction to an invalid observation, reward, flag or mask: raise ends the run; drop abandons the episode, "
-        "counts it as an incident and starts a new one.",
+    on_env_fault: Literal["auto", "raise", "rebuild"] = setting(
+        "auto",
+        "Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask: raise ends "
+        "the run; rebuild closes this environment, makes it anew and starts its next episode, while the others go on; "
+        "auto: raise in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of "
+        "their space are invalid, too.",
+        resume="free",
+    )
+    env_faults: str = setting(
+        "10/h",
+        "Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run.",
         resume="free",
     )
     drop_obs: tuple[str, ...] = setting(
@@ -76,6 +87,23 @@ class Env:
         "Games ALE/*: life.",
         branch=False,
     )
+
+    @property
+    def fault_budget(self) -> tuple[int, float]:
+        """Return the faults of environments that the run survives, and the seconds in which they may happen.
+
+        Raises:
+            ConfigError: `env_faults` is neither such a rate nor unlimited.
+        """
+        if self.env_faults == "unlimited":
+            return sys.maxsize, math.inf
+        found = re.fullmatch(r"([1-9]\d{0,8})/(s|min|h|d)", self.env_faults)
+        if found is None:
+            raise ConfigError(
+                f"env_faults={self.env_faults}: must be a number of at least 1 in a time (s, min, h or d), or "
+                f"unlimited. Use one such as 10/h, or `on_env_fault=raise` to survive none."
+            )
+        return int(found[1]), {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
     @property
     def env_name(self) -> str:

@@ -1,13 +1,17 @@
 """The settings of actors, learners and the run: where and how it computes, for how long, and what it stores."""
 
+import math
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dppo.config.field import setting
 from dppo.errors import ConfigError
+
+MEASURED = "Default: segment_timeout_s, and after the first segments 20 times what was measured, if that is less."
+FREE: dict[str, Any] = {"resume": "free", "gt": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +42,22 @@ class Actors:
     )
     segment_timeout_s: float = setting(
         600.0,
-        "Longest time in seconds for one step or reset of an environment; a slower actor is killed and replaced.",
+        "Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and "
+        "replaced.",
         resume="free",
         gt=0,
     )
+    start_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a constructor. {MEASURED}", **FREE)
+    reset_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a reset. {MEASURED}", **FREE)
+    step_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a step. {MEASURED}", **FREE)
     max_actor_restarts: int = setting(
         5, "Replacements of an actor in a row that deliver no segment, after which the run stops.", resume="free", ge=0
+    )
+    recycle_after: str = setting(
+        "never",
+        "Replace an actor between two segments once it and its children use so much memory, or it has made so many "
+        "segments: 2GB; 500segments; 2GB,500segments. The result is the same.",
+        resume="free",
     )
     replay: bool = setting(
         True, "Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."
@@ -68,6 +82,18 @@ class Actors:
     def resource_groups(self) -> list[dict[str, float]]:
         """Return the alternatives of `actor_resources`: each actor takes the resources of one of them."""
         return [self.actor_resources] if isinstance(self.actor_resources, dict) else self.actor_resources or [{}]
+
+    @property
+    def recycling(self) -> tuple[float, float]:
+        """Return the bytes and the segments after which an actor is replaced.
+
+        Raises:
+            ConfigError: `recycle_after` is neither such a size, nor a number of segments, nor both, nor never.
+        """
+        found = re.fullmatch(r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after)
+        if found is None or not any(found.groups()):
+            raise ConfigError(f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.")
+        return float(found[2] or math.inf) * 1e9, float(found[3] or math.inf)
 
     @property
     def elastic(self) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.user_code import in_a_line
 
-REMEDY = "Correct the environment, or use on_bad_step=drop to leave such episodes out."
+REMEDY = "Correct the environment, or use on_env_fault=rebuild to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
 LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
 LOWEST_REWARD = -LARGEST_REWARD
@@ -23,14 +23,6 @@ class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
 
-class BadStep(EnvironmentFault):
-    """An environment returned an invalid result; the episode may be dropped."""
-
-    def final(self) -> EnvironmentFault:
-        """Return the error that ends the run."""
-        return EnvironmentFault(f"{self.message} {REMEDY}")
-
-
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, starting at the first frame outside this package."""
     frames = error.__traceback__
@@ -39,10 +31,12 @@ def user_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def constructor_fault(owner: str, error: BaseException) -> EnvironmentFault:
+def constructor_fault(owner: str, error: BaseException, sampler_id: int = 0, env: int = 0) -> EnvironmentFault:
     """Return the fault of an environment's constructor that raised `error`."""
-    text = f"{owner}: the environment's constructor raised {in_a_line(error)}"
-    return EnvironmentFault(text, user_traceback(error))
+    text, trace = f"{owner}: the environment's constructor raised {in_a_line(error)}", user_traceback(error)
+    return EnvironmentFault(
+        text, trace, EnvFault("constructor", type(error).__name__, trace, env, sampler_id=sampler_id)
+    )
 
 
 def reward_of(returned: Any) -> float:

@@ -1,7 +1,7 @@
 """Checks of observations against their space.
 
-A check of each step would cost as much as a small network, so whole segments are checked at once. Only numbers that
-are not finite cannot wait: the sampler looks for them before each decision, in all its environments at once.
+Numbers that are not finite, choices that do not exist and the like are found in the step that returns them. A check of
+the limits of floats would cost as much as a small network, so whole segments are compared with these at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,6 @@ class Outside:
     """Index of the observation."""
     what: str
     """The leaf, the number and its limits. It continues "... returned"."""
-    fatal: bool
-    """Nothing can be learned from it: it is not finite, or it counts choices or pixels that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ class SpaceChecks:
         """Read the spaces of `envs`, stored as `obs`; raise EnvironmentFault, which `owner` begins, if they differ."""
         self._obs = obs
         self._spaces = [{name: getattr(env, name) for name in ("observation_space", "action_space")} for env in envs]
-        self._limits = _limits_as_stored(envs[0].observation_space, obs)
+        limits = _limits_as_stored(envs[0].observation_space, obs)
+        self._limits = {"": limits, "iu": [one for one in limits if one.low.dtype.kind != "f"]}
         for index, spaces in enumerate(self._spaces):
             for name, space in spaces.items():
                 if space != self._spaces[0][name]:
@@ -81,27 +80,27 @@ class SpaceChecks:
 
     def outside(self, obs: np.ndarray) -> Outside | None:
         """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
-        return first_outside(self._limits, obs)
+        return first_outside(self._limits[""], obs)
 
     def stored(self, seen: np.ndarray) -> np.ndarray:
         """Return a copy of one observation in the dtype in which it is stored."""
         return seen.astype(self._obs.base)
 
-    def check_limits(self, seen: np.ndarray) -> None:
-        """Raise BadResult for an observation outside its space."""
-        outside = self.outside(self.stored(seen)[None])
+    def check_limits(self, seen: np.ndarray, kinds: str = "") -> None:
+        """Raise BadResult for an observation outside its space; of `kinds` "iu", for integers only."""
+        outside = first_outside(self._limits[kinds], self.stored(seen)[None])
         if outside is not None:
             raise BadResult(outside.what)
 
-    def limiting(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that it raises BadResult for an observation outside its space, too."""
+    def limiting(self, pack: Callable[[Any], np.ndarray], kinds: str = "") -> Callable[[Any], np.ndarray]:
+        """Return `pack` so that it raises BadResult for an observation outside its space, too, as `check_limits`."""
 
         def limited(returned: Any) -> np.ndarray:
             seen = pack(returned)
-            self.check_limits(seen)
+            self.check_limits(seen, kinds)
             return seen
 
-        return limited
+        return limited if self._limits[kinds] else pack
 
 
 def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
@@ -170,10 +169,7 @@ def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outsid
     what = f"observation leaf {limits.name!r}" if limits.name else "an observation"
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     low, high = limits.low[index], limits.high[index]
-    if not np.isfinite(column[at]):
-        return Outside(row, f"{what} that is {column[at]}{place}", fatal=True)
-    inside_of = f"outside its space from {low} to {high}"
-    return Outside(row, f"{what} that is {column[at]}{place}, {inside_of}", fatal=column.dtype.kind != "f")
+    return Outside(row, f"{what} that is {column[at]}{place}, outside its space from {low} to {high}")
 
 
 # ------------------------------------------------------------------ in the first segment only

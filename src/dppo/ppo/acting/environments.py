@@ -31,10 +31,10 @@ class Environments(Protocol):
         Args:
             actions: [E, *A] as sampled from the policy.
             obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
-            log: receives the episodes that end or are dropped, and the time.
+            log: receives the episodes that end, the environments that failed in this step, the incidents, the time.
 
         Returns: the final observation of each environment that was truncated and not terminated, by its index.
-        Raises EnvironmentFault if an environment raised, or returned an invalid result that is not dropped.
+        Raises EnvironmentFault if an environment raised or returned an invalid result, and that ends the run.
         """
 
     def restore(
@@ -53,13 +53,11 @@ class Environments(Protocol):
         """
 
     def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations of the first t steps of a segment against their space.
-
-        It is called after the segment, and as soon as an observation is not finite; then it must raise.
+        """Check the observations of a segment against their space.
 
         Args:
-            obs: [t + 1, E, *O], as stored.
-            done: [t, E]
+            obs: [T + 1, E, *O], as stored.
+            done: [T, E]
             first: the segment is the first of the run.
 
         Raises EnvironmentFault if an observation is outside its space.

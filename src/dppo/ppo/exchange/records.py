@@ -5,12 +5,13 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dppo.errors import EnvFault
 from dppo.ppo.exchange.normalizer import ObsScale, ReadOnly, Statistics, ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -132,10 +133,12 @@ class IncidentKind(str, Enum):
 
     ACTOR_LOST = "actor_lost"
     ACTOR_HUNG = "actor_hung"
+    ACTOR_RECYCLED = "actor_recycled"
     SAMPLERS_MOVED = "samplers_moved"
     REPLAY_MISMATCH = "replay_mismatch"
     EPISODE_ABANDONED = "episode_abandoned"
     BAD_STEP = "bad_step"
+    ENV_RAISED = "env_raised"
     OUTSIDE_SPACE = "outside_space"
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
@@ -161,6 +164,10 @@ class Incident:
     """Index of the environment within its sampler; None if it does not concern one environment."""
     lost_steps: int = 0
     """Env steps of an open episode that was abandoned."""
+    details: str = field(default="", compare=False)
+    """Many lines, such as the stacks of a process that was hung."""
+    fault: EnvFault | None = field(default=None, compare=False)
+    """Where an environment failed; None for other incidents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +235,12 @@ class Timings:
     """Env steps replayed to rebuild samplers."""
     replay_s: float = 0.0
     """Part of `env_s` that was spent on replay."""
+    memory: int = 0
+    """Bytes of an actor with its children; of several the most."""
 
     def __add__(self, other: Timings) -> Timings:
-        return Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        added = Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return replace(added, memory=max(self.memory, other.memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +272,11 @@ class EnvLog:
     """In the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
-    """Environments whose last step was invalid: the row is not a transition, and the episode was dropped."""
+    """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
     seconds: float = 0.0
+    index: int = 0
+    """Of the segment."""
+    step: int = 0
+    """Steps of this segment that each environment has finished."""
+    actions: np.ndarray | None = None
+    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""

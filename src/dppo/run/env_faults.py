@@ -1,0 +1,88 @@
+"""EnvFaults: counts the faults of environments that a run survives, and ends a run in which there are too many."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dppo.cluster.collecting.collector import Collected
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.errors import EnvFault, EnvironmentFault, counted
+from dppo.log import logger
+from dppo.ppo.exchange.records import Incident, SegmentReport
+
+EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
+
+
+class EnvFaults:
+    """Takes note of the faults in each iteration, before it is learned from."""
+
+    def __init__(
+        self,
+        ledger: ReplayLedger,
+        allowed: str = "unlimited",
+        budget: tuple[float, float] = (math.inf, math.inf),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Survive `budget`, a number of faults and the seconds in which they may happen; `allowed` is its setting."""
+        self._ledger, self._allowed, self._budget, self._clock = ledger, allowed, budget, clock
+        self._times: deque[float] = deque()
+        self._kinds: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """Faults by environment and kind, "sampler 3, env 0: ValueError in step", and the "steps lost": those of the
+        episodes that were abandoned, without those that failed."""
+
+    def checked(self, collected: Collected) -> Collected:
+        """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many."""
+        faulty = [one for report in collected.reports for one in report.incidents if one.fault]
+        return self._noted(collected, faulty) if faulty else collected
+
+    def _noted(self, collected: Collected, faulty: list[Incident]) -> Collected:
+        now, (most, seconds) = self._clock(), self._budget
+        for incident in faulty:
+            self._times.append(now)
+            while self._times[0] < now - seconds:
+                self._times.popleft()
+            if len(self._times) > most:
+                raise self._too_many(incident)
+        return replace(collected, reports=[self._completed(report) for report in collected.reports])
+
+    def log(self, incident: Incident) -> None:
+        """Log an incident, unless the same fault has often been logged; count it if it is a fault."""
+        fault, text = incident.fault, incident.message
+        if fault is not None:
+            kind = f"{fault.error} in {fault.phase}"
+            self._kinds[kind] += 1
+            self.counts[f"sampler {fault.sampler_id}, env {fault.env}: {kind}"] += 1
+            self.counts["steps lost"] += incident.lost_steps
+            times = self._kinds[kind]
+            if times > EACH and times & (times - 1):
+                return
+            text += f" ({kind}: {times:,} so far)" if times > EACH else ""
+        logger.warning("%s", text)
+
+    def completed(self, fault: EnvFault | None) -> EnvFault | None:
+        """Return `fault` with the actions of earlier segments, which the ledger knows."""
+        if fault is None or fault.actions is None or fault.complete:
+            return fault
+        before = self._ledger.actions_before(fault.sampler_id, fault.segment, fault.env, fault.episode)
+        return fault if before is None else replace(fault, actions=np.concatenate([before, fault.actions]))
+
+    def _completed(self, report: SegmentReport) -> SegmentReport:
+        new = [replace(one, fault=self.completed(one.fault)) if one.fault else one for one in report.incidents]
+        return replace(report, incidents=tuple(new))
+
+    def _too_many(self, last: Incident) -> EnvironmentFault:
+        assert last.fault is not None
+        within_s = self._times[-1] - self._times[0]
+        return EnvironmentFault(
+            f"env_faults={self._allowed}: {counted(len(self._times), 'fault')} of environments in {within_s:.0f} s. "
+            f"Correct the environment, or raise `env_faults`. The last one: {last.message}",
+            last.fault.traceback,
+            self.completed(last.fault),
+        )

@@ -1,0 +1,233 @@
+"""Environments fail one by one: the others go on, the result follows from the seed, too many faults end the run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from processes import Disturbance, send
+from recorder import Recorder
+from worlds.faulty import Unreliable
+
+import dppo
+from dppo.errors import ConfigError, EnvironmentFault
+
+SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
+ROWS, ITERATIONS = 4 * 2 * 32, 4
+MIXED = {"steps": 0.03, "resets": 0.1}
+
+
+def settings(run_dir: Path, kwargs: dict[str, Any] = MIXED, **changes: Any) -> dppo.Config:
+    base = SIZES | {"env_id": "worlds.faulty:Unreliable", "env_kwargs": kwargs, "on_env_fault": "rebuild"}
+    base |= {"env_faults": "unlimited", "total_timesteps": ITERATIONS * ROWS, "progress": "off", "run_dir": run_dir}
+    return make_config(base | changes)
+
+
+def faults_of(result: dppo.Result) -> tuple[Any, ...]:
+    """What must not depend on who hosts the samplers."""
+    counts = {kind: result.incidents.get(kind, 0) for kind in ("env_raised", "bad_step")}
+    return result.weights_sha256, result.global_step, result.episodes, counts, result.env_faults
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """An undisturbed run in this process."""
+    result = dppo.train(settings(tmp_path_factory.mktemp("alone") / "run"))
+    return faults_of(result)
+
+
+def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path) -> None:
+    recorder = Recorder()
+    result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
+    faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
+    assert {fault.error for fault in faults} == {"LicenceError", "KeyboardInterrupt", "SystemExit", "invalid"}
+    assert {fault.phase for fault in faults} == {"step", "reset"}
+    assert len({(fault.sampler_id, fault.env) for fault in faults}) == 8
+    lost = result.env_faults["steps lost"]
+    assert sum(result.env_faults.values()) - lost == len(faults) == sum(result.incidents.values())
+    in_steps = [fault for fault in faults if fault.phase == "step"]
+    assert result.global_step == ITERATIONS * ROWS - len(in_steps)  # each costs one row
+    assert lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
+    assert sum(count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler") == len(faults)
+    assert any(f"  {lost} x steps lost" in line for line in recorder.ending)
+
+
+def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    dppo.train(settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2), observers=[recorder])
+    faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
+    assert any(fault.step > 16 for fault in faults)  # its episode began two segments before
+    for fault in faults:
+        assert fault.complete
+        assert fault.actions is not None
+        env = Unreliable(steps=0.02)
+        env.reset(seed=fault.seed)
+        *before, last = (int(action) for action in fault.actions)
+        for action in before:
+            assert not any(env.step(action)[2:4])
+        if fault.error == "invalid":
+            obs, reward, *_ = env.step(last)
+            assert reward is None or np.isnan(obs).all()
+            continue
+        with pytest.raises(BaseException) as caught:
+            env.step(last)
+        assert type(caught.value).__name__ == fault.error
+        assert fault.error in fault.traceback
+
+
+def test_faults_are_the_same_in_a_run_that_was_stopped_and_resumed(alone: tuple[Any, ...], tmp_path: Path) -> None:
+    dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
+    assert faults_of(dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")) == alone
+
+
+@pytest.mark.slow
+def test_faults_are_the_same_with_actors_killed_and_resumed(
+    ray_session: None, alone: tuple[Any, ...], tmp_path: Path
+) -> None:
+    slow: dict[str, Any] = {"env_id": "worlds.faulty:slow_unreliable"}
+    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
+        dppo.train(settings(tmp_path / "run", **slow, num_actors=2), observers=[Recorder(interrupt_at=3)])
+    result = dppo.train(settings(tmp_path / "run", **slow), resume=tmp_path / "run")
+    assert result.incidents["actor_lost"] >= 1
+    assert faults_of(result) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_actors": 3, "env_threads": True, "num_samplers": 4},
+        {"num_actors": 2, "standby_envs": 1},
+        {"num_actors": 2, "policy_lag": 2},
+        {"num_actors": 4, "memory": "gru", "memory_size": 8, "norm_obs": True, "norm_reward": True},
+        {"num_actors": 2, "recompute_advantages": True, "reuse": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("share", [1e-3, 0.5])
+def test_faults_of_any_probability_give_the_weights_of_one_process(
+    share: float, more: dict[str, Any], tmp_path: Path
+) -> None:
+    learning = {name: value for name, value in more.items() if name not in ("num_actors", "env_threads")}
+    kwargs = {"steps": share, "resets": share / 2}
+    here = dppo.train(settings(tmp_path / "here", kwargs, **{**learning, "standby_envs": 0}))
+    there = dppo.train(settings(tmp_path / "there", kwargs, **more))
+    assert faults_of(there) == faults_of(here)
+    assert sum(here.env_faults.values()) > (100 if share == 0.5 else 0)
+
+
+def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
+    alone: tuple[Any, ...], tmp_path: Path
+) -> None:
+    allowed = "25/h"
+    assert sum(alone[4].values()) > 25
+    with pytest.raises(
+        EnvironmentFault, match=r"env_faults=25/h: 26 faults of environments in \d+ s. Correct"
+    ) as caught:
+        dppo.train(settings(tmp_path / "run", env_faults=allowed))
+    assert "The last one: sampler " in caught.value.message
+    assert caught.value.place is not None
+    assert caught.value.place.traceback == caught.value.remote_traceback
+    resumed = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
+    assert 0 < resumed.resumed_at < ITERATIONS
+    assert faults_of(resumed) == alone
+
+
+def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_path: Path) -> None:
+    """Of 8 environments, each counts as early in its first 13 steps."""
+    late = {"num_samplers": 8, "envs_per_sampler": 1, "num_steps": 8, "total_timesteps": 8 * 8 * 8}
+    fails_in: dict[int, Any] = {}
+    for at_step in (13, 14):
+        config = settings(tmp_path / str(at_step), {"at_step": at_step}, env_id=fails_at, on_env_fault="auto", **late)
+        try:
+            fails_in[at_step] = dppo.train(config).incidents
+        except EnvironmentFault as fault:
+            fails_in[at_step] = fault
+    assert "use on_env_fault=rebuild" in fails_in[13].message
+    assert fails_in[13].place.complete  # the actions of the segment before are known, too
+    assert fails_in[14]["env_raised"] >= 8
+
+
+def fails_at(at_step: int) -> gym.Env[Any, Any]:
+    class Failing(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            self.steps = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps == at_step:
+                raise RuntimeError("stuck")
+            return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    return Failing()
+
+
+def test_an_environment_that_raises_at_a_state_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+    result = dppo.train(settings(tmp_path / "run", {"at": 0.15, "kinds": ["raise"]}, on_env_fault="auto"))
+    assert result.iterations == ITERATIONS
+    assert result.incidents["env_raised"] > 0
+
+
+def test_a_run_that_ended_with_a_fault_goes_on_with_another_setting(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"raised .*LicenceError: licence server said 503\. Correct"):
+        dppo.train(
+            settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}, on_env_fault="raise", env_faults="10/h")
+        )
+    assert (
+        dppo.train(settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}), resume=tmp_path / "run").iterations
+        == ITERATIONS
+    )
+
+
+def test_the_setting_of_older_runs_is_understood() -> None:
+    old = make_config({"env_id": "CartPole-v1", "on_bad_step": "drop"})
+    assert (old.on_env_fault, old.env_faults) == ("rebuild", "unlimited")
+    assert make_config({"env_id": "CartPole-v1", "on_bad_step": "raise"}).on_env_fault == "raise"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"env_faults": "10"}, r"env_faults=10: must be a number of at least 1 in a time .* Use one such as 10/h"),
+        ({"env_faults": "0/h"}, "env_faults=0/h: must be"),
+        ({"env_faults": "3/min", "on_env_fault": "raise"}, "env_faults=3/min has no effect: on_env_fault=raise"),
+    ],
+)
+def test_a_wrong_budget_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_config({"env_id": "CartPole-v1"} | wrong)
+
+
+def test_each_row_of_the_table_of_sick_simulators_names_a_test_that_exists() -> None:
+    root = Path(__file__).parents[1]
+    named = re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)` \|$", (root / "docs" / "FAULTS.md").read_text("utf8"), re.M)
+    assert len(named) >= 45
+    assert [one for one in named if f"def {one[1]}(" not in (root / one[0]).read_text("utf8")] == []
+
+
+@pytest.mark.parametrize(("text", "meant"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))])
+def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(text: str, meant: tuple[float, float]) -> None:
+    assert make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text}).actors.recycling == meant
+    with pytest.raises(ConfigError, match=r"recycle_after=.* has no effect: num_actors=0 starts no actors"):
+        make_config({"env_id": "CartPole-v1", "recycle_after": text})
+    with pytest.raises(ConfigError, match="recycle_after=often: must be like 2GB, 500segments or 2GB,500segments"):
+        make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": "often"})
+
+
+@pytest.mark.slow
+def test_recycled_actors_give_the_weights_of_one_process(ray_session: None, tmp_path: Path) -> None:
+    here = dppo.train(settings(tmp_path / "here", {}))
+    there = dppo.train(settings(tmp_path / "there", {}, num_actors=2, recycle_after="2segments"))
+    assert there.weights_sha256 == here.weights_sha256
+    assert there.incidents == {"actor_recycled": 2}  # each once in four iterations
+    assert 0.01 < there.metrics[-1]["actors/memory_gb"] < 10
