@@ -113,7 +113,6 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {  # what a process does, the fact, 
         "hung",
         "playing, in reset (call 1) has not",
     ),
-    "hangs while it is made": ('say(\'{"stage": "making"}\'); time.sleep(99)', "hung", "making has not returned"),
 }
 
 
