@@ -50,7 +50,7 @@ from dppo.user_code import in_a_line
 
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
 KEPT, CHECKED = 64, 12  # answers; resets, and as many steps, of Gymnasium's checker
-MB, MOST_MB = 2**20, 1024  # growth that ends playing
+MOST_MB = 1024  # growth that ends playing
 
 
 class Examination:
@@ -61,11 +61,10 @@ class Examination:
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
         self._config, self._report, self._on_call = config, report, on_call
-        self._until = time.monotonic() + seconds
+        self._until, self._cpu_s = time.monotonic() + seconds, 0.0
         self._envs: list[Any] = []
         self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
         self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
-        self._cpu_s = 0.0
         self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
 
     def run(self, sizes: Sequence[int] = ()) -> None:
@@ -78,8 +77,8 @@ class Examination:
                 self._compare(trace, used)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
-        began = time.monotonic()
         self._report(stage="closing")
+        began = time.monotonic()
         close_all(self._envs)
         self._report(close_s=time.monotonic() - began, left=self._usage()[2])
 
@@ -198,7 +197,8 @@ class Examination:
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
-        tuned = replace(config, update_epochs=config.epochs(discrete=not any(boxes(self._spaces.actions))))
+        discrete = config.memory == "none" and not any(boxes(self._spaces.actions))  # as `run.building` has it
+        tuned = replace(config, update_epochs=config.epochs(discrete=discrete))
         collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
         trainer, scale = LocalTrainer(trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
         obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
@@ -214,10 +214,10 @@ class Examination:
 
     def _usage(self) -> tuple[float, float, list[str]]:
         """Return the resident MB of this process and its children, the CPU seconds of these, and their names."""
-        mb, cpu, names = self._me.memory_info().rss / MB, 0.0, list[str]()
+        mb, cpu, names = self._me.memory_info().rss / 2**20, 0.0, list[str]()
         for child in self._me.children(recursive=True):
             with suppress(psutil.Error):
-                mb, cpu = mb + child.memory_info().rss / MB, cpu + sum(child.cpu_times()[:2])
+                mb, cpu = mb + child.memory_info().rss / 2**20, cpu + sum(child.cpu_times()[:2])
                 names.append(child.name())
         return mb, cpu, names
 
