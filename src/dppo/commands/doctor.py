@@ -62,12 +62,9 @@ def main(argv: list[str]) -> int:
     for name in given if is_run else NOT_HERE:
         if name in given:
             raise ConfigError(f"{flag(name)} has no effect: the doctor trains nothing. Leave it out.")
-    report: dict[str, Any] = {}
     if is_run:
-        report["findings"] = list(of_run(Path(str(word))))
-    else:
-        report = _of_environment(given, word, own.get("seconds", 60.0))
-    return _print(report, as_json="json" in own)
+        return _print({"findings": list(of_run(Path(str(word))))}, as_json="json" in own)
+    return _print(_of_environment(given, word, own.get("seconds", 60.0)), as_json="json" in own)
 
 
 def _split(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], str | None]:
