@@ -15,7 +15,7 @@ from dppo.commands.train import arguments_of, print_help
 from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.parts import about
-from dppo.errors import CheckpointError, ConfigError
+from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.learning_notes import LearningNotes
@@ -101,9 +101,8 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
 
 def of_run(run: Path) -> Iterator[tuple[str, str]]:
     """Yield findings about a run: what limited it, its incidents, and why it may not have learned."""
-    config, split = Config(**settings_to_resume(run)), TimeSplit()
+    config, rows, split = Config(**settings_to_resume(run)), read_metrics(run), TimeSplit()
     epochs = config.epochs()
-    rows = [{name: one for name, one in row.items() if isinstance(one, int | float)} for row in read_metrics(run)]
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
         epochs = config.epochs(discrete=config.memory == "none" and not any(boxes(actions)))
@@ -136,7 +135,7 @@ def _print(report: dict[str, Any], *, as_json: bool) -> int:
         lines.append(f"expect   {where:18} {speed}{more}")
     lines += [f"advice   {one}" for one in report.get("advice", ())]
     for line in [*lines, f"\n{report['command']}" if "command" in report else ""]:
-        print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in line))
+        print(printable(line))
     return code
 
 
