@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
-    "commands": {"config", "envs", "cluster.ray.session", "policies", "records", "run", "signals"},
+    "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
+    "commands": {"config", "doctor", "envs", "cluster.ray.session", "policies", "records", "run", "signals"},
     "__init__": {"config", "policies", "ppo.networks.memory.recurrence", "records", "run"},
     "__main__": {"__init__", "commands"},
 }

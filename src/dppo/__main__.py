@@ -7,7 +7,7 @@ from importlib import import_module
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = ("train", "compare", "eval", "presets", "test")
+COMMANDS = ("train", "compare", "eval", "doctor", "presets", "test")
 USAGE = """\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
@@ -16,6 +16,7 @@ usage: dppo COMMAND ...
   train    Train a policy, or continue a run.
   compare  Train with several numbers of actors or several seeds, and compare them.
   eval     Play episodes with a trained policy.
+  doctor   Find out what is wrong with an environment or a run, and how fast it can be.
   presets  List settings that are tuned for environments, or print some to edit.
   test     Run the tests of a source checkout.
 
@@ -24,6 +25,7 @@ Examples:
   dppo train mysim:make --num-actors 8     mysim.py is in the current folder
   dppo compare dppo/SlowCartPole-v0 --actors 1 8
   dppo eval runs/NAME
+  dppo doctor mysim:make
 
 `dppo COMMAND --help` lists the flags of a command."""
 

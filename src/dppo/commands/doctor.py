@@ -1,0 +1,158 @@
+"""`dppo doctor`: find out what is wrong with an environment or a run, how fast it can be, and what to set."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, in_flags, one_word
+from dppo.commands.train import arguments_of, print_help
+from dppo.config import Config
+from dppo.config.files import plain
+from dppo.config.parts import about
+from dppo.errors import CheckpointError, ConfigError, printable
+from dppo.policies.policy import read
+from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.learning_notes import LearningNotes
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.words import TimeSplit, bottleneck_line, times_line
+from dppo.spaces.actions import actions_from_json, boxes
+
+PROG = "dppo doctor"
+USAGE = "ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]"
+DESCRIPTION = (
+    "Examine an environment in a process of its own, without Ray: what is wrong with it, how long its steps take, how "
+    "fast a run with these settings would be, and how many actors are worthwhile. With the folder of a RUN: what "
+    "limited it, and what went wrong. The exit code is 1 if the environment cannot be trained on."
+)
+HELP = {"seconds": "Time for all of it. (default: 60)", "json": "Print all that is known as JSON."}
+NOT_HERE = ("run_dir", "resume", "branch", "trust", "progress")
+PHASES = {
+    "env": "the environments. Use more actors, up to --num-samplers, if there are CPUs for them",
+    "act": "the policy. Use several --envs-per-sampler, or a smaller network",
+    "wait": "waiting for the slowest actor and for Ray. Use longer segments (--num-steps), or --policy-lag 1",
+    "transfer": "sending policies and segments. Use longer segments (--num-steps)",
+    "update": "SGD. Use fewer --update-epochs, or --policy-lag 1",
+    "other": "files and displays. Use longer segments (--num-steps)",
+}
+
+
+def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
+    """Return the parser of all flags; --help shows `defaults` in place of the settings' own."""
+    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
+    parser.add_argument_group("ENV_ID", about("env_id").help)
+    group = parser.add_argument_group("doctor")
+    group.add_argument("--seconds", type=float, metavar="S", help=HELP["seconds"])
+    group.add_argument("--json", action="store_true", help=HELP["json"])
+    add_settings(parser, defaults, leave_out=NOT_HERE)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Examine an environment or a run, and print what is found; return the exit code."""
+    if asks_for_help(argv):
+        print_help(argv, make_parser, lambda words: arguments_of(*_split(words)[1:], PROG))
+    own, given, word = _split(argv)
+    is_run = word is not None and Path(word).is_dir()
+    for name in given if is_run else NOT_HERE:
+        if name in given:
+            raise ConfigError(f"{flag(name)} has no effect: the doctor trains nothing. Leave it out.")
+    if is_run:
+        return _print({"findings": list(of_run(Path(str(word))))}, as_json="json" in own)
+    return _print(_of_environment(given, word, own.get("seconds", 60.0)), as_json="json" in own)
+
+
+def _split(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """Return the doctor's own flags, those of a training, and the environment or run."""
+    given, words = make_parser({}).split(argv)
+    return {name: given.pop(name) for name in HELP if name in given}, given, one_word(words, "ENV_ID or RUN", PROG)
+
+
+def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
+    from dppo.doctor.diagnosis import advice, findings, plans, recommended
+    from dppo.doctor.watching import examine
+
+    settings, began = arguments_of(given, env_id, PROG).settings, time.monotonic()
+    config = Config(**settings)
+
+    def show(stage: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {stage} ...", file=sys.stderr, flush=True)
+
+    facts = examine(plain(settings), seconds, show)
+    report = {"facts": facts, "findings": [(kind, in_flags(text)) for kind, text in findings(facts, config)]}
+    if "update_s" not in facts:
+        return report
+    in_process = next(plans(facts, config)).speed
+    expected = [one._asdict() | {"speed_up": one.speed / in_process} for one in plans(facts, config)]
+    words, best = [config.env_name], recommended(facts, config)
+    for name, value in given.items():
+        if name not in ("num_actors", "env_threads"):
+            on = [] if isinstance(value, bool) else value if isinstance(value, list) else [str(value)]
+            words += [flag(f"no_{name}" if value is False else name), *on]
+    words += ["--num-actors", str(best.actors)] * (best.actors > 0) + ["--env-threads"] * best.threads
+    command = shlex.join(["dppo", "train", *words])
+    return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}
+
+
+def of_run(run: Path) -> Iterator[tuple[str, str]]:
+    """Yield findings about a run: what limited it, its incidents, and why it may not have learned."""
+    config, rows, split = Config(**settings_to_resume(run)), read_metrics(run), TimeSplit()
+    epochs = config.epochs()
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
+        actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
+        epochs = config.epochs(discrete=config.memory == "none" and not any(boxes(actions)))
+        notes = LearningNotes(config, actions)
+        yield from (("warning", note) for row in rows for note in notes.notes(row))
+    with suppress(KeyError):  # rows of another version, or of another author
+        for row in (settled := [row for row in rows if row["iteration"] > 1]):
+            split = split.plus(row)
+        shares = {name: fmean(row[f"perf/{name}_frac"] for row in settled) for name in PHASES if settled}
+        for name in sorted(shares, key=lambda name: -shares[name])[:2]:
+            yield "note", f"{shares[name]:.0%} of the time went to {PHASES[name]}"
+        lines = times_line(split, config, epochs), bottleneck_line(split, config)
+        yield from (("note", line) for line in lines if line)
+    for key, number in rows[-1].items() if rows else ():
+        if key.startswith("incidents/"):
+            yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see docs/METRICS.md"
+
+
+def _print(report: dict[str, Any], *, as_json: bool) -> int:
+    """Print a report; return 1 if something in it makes training impossible."""
+    code = int(any(kind == "error" for kind, _ in report["findings"]))
+    if as_json:
+        print(json.dumps(report | {"can_train": not code}, indent=1, default=float))
+        return code
+    lines = [*_measured(report.get("facts", {})), *(f"{kind:8} {text}" for kind, text in report["findings"])]
+    for one in report.get("expected", ()):
+        where = f"{one['actors'] or 'no'} actor{'s' * (one['actors'] != 1)}{', threads' * one['threads']}"
+        more = f", with --num-samplers {one['samplers']}" * (one["samplers"] > report["expected"][0]["samplers"])
+        speed = f"{one['speed']:9,.{0 if one['speed'] > 99 else 1}f} env steps/s {one['speed_up']:6.1f} x"
+        lines.append(f"expect   {where:18} {speed}{more}")
+    lines += [f"advice   {one}" for one in report.get("advice", ())]
+    for line in [*lines, f"\n{report['command']}" if "command" in report else ""]:
+        print(printable(line))
+    return code
+
+
+def _measured(f: dict[str, Any]) -> Iterator[str]:
+    if "make_s" in f:
+        yield f"spaces   {f['spaces']}"
+        yield f"network  {f['network'].removeprefix('Network: ')}"
+        yield f"start    {f['make_s']:.2f} s, again {f.get('next_make_s', 0):.2f} s, {f['env_mb']:.0f} MB"
+    for name in ("step", "reset"):
+        if name in f:
+            of, high = f[name], max(f[name]["bins"])
+            unit, scale = ("s", 1) if of["median"] > 0.1 else ("ms", 1e3)
+            figures = ", ".join(f"{point} {scale * of[point]:.3g}" for point in ("median", "p95", "p99", "worst"))
+            bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * one // high)] for one in of["bins"])
+            yield f"{name:8} {figures} {unit}  |{bars}|  {of['count']:,} calls"
+    if "busy" in f:
+        yield f"rewards  from {f['rewards'][0]:g} to {f['rewards'][1]:g}; {len(f['returns'])} episodes"
+        yield f"CPU      used {f['busy']:.0%} of the time of steps and resets; else it waits"
+    if "update_s" in f:
+        yield f"update   {f['update_s']:.3g} s"

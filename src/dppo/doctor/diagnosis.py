@@ -1,0 +1,182 @@
+"""What the facts about an environment mean: findings with remedies, the speed to expect, and what to set."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from dppo.config import Config
+
+Facts = dict[str, Any]
+ALONE = 0.3  # share of the time of acting together that does not depend on the number of samplers
+COLD = 2.0  # times as long takes acting after steps of more than a millisecond, which leave the caches cold
+COOL = 1.1  # times as long takes an update in a run as one after the other, for the same reason
+TURN_S, TALK_S, OTHER_S = 8e-3, 1.5e-3, 1e-3  # of an iteration: for actors at all, for each of them, for the rest
+ACTOR_MB = 65  # of the process of an actor, besides its environments
+WORTH = 1.1  # a smaller gain is within the error of the model
+ENOUGH, SIMPLE = 0.9, 0.8  # of the best speed: few actors suffice; Ray is not worth it
+LEAK_MB = 2.0  # in 1,000 steps; the examination itself needs some
+FAR = 100.0  # rewards this much above or below 1 are learned badly
+
+
+def iteration_s(f: Facts, config: Config, actors: int, *, threads: bool = False, lag: bool = False) -> float:
+    """Return the seconds of an iteration that the model predicts: collecting, exchange, update.
+
+    With more actors than samplers, there are as many samplers as actors.
+    """
+    samplers, known = max(config.num_samplers, actors), config.num_samplers
+    env_s = config.num_steps * config.envs_per_sampler * env_step_s(f)  # of a segment of one sampler
+    update_s = COOL * f["update_s"] * samplers / known / max(1, config.num_learners)
+    cold = COLD if env_step_s(f) > 1e-3 else 1.0
+
+    def acting_s(side_by_side: float) -> float:
+        return cold * f["collect_s"] * (ALONE + (1 - ALONE) * side_by_side / known)
+
+    hosted = samplers if actors == 0 else math.ceil(samplers / actors)
+    collect_s = hosted * env_s + acting_s(hosted)
+    if threads:
+        collect_s = max(env_s + acting_s(1), hosted * (f["own_busy"] * env_s + acting_s(1)))
+    if actors == 0:
+        return collect_s + update_s + OTHER_S
+    work_s = samplers * env_s * f["busy"] + actors * acting_s(hosted)  # of all CPUs
+    collect_s, exchange_s = max(collect_s, work_s / f["cpus"]), TURN_S + TALK_S * actors
+    if lag:
+        return max(collect_s, update_s + exchange_s, (work_s + update_s) / f["cpus"]) + OTHER_S
+    return collect_s + update_s + exchange_s + OTHER_S
+
+
+def env_step_s(f: Facts) -> float:
+    """Return the mean seconds of a step in the environment, with its share of a reset."""
+    return f["step"]["mean"] + (f["reset"]["mean"] / fmean(f["lengths"]) if f["lengths"] else 0.0)
+
+
+class Plan(NamedTuple):
+    """A way to collect, and the env steps per second to expect of it."""
+
+    speed: float
+    samplers: int
+    actors: int
+    threads: bool = False
+
+
+def plans(f: Facts, config: Config) -> Iterator[Plan]:
+    """Yield a plan in process and with 1, 2, 4, ... 64 actors, and the same with threads where simulators wait."""
+    for actors in sorted({0, 1, 2, 4, 8, 16, 32, 64, config.num_samplers}):
+        samplers = max(config.num_samplers, actors)
+        for threads in (False, True) if config.num_samplers > max(1, actors) and f["busy"] < 0.5 else (False,):
+            seconds = iteration_s(f, config, actors, threads=threads, lag=config.lag > 0)
+            yield Plan(samplers * config.batch_size / config.num_samplers / seconds, samplers, actors, threads)
+
+
+def recommended(f: Facts, config: Config) -> Plan:
+    """Return the simplest plan that is nearly the fastest for this learning problem, and fits into memory."""
+    room = f["available_mb"] - config.num_samplers * config.envs_per_sampler * f["env_mb"]
+    able = [one for one in plans(f, config) if one.actors <= min(config.num_samplers, max(0, room // ACTOR_MB))]
+    best = max(able).speed
+    return next(one for one in able if one.speed >= (ENOUGH if one.actors or one.threads else SIMPLE) * best)
+
+
+def advice(f: Facts, config: Config) -> Iterator[str]:
+    """Yield what Ray, a lag, copies for resets and other sizes would gain."""
+    speed, _, actors, threads = recommended(f, config)
+    now_s, step_s, several = iteration_s(f, config, actors, threads=threads), env_step_s(f), config.envs_per_sampler
+    if not actors:
+        best = max(one.speed for one in plans(f, config) if one.actors <= config.num_samplers)
+        yield f"You do not need Ray: with actors, it would be {best / speed:.1f} x as fast at most."
+    elif (gain := now_s / iteration_s(f, config, actors, threads=threads, lag=True)) > WORTH and not config.lag:
+        yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
+    gain = now_s / iteration_s(f | {"reset": {"mean": 0.0}}, config, actors, threads=threads)
+    if gain > WORTH and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
+        copies = math.ceil(f["reset"]["mean"] / (fmean(f["lengths"]) * f["step"]["mean"]))
+        yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
+    if several > 1 and step_s > 1e-3:
+        yield (
+            f"--num-samplers {config.num_samplers * several} with --envs-per-sampler 1 lets more actors share the same "
+            f"batch: environments of a sampler step one after the other."
+        )
+    if actors and (share := (TURN_S + TALK_S * actors) / now_s) > WORTH - 1 and not config.lag:
+        yield f"A larger --num-steps: {share:.0%} of an iteration is exchange with actors. It changes the batch."
+
+
+# ------------------------------------------------------------------ findings
+
+SEEDS = "Draw all randomness from self.np_random, which super().reset(seed=seed) seeds, or use --no-replay"
+SURVIVES = "State survives reset, or is shared: set all of it in reset. Else a replaced actor changes the result"
+
+
+def _differs(f: Facts, config: Config) -> list[str]:
+    """Return the first place where an episode does not follow from its seed, how it differs, and the remedy."""
+    found = [(where, what) for where, what in f["same"].items() if what]
+    remedy = SEEDS if found and found[0][0].startswith("in a") else SURVIVES
+    return [f"{where}: {what}. {remedy}" for where, what in found[:1]]
+
+
+def _size(f: Facts, config: Config) -> float:
+    """Return the size of rewards and returns, if they are far from 1 and nothing scales them."""
+    of = config
+    scaled = of.norm_reward or of.norm_value or of.sign_reward or of.clip_reward or of.scale_reward != 1
+    size = max(map(abs, (*f["rewards"], *f["returns"])))
+    return 0.0 if scaled or 1 / FAR < size < FAR else float(size)
+
+
+def _large_integers(f: Facts, config: Config) -> list[str]:
+    """Return integers of observations, which no normalizer scales, with their sizes."""
+    large = {name: max(-low, high) for name, (kind, low, high) in f["observed"].items() if kind in "iu"}
+    return [f"{name or 'the observation'} reaches {size:,.0f}" for name, size in large.items() if size > 255]
+
+
+Find = Callable[[Facts, Config], Any]
+# fmt: off
+FINDINGS: tuple[tuple[str, Find, str], ...] = (
+    ("error", lambda f, c: f["died"], "{v}"),
+    ("error", lambda f, c: f["hung"], "{v}"),
+    ("error", lambda f, c: f["error"], "{v}"),
+    ("warning", _differs, "the same seed and actions give another episode {v}"),
+    ("ok", lambda f, c: [", ".join(f["same"])] if f["same"] and not any(f["same"].values()) else [],
+     "the same seed and actions give the same {f[compared]:,} steps {v}"),
+    ("note", lambda f, c: f["deterministic"] and f["stage"] == "over" and "same" not in f and "error" not in f,
+     "its episodes were not played again, for lack of time. Raise --seconds"),
+    ("note", lambda f, c: not f["deterministic"], "it is declared nondeterministic: lost samplers start new episodes"),
+    ("warning", lambda f, c: [one for one in f["changed_by_playing"] if "generator" in one],
+     "it draws from {v}, which no seed of an episode sets. " + SEEDS),
+    ("warning", lambda f, c: [one for one in f["changed_by_playing"] if "generator" not in one],
+     "playing changes {v}, which other code of the process relies on. Restore it"),
+    ("note", lambda f, c: f["changed_by_making"], "making it changes {v}"),
+    ("warning", lambda f, c: f["incidents"], "{v}"),
+    ("warning", _size, "rewards or returns reach {v:.3g}; values are learned best from about 1. Use --norm-reward"),
+    ("warning", _large_integers, "integers are not normalized: {v}. Return float32, or scale them to about 1"),
+    ("warning", lambda f, c: f["leak_mb"] > LEAK_MB and f["leak_mb"],
+     "memory grows by {v:.1f} MB in 1,000 steps. Free it, or restart the "
+     "simulator in reset now and then"),
+    ("warning", lambda f, c: f["output"] > 100 * max(1000, f.get("steps", 0)) and f["output"] / 1e6,
+     "it printed {v:.1f} MB, at the end {f[last_line]!r}. Silence it: output costs time, and fills disks"),
+    ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "
+     "hold licences and ports"),
+    ("warning", lambda f, c: f["close_s"] > 4 and f["close_s"], "close() took {v:.1f} s, and a run waits for 4 s"),
+    ("warning", lambda f, c: not f["lengths"] and f["steps"] >= 500, "no episode ended in {f[steps]:,} steps, so that "
+     "replays take ever longer. Give it a time limit (gymnasium.wrappers.TimeLimit)"),
+    ("warning", lambda f, c: f["step"]["worst"] > max(1.0, 50 * f["step"]["median"]) and f["step"]["worst"],
+     "one step took {v:.1f} s, others {f[step][median]:.2g} s: all wait for it. Use --policy-lag, so that none does"),
+    ("warning", lambda f, c: c.num_samplers * c.envs_per_sampler * f["env_mb"] > f["available_mb"],
+     "{c.num_samplers} x {c.envs_per_sampler} environments of {f[env_mb]:,.0f} MB are more than the "
+     "{f[available_mb]:,.0f} MB available. Use fewer --num-samplers, or more machines"),
+    ("note", lambda f, c: f["batch"], "{v}"),
+    ("note", lambda f, c: f["rewards"] == [0, 0],
+     "all rewards of {f[steps]:,} steps were 0. If chance finds no other, reward progress on the way"),
+    ("note", lambda f, c: f["threads"], "an instance starts threads: {v}"),
+    ("note", lambda f, c: [", ".join(f["children"])] if f["children"] else [], "an instance starts processes: {v}"),
+    ("note", lambda f, c: f["pickle"], "it cannot be pickled, and need not be: {v}"),
+    ("note", lambda f, c: f["gymnasium"], "Gymnasium's checker: {v}"),
+)
+# fmt: on
+"""Severity; a function that returns what is found, a list of several, or nothing; and the text about it."""
+
+
+def findings(f: Facts, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield severity and text of each finding; facts that were not measured lead to none."""
+    for severity, find, text in FINDINGS:
+        with suppress(KeyError):
+            found = find(f, config)
+            for v in found if isinstance(found, list) else [found] if found else []:
+                yield severity, text.format(v=v, f=f, c=config)

@@ -1,0 +1,300 @@
+"""Examine an environment in a process of its own, which another one watches: it may hang, die, or print megabytes.
+
+`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `r` before a reset, `s` before a
+step, facts as JSON objects, and stacks of threads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dppo.cluster import wire
+from dppo.cluster.builders import build_sampler
+from dppo.cluster.collecting.in_process import InProcessCollector
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
+from dppo.config import Config
+from dppo.config.memory import batch_memory_in_words
+from dppo.envs.checks.gymnasium import gymnasium_says
+from dppo.envs.make import close_all, make_env
+from dppo.errors import DppoError
+from dppo.numerics.portable import limit_blas
+from dppo.policies.policy import spaces_summary
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.normalizer import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.networks.choice import choose_network
+from dppo.signals import StopSignals
+from dppo.spaces.actions import boxes
+from dppo.spaces.spaces import leaves
+from dppo.user_code import in_a_line
+
+FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
+KEPT, CHECKED = 64, 12  # answers; resets, and as many steps, of Gymnasium's checker
+MOST_MB = 1024  # growth that ends playing
+
+
+class Examination:
+    """Finds the facts about an environment; each stage leaves some of the time to the next ones."""
+
+    def __init__(
+        self, config: Config, seconds: float, report: Callable[..., Any], on_call: Mapping[str, Callable[[], Any]]
+    ) -> None:
+        """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
+        self._config, self._report, self._on_call = config, report, on_call
+        self._until, self._cpu_s = time.monotonic() + seconds, 0.0
+        self._envs: list[Any] = []
+        self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
+        self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
+        self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
+
+    def run(self, sizes: Sequence[int] = ()) -> None:
+        """Examine all; with the `sizes` of the segments of an earlier examination, only repeat these segments."""
+        try:
+            sampler = self._make()
+            trace, used = self._play(sampler, sizes)
+            if not sizes:
+                self._iterate()
+                self._compare(trace, used)
+        except (Exception, SystemExit) as error:  # of the environment, or of a setting
+            self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
+        self._report(stage="closing")
+        began = time.monotonic()
+        close_all(self._envs)
+        self._report(close_s=time.monotonic() - began, left=self._usage()[2])
+
+    def _left(self, share: float) -> float:  # the end of a stage that may take this share of the time left
+        return share * self._until + (1 - share) * time.monotonic()
+
+    def _new(self, **env_kwargs: Any) -> Any:
+        env = make_env(self._config.env_id, env_kwargs)
+        for name in self._seconds:
+            setattr(env, name, partial(self._call, name, getattr(env, name)))
+        self._envs.append(env)
+        return env
+
+    def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._on_call[name]()
+        cpu, began = time.process_time(), time.perf_counter()
+        answer = method(*args, **kwargs)
+        self._seconds[name].append(time.perf_counter() - began)
+        self._cpu_s += time.process_time() - cpu
+        if len(self._kept[name]) < KEPT and isinstance(answer, tuple):
+            self._kept[name].append((deepcopy(answer[0]), *answer[1:]))
+        return answer
+
+    def _sampler(self, make: Callable[..., Any], sampler_id: int = 0) -> PPOSampler:
+        built = build_sampler(plan_of(self._config, make), sampler_id)
+        self._spaces = built.spaces
+        return built.sampler
+
+    def _make(self) -> PPOSampler:
+        self._report(stage="making")
+        memory, began = self._usage()[0], time.monotonic()
+        sampler = self._sampler(self._new)
+        self._make_s, (now, _, children) = time.monotonic() - began, self._usage()
+        self._report(
+            make_s=self._make_s, env_mb=max(0.0, now - memory), children=children, changed_by_making=self._changes(),
+            threads=threading.active_count() - self._threads, spaces=spaces_summary(self._spaces),
+            network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
+            batch=batch_memory_in_words(self._config, self._spaces),
+        )  # fmt: skip
+        return sampler
+
+    def _play(self, sampler: PPOSampler, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
+        """Let a policy that knows nothing play, through the sampler of a run with all of its checks."""
+        self._report(stage="playing")
+        trace, incidents, observed = list[Any](), list[str](), dict[str, tuple[str, float, float]]()
+        memory, cpu, episodes, used = [(0, self._usage()[0])], self._usage()[1], list[Any](), list[int]()
+        for report, segment in segments([sampler], sizes or self._sizes(self._left(0.35))):
+            used.append(len(segment.rewards))
+            trace += steps_of(report, segment)
+            episodes += report.episodes
+            incidents += [one.message for one in report.incidents]
+            if len(used) < 4 or len(used) % 8 == 0:  # it takes some milliseconds
+                memory.append((len(trace), self._usage()[0]))
+            for name, leaf in leaves(segment.obs).items():
+                kind = "category" if name in self._spaces.categories else leaf.dtype.kind
+                _, low, high = observed.get(name, (kind, np.inf, -np.inf))
+                observed[name] = kind, min(low, float(leaf.min())), max(high, float(leaf.max()))
+            if memory[-1][1] - memory[0][1] > MOST_MB:
+                break
+        rewards, wall = [reward for _, reward, _ in trace], sum(map(sum, self._seconds.values()))
+        (at, mb), (last, end) = memory[(len(memory) + 1) // 2], memory[-1]  # growth that lasts, not that of a start
+        self._report(
+            **{call: spread(times) for call, times in self._seconds.items()}, steps=len(trace), sizes=used, trace=trace,
+            busy=min(1.0, (self._cpu_s + self._usage()[1] - cpu) / wall), own_busy=min(1.0, self._cpu_s / wall),
+            lengths=[one.length for one in episodes], returns=[one.episode_return for one in episodes],
+            rewards=[min(rewards), max(rewards)], incidents=incidents, observed=observed,
+            leak_mb=1000 * (end - mb) / (last - at) if end - mb > 2 else 0.0, changed_by_playing=self._changes(),
+        )  # fmt: skip
+        return trace, used
+
+    def _sizes(self, until: float) -> Iterator[int]:
+        """Yield sizes of segments until the time is up; the first shows how many steps there is time for."""
+        yield 2
+        while 0 < (made := len(self._seconds["step"])) < MOST:
+            most = int((until - time.monotonic()) * made / sum(map(sum, self._seconds.values())))
+            if most < 1 and made > 2:
+                return
+            yield max(1, min(FIRST if made == 2 else LATER, most))
+
+    def _compare(self, trace: list[Any], used: list[int]) -> None:
+        """Play the same segments in other places, then ask Gymnasium's checker."""
+        until = self._left(0.8)
+        self._report(stage="comparing with a second instance")
+        if not self._spaces.deterministic or until < time.monotonic() + self._make_s:
+            return
+        per_step, same = sum(map(sum, self._seconds.values())) / len(trace), dict[str, str]()
+        most, began = int((until - time.monotonic()) / 4 / per_step), time.monotonic()
+        sizes = [size for number, size in enumerate(used) if number == 0 or sum(used[: number + 1]) <= most]
+        fresh, first = self._sampler(self._new), self._envs[0]
+        second = self._envs[1]
+        self._report(compared=sum(sizes), sizes=sizes, next_make_s=time.monotonic() - began)
+
+        def compare(where: str, *samplers: PPOSampler) -> None:
+            again = (step for made in segments(samplers, sizes) for step in steps_of(*made))
+            differ = (f"it differs at step {n}" for n, (a, b) in enumerate(zip(trace, again, strict=False)) if a != b)
+            self._report(same=same | {where: same.setdefault(where, next(differ, ""))})
+
+        compare("in a new instance", fresh)
+        compare("after other episodes", self._sampler(lambda **_: first))
+        compare("beside another instance", self._sampler(lambda **_: first), self._sampler(lambda **_: second, 1))
+        self._report(stage="asking Gymnasium's checker")
+        if CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
+            self._report(gymnasium=gymnasium_says(second))
+        del second.reset, second.step
+        try:
+            wire.pack(second)
+        except Exception as error:  # pickling may raise anything
+            self._report(pickle=in_a_line(error))
+
+    def _iterate(self) -> None:
+        """Time collecting and updating with the settings of the run, and an environment that answers at once."""
+        self._report(stage="updating")
+        from dppo.cluster.learning.trainers import LocalTrainer
+
+        config, env, until, times = self._config, self._envs[0], self._left(0.4), list[tuple[float, float]]()
+        resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
+        env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
+        sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
+        discrete = config.memory == "none" and not any(boxes(self._spaces.actions))  # as `run.building` has it
+        tuned = replace(config, update_epochs=config.epochs(discrete=discrete))
+        collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
+        trainer, scale = LocalTrainer(trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
+        obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
+        while len(times) < 2 or (len(times) < 6 and time.monotonic() + sum(times[-1]) < until):
+            policy = PolicySnapshot(len(times), trainer.weights(), obs_scale)
+            collector.request(policy, len(times))
+            collected, began = collector.receive(StopSignals()), time.monotonic()
+            trainer.train(collected.segments, policy, scale, len(times))
+            times.append((collected.collect_s, time.monotonic() - began))
+        env.reset, env.step = before
+        collect_s, update_s = (median(column) for column in zip(*times[1:], strict=True))
+        self._report(collect_s=collect_s, update_s=config.reuse * update_s)
+
+    def _usage(self) -> tuple[float, float, list[str]]:
+        """Return the resident MB of this process and its children, the CPU seconds of these, and their names."""
+        mb, cpu, names = self._me.memory_info().rss / 2**20, 0.0, list[str]()
+        for child in self._me.children(recursive=True):
+            with suppress(psutil.Error):
+                mb, cpu = mb + child.memory_info().rss / 2**20, cpu + sum(child.cpu_times()[:2])
+                names.append(child.name())
+        return mb, cpu, names
+
+    def _changes(self) -> list[str]:
+        """Return the names of process-wide state that has changed since the last call."""
+        before, self._state = self._state, global_state()
+        return [name for name, value in self._state.items() if before.get(name, value) != value]
+
+
+def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1) -> SamplerPlan:
+    """Return the plan of a run in these sizes, and with the environments that `make` makes."""
+    # The name of an environment that can be called: code that makes one calls it, and messages show the name.
+    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(config.env_name)
+    few: dict[str, Any] = {"num_samplers": samplers, "envs_per_sampler": envs, "standby_envs": 0, "env_threads": False}
+    plan = sampler_plan(config)
+    sampling, sizes = replace(plan.sampling, **few), replace(plan.sizes, sequence_length=length)
+    return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
+
+
+def segments(samplers: Sequence[PPOSampler], sizes: Iterable[int]) -> Iterator[tuple[SegmentReport, Segment]]:
+    """Yield segments of these sizes of the first of some samplers that act side by side, with an empty policy."""
+    spec = samplers[0].agent.spec
+    policy = PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
+    for number, size in enumerate(sizes):
+        for sampler in samplers:
+            sampler.num_steps = size
+        index = {0: 1, 1: 0}.get(number, number)  # the second one is checked as the first of a run is
+        yield collect_together(samplers, [SegmentRequest(one.sampler_id, index, None) for one in samplers], policy)[0]
+
+
+def steps_of(report: SegmentReport, segment: Segment) -> list[tuple[int, float, int]]:
+    """Return a checksum of each observation, the rewards, and the checksum of the episode at the last step."""
+    ends = [0] * (len(segment.rewards) - 1) + [int(report.carry.checksums[0])]
+    checksums = [zlib.crc32(np.ascontiguousarray(row).tobytes()) for row in segment.obs[-len(ends) :]]
+    return list(zip(checksums, segment.rewards[:, 0].tolist(), ends, strict=True))
+
+
+def spread(times: Sequence[float]) -> dict[str, Any]:
+    """Return quantiles and a histogram of seconds, and their mean without the first, which often takes longer."""
+    points = np.quantile(times, (0.5, 0.95, 0.99, 1)).tolist()
+    bins, _ = np.histogram(times, np.geomspace(min(times), 1.001 * max(times), 17))
+    facts = {"count": len(times), "mean": float(np.mean(times[1:] or times)), "bins": bins.tolist()}
+    return facts | dict(zip(("median", "p95", "p99", "worst"), points, strict=True))
+
+
+def global_state() -> dict[str, Any]:
+    """Return state of the whole process that an environment might change, by name."""
+    _, numbers, place, *_ = np.random.get_state()
+    found = {
+        "NumPy's global generator": (np.asarray(numbers).tobytes(), place),
+        "the global generator of random": random.getstate(),
+        "the current folder": os.getcwd(),
+        "the handler of SIGINT or SIGTERM": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
+        "a timer of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+    }
+    if torch := sys.modules.get("torch"):
+        found |= {"torch's threads": torch.get_num_threads(), "torch's dtype": torch.get_default_dtype()}
+        found["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
+    return found
+
+
+def main(to: int, wanted: dict[str, Any]) -> None:
+    """Examine an environment, and report to the descriptor `to`."""
+    os.set_inheritable(to, False)  # processes of a simulator must not keep it open
+    faulthandler.enable(to)
+    faulthandler.register(signal.SIGUSR1, to)
+
+    def report(**facts: Any) -> None:
+        line = json.dumps(facts, default=float).encode() + b"\n"
+        while line:
+            line = line[os.write(to, line) :]
+
+    limit_blas(1)
+    on_call = {"reset": partial(os.write, to, b"r\n"), "step": partial(os.write, to, b"s\n")}
+    Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(wanted["sizes"])
+    report(stage="over")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

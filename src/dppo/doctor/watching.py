@@ -1,0 +1,132 @@
+"""Watch the process that examines an environment: it may hang, die, or print megabytes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import psutil
+
+from dppo.cluster.ray.capacity import usable_cores
+
+PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
+SLOW_S = 60.0  # after the time is up, for an update, and to close
+CALLS = {"r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
+EXAMINATION = ("-m", "dppo.doctor.examination")
+
+
+class Watch:
+    """What a process reports, and what its end says."""
+
+    def __init__(self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]) -> None:
+        """Start `python PROGRAM DESCRIPTOR JSON` with what is `wanted`; `show` is called with each stage."""
+        self.facts: dict[str, Any] = {"output": 0, "last_line": "", "stage": "starting"}
+        self._show, self._call, self._calls, self._stack = show, "", 0, ""
+        self._since, self._longest = time.monotonic(), 0.0
+        reading, writing = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, *program, str(writing), json.dumps(wanted)], pass_fds=[writing], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        os.close(writing)
+        readers = self._read_output, partial(self._read_reports, reading)
+        self._threads = [Thread(target=one, daemon=True) for one in readers]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> dict[str, Any]:
+        """Return the facts when the process has ended, or has been ended because it hangs."""
+        until, patience, facts = time.monotonic() + seconds, min(PATIENCE_S, seconds), self.facts
+        try:
+            while self._process.poll() is None and "hung" not in facts:
+                now, allowed = time.monotonic(), max(patience, 3 * self._longest)
+                if now > until and now - self._since > (
+                    SLOW_S if facts["stage"] in ("updating", "closing") else allowed
+                ):
+                    facts["hung"] = f"{self._doing()} has not returned for {now - self._since:.0f} s. {self._where()}"
+                time.sleep(0.02)
+        finally:
+            self._end()
+        for thread in self._threads:
+            thread.join(1.0)  # a process that has escaped may hold the pipes
+        code = self._process.returncode
+        if "hung" not in facts and facts["stage"] != "over":
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            facts["died"] = f"its process {how} while {self._doing()}. {self._place() or facts['last_line']}"
+        return facts
+
+    def _doing(self) -> str:
+        return self.facts["stage"] + self._call.format(self._calls)
+
+    def _where(self) -> str:
+        """Return the place of the main thread, which it prints on a signal."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        return self._place()
+
+    def _place(self) -> str:
+        """Return the place of the main thread in the user's code, or at all, if stacks were printed."""
+        frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', self._stack.rpartition("most recent call first")[2])
+        users = [one for one in frames if not re.search("/dppo/|/lib/python|<frozen", one[0])]
+        return "It was in {}, line {}, in {}.".format(*(users or frames)[0]) if frames else ""
+
+    def _end(self) -> None:
+        """End the process and all that it has started, also in sessions of their own."""
+        ours = list[Any]()
+        with suppress(psutil.Error):
+            ours = psutil.Process(self._process.pid).children(recursive=True)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for child in ours:
+            with suppress(psutil.Error):
+                child.kill()
+        self._process.wait()
+
+    def _read_output(self) -> None:
+        with self._process.stdout as output:  # type: ignore[union-attr]
+            while data := os.read(output.fileno(), 1 << 16):
+                self.facts["output"] += len(data)
+                last = data.decode(errors="replace").strip().rpartition("\n")[2][-100:]
+                self.facts["last_line"] = last or self.facts["last_line"]
+
+    def _read_reports(self, reading: int) -> None:
+        with os.fdopen(reading, errors="replace") as reports:
+            for line in reports:
+                before, self._since = self._since, time.monotonic()
+                if self._call:
+                    self._longest = max(self._longest, self._since - before)
+                if line[:-1] in CALLS:
+                    self._call, self._calls = CALLS[line[0]], self._calls + 1
+                elif line[0] != "{":
+                    self._stack += line
+                else:
+                    new = json.loads(line)
+                    self.facts |= new
+                    if "stage" in new:
+                        self._call = ""
+                        self._show(new["stage"])
+
+
+def examine(
+    settings: dict[str, Any], seconds: float, show: Callable[[str], None] = lambda stage: None
+) -> dict[str, Any]:
+    """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
+    until, wanted = time.monotonic() + seconds, {"settings": settings, "seconds": seconds}
+    facts = Watch(EXAMINATION, wanted | {"sizes": []}, show).wait(seconds)
+    facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
+    trace, same = facts.pop("trace", ()), facts.get("same", {})
+    if same and not any(same.values()):
+        again = Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show).wait(max(5, until - time.monotonic()))
+        steps = enumerate(zip(trace, again.get("trace", ()), strict=False))
+        same["in a fresh process"] = next((f"it differs at step {step}" for step, (a, b) in steps if a != b), "")
+    return facts

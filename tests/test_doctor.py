@@ -1,0 +1,211 @@
+"""`dppo doctor`: what it finds in sick environments, and what its model of an iteration predicts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from commandline import run
+from worlds.sick import Sick
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import Config
+from dppo.doctor import examination
+from dppo.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended
+from dppo.doctor.examination import Examination
+from dppo.doctor.watching import Watch
+
+Capture = pytest.CaptureFixture[str]
+SICK = "worlds.sick:Sick"
+
+
+def config_of(disease: str, **settings: Any) -> Config:
+    sizes = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
+    return make_config({"env_id": SICK, "env_kwargs": {"disease": disease}, **sizes, **settings})
+
+
+def found_in(config: Config) -> list[str]:
+    """Examine an environment in this process."""
+    facts: Facts = {}
+    Sick.instances = 0
+    calls = Counter[str]()
+    on_call = {name: partial(calls.update, [name]) for name in ("reset", "step")}
+    Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
+    assert calls["step"] >= facts.get("steps", 0), "each call is reported, so that one that hangs can be named"
+    return [f"{kind}: {text}" for kind, text in findings(facts | {"available_mb": 1e6}, config)]
+
+
+OWNER = "error: sampler 0 (worlds.sick:Sick), env 0: "
+AGAIN = "warning: the same seed and actions give another episode "
+DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's opinion
+    "none": ("ok: the same seed and actions give the same 82 steps in a new instance, after other episodes, beside",),
+    "own randomness": (
+        f"{AGAIN}in a new instance: it differs at step 0",
+        "warning: it draws from the global generator of random",
+    ),
+    "hidden state": (f"{AGAIN}after other episodes: it differs at step 0",),
+    "raises": (f"{OWNER}step of episode 1 (seed ",),
+    "no licence": (f"{OWNER}the environment's constructor raised RuntimeError: no licence left",),
+    "one instance": (f"{OWNER}the environment's constructor raised RuntimeError: the port is in use",),
+    "not finite": (f"{OWNER}step of episode 0",),
+    "several": (
+        "ok: the same seed",
+        "warning: playing changes the current folder",
+        "warning: sampler 0 (worlds.sick:Sick): the observation is from 1073741824 to",
+        "warning: integers are not normalized: the observation reaches 1,073,741,8",
+        "warning: memory grows by 5",
+        "note: all rewards of 82 steps were 0.",
+        "note: it cannot be pickled, and need not be: TypeError: cannot pickle '_thread.lock' object",
+    ),
+}
+
+
+@pytest.mark.parametrize("disease", DISEASES)
+def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
+    monkeypatch.setattr(examination, "MOST", 50)
+    own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
+    assert len(own) == len(DISEASES[disease]), own
+    for expected, one in zip(DISEASES[disease], own, strict=True):
+        assert one.startswith(expected)
+
+
+PLAYED: Facts = {"steps": 1000, "rewards": [0.0, 1.0], "returns": [1.0], "lengths": [9], "available_mb": 4000}
+FACTS: list[tuple[Facts, dict[str, Any], str]] = [
+    ({"rewards": [0.0, 1e6]}, {"norm_reward": False}, "rewards or returns reach 1e+06; values are learned best from"),
+    ({"rewards": [0.0, 1e6]}, {}, ""),
+    ({"lengths": []}, {}, "no episode ended in 1,000 steps"),
+    ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
+    ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
+    ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
+    ({"step": {"worst": 20.0, "median": 0.1}}, {}, "one step took 20.0 s, others 0.1 s"),
+    ({"env_mb": 900.0}, {"num_samplers": 8}, "8 x 1 environments of 900 MB are more than the 4,000 MB available"),
+]
+
+
+@pytest.mark.parametrize(("facts", "settings", "text"), FACTS)
+def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: str) -> None:
+    found = [one for _, one in findings(PLAYED | facts, config_of("none", **settings))]
+    assert len(found) == bool(text), found
+    assert "".join(found).startswith(text)
+
+
+WATCHED = "import os, sys, time; to = int(sys.argv[1]); say = lambda text: os.write(to, text.encode() + b'\\n')\n"
+PROGRAMS: dict[str, tuple[str, str, str]] = {  # what a process does, the fact, and its text
+    "exits": (
+        "say('{\"stage\": \"playing\"}'); say('s'); os._exit(3)",
+        "died",
+        "exit code 3 while playing, in step (c",
+    ),
+    "is killed": (
+        "say('{\"stage\": \"playing\"}'); say('r'); os.kill(os.getpid(), 9)",
+        "died",
+        "SIGKILL while playing",
+    ),
+    "hangs": (
+        "say('{\"stage\": \"playing\"}'); say('r'); time.sleep(99)",
+        "hung",
+        "playing, in reset (call 1) has not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_process_that_dies_or_hangs_gives_a_finding(name: str) -> None:
+    code, fact, text = PROGRAMS[name]
+    facts = Watch(("-S", "-c", WATCHED + code), {}, lambda stage: None).wait(0.1)
+    assert text in facts[fact]
+    assert [kind for kind, _ in findings(facts, config_of("none"))] == ["error"]
+
+
+WAITS: Facts = {
+    "step": {"mean": 0.01}, "reset": {"mean": 0.0}, "lengths": [], "busy": 0.0, "own_busy": 0.0, "collect_s": 0.0,
+    "update_s": 0.0, "cpus": 2, "available_mb": 1e6, "env_mb": 0,
+}  # fmt: skip
+WORLDS: list[tuple[str, Facts, dict[str, Any], dict[tuple[int, bool], float], tuple[int, bool]]] = [
+    # with 8 samplers: facts, settings, speed-ups by actors and threads, what is recommended
+    ("a simulator that waits", {}, {}, {(1, False): 1, (4, False): 4, (8, False): 8, (64, False): 64}, (0, True)),
+    ("one that computes", {"busy": 1, "own_busy": 1}, {}, {(1, False): 1, (2, False): 2, (8, False): 2}, (2, False)),
+    ("one that costs nothing", {"step": {"mean": 1e-6}, "update_s": 0.1}, {}, {(8, False): 0.84}, (0, False)),
+    ("SGD that takes as long", {"update_s": 5.12}, {}, {(8, False): 10.24 / 5.76}, (0, True)),
+    ("threads of one Python lock", {"busy": 0.4, "own_busy": 0.4}, {}, {(0, True): 2.5, (8, False): 5}, (2, True)),
+    ("little memory", {"busy": 1, "own_busy": 1, "available_mb": 100}, {}, {(2, False): 2}, (0, False)),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[one[0] for one in WORLDS])
+def test_the_model_predicts(
+    name: str, facts: Facts, settings: dict[str, Any], speed_ups: dict[tuple[int, bool], float], best: tuple[int, bool]
+) -> None:
+    facts, config = WAITS | facts, make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings})
+    speeds = {(one.actors, one.threads): one.speed for one in plans(facts, config)}
+    for plan, expected in speed_ups.items():
+        assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
+    chosen = recommended(facts, config)
+    assert (chosen.actors, chosen.threads) == best
+    assert any("You do not need Ray" in one for one in advice(facts, config)) == (not chosen.actors)
+
+
+def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
+    facts = WAITS | {"busy": 0.6, "own_busy": 0.6, "cpus": 64, "update_s": 0.6, "reset": {"mean": 0.5}, "lengths": [25]}
+    config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
+    in_turns, lagging = (iteration_s(facts, config, 8, lag=lag) for lag in (False, True))
+    assert in_turns - lagging == pytest.approx(0.66, abs=0.03), "the update takes no time beside collecting"
+    lag, standby = advice(facts, config)
+    assert "--policy-lag 1" in lag
+    assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
+
+
+def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
+    folder, sizes = tmp_path / "run", {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48}
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": folder, "progress": "off", **sizes}))
+    metrics = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows[-1] |= {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main(["doctor", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("% of the time went to ") == 2
+    assert "2 x actor_hung" in out
+    assert "\x1b" not in out, "a stranger's folder prints no escape sequences"
+    assert main(["doctor", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["can_train"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert main(["doctor", str(folder), "--num-steps", "3"]) == 2
+    assert "--num-steps has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("disease", "code", "text"),
+    [
+        ("none", 0, "in a fresh process"),
+        ("child", 0, "close() leaves 2 of its processes: ['sleep', 'sleep']"),
+        ("prints", 0, "MB, at the end 'xxx"),
+        ("huge", 0, "obs float32[300, 300]"),
+        ("segfault", 1, "was ended by SIGSEGV while playing, in reset (call 1). It was in "),
+        ("kills itself", 1, "was ended by SIGKILL while playing, in step"),
+        ("exits", 1, "ended with exit code 3 while playing, in step"),
+        ("hangs in reset", 1, "playing, in reset (call 1) has not returned"),
+        ("hangs in step", 1, "sick.py, line "),
+        ("hangs while it is made", 1, "making has not returned"),
+        ("slow to close", 0, "close() took 9.0 s, and a run waits for 4 s"),
+        ("raises", 1, "raised ValueError: boom"),
+    ],
+)
+def test_the_command(disease: str, code: int, text: str, tmp_path: Path) -> None:
+    words = ["doctor", SICK, "--env-kwargs", json.dumps({"disease": disease}), "--seconds", "5"]
+    ended, out, err = run([*words, "--num-samplers", "2", "--num-steps", "16"], tmp_path)
+    assert (ended, "Traceback" in err) == (code, False), err
+    assert text in out
+    assert not list(tmp_path.glob("runs*"))
+    if code == 0:
+        command = out.strip().splitlines()[-1]
+        assert command.startswith(f"dppo train {SICK} --env-kwargs ")

@@ -1,0 +1,98 @@
+"""A simulator with a disease of your choice, for the doctor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+FOREVER_S = 1000.0
+AT = 30  # step of the instance at which it falls ill
+
+
+class Sick(gym.Env[Any, Any]):
+    """Draws numbers from its seed; episodes take 20 steps. `disease` names what is wrong with it."""
+
+    instances = 0
+
+    def __init__(self, disease: str = "none", step_s: float = 0.0) -> None:
+        self.disease, self._step_s = disease, step_s
+        self.observation_space: gym.spaces.Space[Any] = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        if disease == "several":
+            self.observation_space = gym.spaces.Box(0, 2**40, (1,), np.int64)
+        if disease == "huge":
+            self.observation_space = gym.spaces.Box(-1, 1, (300, 300), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.total, self._t, self._kept, self._lock = (
+            0,
+            0,
+            list[Any](),
+            None if disease != "several" else threading.Lock(),
+        )
+        Sick.instances += 1
+        if disease == "no licence":
+            raise RuntimeError("no licence left")
+        if disease == "one instance" and Sick.instances > 1:
+            raise RuntimeError("the port is in use")
+        if disease == "child":
+            self._kept.append(subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True))
+        if disease == "hangs while it is made":
+            time.sleep(FOREVER_S)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        if self.disease == "hangs in reset":
+            time.sleep(FOREVER_S)
+        if self.disease == "segfault":
+            ctypes.string_at(0)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        self._t, self.total = self._t + 1, self.total + 1
+        if self.total == AT:
+            self._fall_ill()
+        if self.disease == "several":
+            self._kept.append(np.ones(2**16))
+        if self.disease == "prints":
+            print("x" * 9_999)
+        return self._observation(), float(self.disease != "several"), False, self._t >= 20, {}
+
+    def close(self) -> None:
+        if self.disease == "slow to close":
+            time.sleep(4.5)
+
+    def _fall_ill(self) -> None:
+        if self.disease == "raises":
+            raise ValueError("boom")
+        if self.disease == "kills itself":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.disease == "exits":
+            os._exit(3)
+        if self.disease == "hangs in step":
+            time.sleep(FOREVER_S)
+        if self.disease == "several":
+            os.chdir("/")
+
+    def _observation(self) -> Any:
+        if self.disease == "huge":
+            return np.zeros((300, 300), np.float32)
+        if self.disease == "several":
+            return np.array([2**30 + self._t])
+        number = self.np_random.normal()
+        if self.disease == "own randomness":
+            number = random.random()
+        if self.disease == "hidden state":
+            number = self.total // 10
+        if self.disease == "not finite" and self._t == 5:
+            number = np.nan
+        return np.array([number, self._t], np.float32)
