@@ -105,7 +105,7 @@ def of_run(run: Path) -> Iterator[tuple[str, str]]:
     epochs = config.epochs()
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
-        epochs = config.epochs(discrete=config.memory == "none" and not any(boxes(actions)))
+        epochs = config.epochs_for(not any(boxes(actions)))
         notes = LearningNotes(config, actions)
         yield from (("warning", note) for row in rows for note in notes.notes(row))
     with suppress(KeyError):  # rows of another version, or of another author

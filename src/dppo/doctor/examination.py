@@ -197,8 +197,7 @@ class Examination:
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
-        discrete = config.memory == "none" and not any(boxes(self._spaces.actions))  # as `run.building` has it
-        tuned = replace(config, update_epochs=config.epochs(discrete=discrete))
+        tuned = replace(config, update_epochs=config.epochs_for(not any(boxes(self._spaces.actions))))
         collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
         trainer, scale = LocalTrainer(trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
         obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()

@@ -23,7 +23,7 @@ def sizes_line(config: Config) -> str:
     older = "" if reuse == 1 else f" with the {reuse - 1} before it"
     batches = reuse * config.iterations - reuse * (reuse - 1) // 2  # the first iterations have fewer before them
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
-    epochs, more = config.epochs(), config.epochs(discrete=config.memory == "none")
+    epochs, more = config.epochs(), config.epochs_for()
     steps = batches * epochs * per_epoch
     longer = f", {more} with discrete actions," if more > epochs else ""
     and_more = f" or {steps // epochs * more:,}" if longer else ""

@@ -166,7 +166,7 @@ def _make_collector(
 
 def _tuned(config: Config, spaces: Spaces) -> Config:
     """Return the settings with the epochs that suit the actions, and say so if these are others than usual."""
-    epochs = config.epochs(discrete=config.memory == "none" and not any(boxes(spaces.actions)))
+    epochs = config.epochs_for(not any(boxes(spaces.actions)))
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)

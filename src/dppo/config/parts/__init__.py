@@ -102,6 +102,10 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """Return the number of minibatches of an epoch."""
         return self.sizes.minibatches_per_epoch
 
+    def epochs_for(self, discrete: bool = True) -> int:
+        """Return K of a run whose actions are all `discrete` or not."""
+        return self.epochs(discrete=discrete and self.memory == "none")
+
     @property
     def minibatch_rows(self) -> int:
         """Return the rows of the largest minibatch."""
