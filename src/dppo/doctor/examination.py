@@ -34,6 +34,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
+from dppo.config.parts import default_of
 from dppo.envs.checks.gymnasium import gymnasium_says
 from dppo.envs.make import close_all, make_env
 from dppo.errors import DppoError
@@ -60,6 +61,8 @@ class Examination:
         self, config: Config, seconds: float, report: Callable[..., Any], on_call: Mapping[str, Callable[[], Any]]
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
+        if config.on_env_fault == "auto":  # faults are what it looks for
+            config = replace(config, on_env_fault="raise", env_faults=default_of("env_faults"))
         self._config, self._report, self._on_call = config, report, on_call
         self._until, self._cpu_s = time.monotonic() + seconds, 0.0
         self._envs: list[Any] = []
