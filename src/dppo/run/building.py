@@ -71,7 +71,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     stack.callback(torch_import.join)
     session, options = _open_session(config, variables, stop, stack) if config.num_actors != 0 else (None, {})
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
-    collector = _make_collector(config, ledger, session, stack, on_progress, options)
+    collector = _make_collector(config, ledger, session, stack, on_progress, options | {"logs": f"{folder.path}/logs"})
     spaces = collector.describe(stop)
     damaged = [f"skipped a damaged checkpoint: {problem}" for problem in (start.damaged if start else ())]
     for note in (*damaged, *folder.close_changes):
