@@ -19,6 +19,7 @@ from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import TRACE, read_metrics
@@ -142,6 +143,7 @@ class _Run:
                 MetricsWriter(self.folder.path, resumed_at, TRACE).on_end(None, None)
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
             self.watching.add_file(LearningNotes(self.config, actions, rows))
+            self.watching.add_file(IncidentWriter(self.folder.path, self.config.env_name))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save(last=True)
