@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
+    "run.replay": {"config", "ppo", "envs", "cluster", "records"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
     "commands": {"config", "doctor", "envs", "cluster.ray.session", "policies", "records", "run", "signals"},

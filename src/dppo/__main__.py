@@ -7,7 +7,7 @@ from importlib import import_module
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = ("train", "compare", "eval", "doctor", "presets", "test")
+COMMANDS = ("train", "compare", "eval", "doctor", "diff", "replay", "presets", "test")
 USAGE = """\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
@@ -17,6 +17,8 @@ usage: dppo COMMAND ...
   compare  Train with several numbers of actors or several seeds, and compare them.
   eval     Play episodes with a trained policy.
   doctor   Find out what is wrong with an environment or a run, and how fast it can be.
+  diff     Name the first quantity in which two runs differ.
+  replay   Play an episode again in which an environment failed.
   presets  List settings that are tuned for environments, or print some to edit.
   test     Run the tests of a source checkout.
 

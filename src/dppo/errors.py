@@ -65,6 +65,8 @@ class EnvFault:
     segment: int = 0
     actions: Any = None
     """NumPy array [step, *A], as sampled: those of the episode, the last of which failed. Fewer unless `complete`."""
+    last_obs: str = ""
+    """The observation before the step, shortened."""
 
     @property
     def complete(self) -> bool:

@@ -97,3 +97,21 @@ class StopSignals:
         if self._interruptible:
             self._interruptible = False
             raise StopRequested(self.received)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Context in which TimeoutError ends a call that waits, and soon each later one; only in the main thread."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done within {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, timer = signal.signal(signal.SIGALRM, late), signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

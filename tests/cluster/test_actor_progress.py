@@ -44,14 +44,14 @@ def test_recorded_progress_is_read_from_its_file() -> None:
     ("phase", "words"),
     [
         (Phase.MAKE, "making env 5 of sampler 123456"),
-        (Phase.RESET, "resetting env 5 of sampler 123456"),
-        (Phase.STEP, "stepping the environments of sampler 123456"),
+        (Phase.RESET, "resetting env 5 of sampler 123456, episode 7"),
+        (Phase.STEP, "stepping env 5 of sampler 123456, episode 7, step 3"),
         (Phase.IDLE, "idle"),
     ],
 )
 def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> None:
     record = ActivityRecord()
-    record.enter(place_of(phase, 123_456, 5))
+    record.enter(place_of(phase, 123_456, 5), 7, 2)
     assert str(record.look()) == words
 
 

@@ -167,7 +167,7 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_s
     driver.request(segment)
     driver.wait(200)
     assert driver.killed_at() == pytest.approx(110, abs=LIMITS.look_s + STEP_S)
-    words = "made no progress for segment_timeout_s=10, was last seen stepping the environments of sampler 0 and counts"
+    words = "was last seen stepping env 0 of sampler 0, episode 0, step 1 and counts as hung"
     assert words in driver.reported()[0].text
 
 

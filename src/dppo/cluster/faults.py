@@ -7,6 +7,7 @@ from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, 
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
 Fault = DppoError
 """An exception of another process, made `sendable` there."""
@@ -79,7 +80,7 @@ def cause_of_death(error: Exception) -> str:
     if any("low on memory" in line or "OutOfMemory" in line for line in lines):
         return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):
-        return "died: its process crashed, exited or was killed (out of memory?)"  # as Ray guesses, in a paragraph
+        return UNKNOWN  # as Ray guesses, in a paragraph
     clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]
     return f"died: {(clues or lines)[-1][:300]}"
 

@@ -29,28 +29,34 @@ class Activity:
     phase: Phase
     sampler_id: int
     env: int
-    """Index of the active environment; always 0 in `STEP`, where the sampler's environments take turns."""
+    """Index of the active environment."""
     replayed: int
     """Steps replayed so far for the current question."""
     to_replay: int
     """Steps to replay in total."""
     steps: int = 0
     """Env steps made for the current question, without replays."""
+    episode: int = 0
+    """Open episode of the active environment, or the one that it is reset for."""
+    length: int = 0
+    """Steps of that episode before the current one."""
 
     def __str__(self) -> str:
         if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
             return replaying(self.replayed, self.to_replay)
         place = f"sampler {self.sampler_id}"
         if self.phase is Phase.STEP:
-            return f"stepping the environments of {place}"
+            return f"stepping env {self.env} of {place}, episode {self.episode}, step {self.length + 1}"
         if self.phase is Phase.IDLE:
             return "idle"
-        return f"{'making' if self.phase is Phase.MAKE else 'resetting'} env {self.env} of {place}"
+        if self.phase is Phase.MAKE:
+            return f"making env {self.env} of {place}"
+        return f"resetting env {self.env} of {place}, episode {self.episode}"
 
 
-CELLS = 6  # int64 each
+CELLS = 8  # int64 each
 BYTES = 8 * CELLS
-_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS = range(CELLS)
+_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS, _EPISODE, _LENGTH = range(CELLS)
 
 
 class ActivityRecord:
@@ -79,9 +85,9 @@ class ActivityRecord:
         cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY], cells[_STEPS] = cells[_MOVES], 0, to_replay, 0
         self.replay_s = 0.0
 
-    def enter(self, place: int) -> None:
-        """Record a change of activity to `place`, a value of `place_of`."""
-        self._cells[_PLACE] = place
+    def enter(self, place: int, episode: int = 0, length: int = 0) -> None:
+        """Record a change of activity to `place`, a value of `place_of`, in an episode with `length` steps so far."""
+        self._cells[_PLACE], self._cells[_EPISODE], self._cells[_LENGTH] = place, episode, length
         self._cells[_MOVES] += 1
 
     def replay(self) -> None:
@@ -98,10 +104,12 @@ class ActivityRecord:
         if self._on_step is not None:
             self._on_step(cells[_STEPS])
 
-    def show(self, moves: int, place: int, replayed: int, steps: int) -> None:
-        """Record the sums over several threads, which have records of their own, and the place of one of them."""
+    def show(self, moves: int, of: Activity | None, replayed: int, steps: int) -> None:
+        """Record the sums over several threads, which have records of their own, and the place of one that works."""
         cells = self._cells
-        cells[_MOVES], cells[_PLACE], cells[_REPLAYED], cells[_STEPS] = moves, place, replayed, steps
+        place = (place_of(of.phase, of.sampler_id, of.env), of.episode, of.length) if of else (Phase.IDLE, 0, 0)
+        cells[_PLACE], cells[_EPISODE], cells[_LENGTH] = place
+        cells[_MOVES], cells[_REPLAYED], cells[_STEPS] = moves, replayed, steps
         if replayed < cells[_TO_REPLAY]:
             self._on_replay(replayed, cells[_TO_REPLAY])
         if self._on_step is not None:
@@ -119,9 +127,8 @@ def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
 
 def look_at(cells: memoryview) -> Activity:
     """Return a copy of the record in `cells` [CELLS]."""
-    moves, began, place, replayed, to_replay, steps = cells.tolist()
-    env = place >> 3 & 0x1FFFFFFF
-    return Activity(moves, began, Phase(place & 7), place >> 32, env, replayed, to_replay, steps)
+    moves, began, place, *others = cells.tolist()
+    return Activity(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others)
 
 
 def replaying(replayed: int, to_replay: int) -> str:

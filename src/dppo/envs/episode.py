@@ -138,7 +138,8 @@ class CheckedEnv:
 
     def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
         step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
-        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step)
+        last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
+        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, last_obs=last_obs)
 
     def _bad(self, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))

@@ -90,9 +90,9 @@ class EnvGroup:
     ) -> dict[int, np.ndarray]:
         """Step each environment, and reset those whose episode ends: see `Environments`."""
         began = time.perf_counter()
-        self._progress.enter(self._stepping)
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self._spaces.actions.each(actions)):
+            self._progress.enter(self._stepping | env << 3, self._envs[env].episode, self._envs[env].length)
             try:
                 seen, rewards[env], ended, cut, info = self._envs[env].step(action)
             except EnvironmentFault as error:
@@ -116,7 +116,7 @@ class EnvGroup:
 
     def _begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode; if that fails, the next one."""
-        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
+        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), episode)
         try:
             return self._reset(env, episode)
         except EnvironmentFault as error:
@@ -128,7 +128,7 @@ class EnvGroup:
             log.incidents.append(self._repairs.incident(error, log))
             self._remake(env, log)
             try:
-                self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
+                self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), self._envs[env].episode + 1)
                 return self._reset(env, self._envs[env].episode + 1)
             except EnvironmentFault as again:
                 error = again
@@ -194,7 +194,7 @@ class EnvGroup:
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
-        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env))
+        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), int(carry.episodes[env]))
         try:
             self._reset(env, int(carry.episodes[env]))
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -52,6 +53,8 @@ class Parts:
     numerics: Expected
     epochs: int
     """K of the updates."""
+    trace: Callable[..., dict[str, Any]] | None
+    """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -59,8 +62,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
     Raise CheckpointError if the environment differs from that of the run to continue.
     """
-    start = folder.start or folder.origin
-    variables = _variables(config, stack)
+    start, variables = folder.start or folder.origin, _variables(config, stack)
     if start is None and config.freeze_norm_after == 0:
         raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
     # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
@@ -69,12 +71,11 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     stack.callback(torch_import.join)
     session, options = _open_session(config, variables, stop, stack) if config.num_actors != 0 else (None, {})
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
-    collector = _make_collector(config, ledger, session, stack, on_progress, options)
+    collector = _make_collector(config, ledger, session, stack, on_progress, options | {"logs": f"{folder.path}/logs"})
     spaces = collector.describe(stop)
-    for problem in start.damaged if start else ():
-        logger.warning("skipped a damaged checkpoint: %s", problem)
-    for change in folder.close_changes:
-        logger.warning("%s", change)
+    damaged = [f"skipped a damaged checkpoint: {problem}" for problem in (start.damaged if start else ())]
+    for note in (*damaged, *folder.close_changes):
+        logger.warning("%s", note)
     if not spaces.deterministic and config.replay:
         ledger.give_up_replay()
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
@@ -88,7 +89,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     )
     learner = PPOLearner(collector, trainers, ledger, statistics, policy_lag=config.lag, freeze_norm_after=frozen)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
-    parts = Parts(collector, learner, model_state(spaces, trainers.spec), expected, tuned.epochs())
+    model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
+    parts = Parts(collector, learner, model, expected, tuned.epochs(), line)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -157,7 +159,8 @@ def _make_collector(
     else:
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
-        by_reference = config.num_learners > 0 and config.reuse == 1  # else this process keeps the arrays
+        here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
+        by_reference = config.num_learners > 0 and not here
         more = options | {"by_reference": by_reference}
         collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
     stack.callback(collector.close)
@@ -182,6 +185,7 @@ def _make_trainers(
     options: dict[str, Any],
 ) -> Trainers:
     from dppo.cluster.learning.reuse import reusing
+    from dppo.cluster.learning.traced import TracingTrainers
     from dppo.cluster.learning.trainers import LocalTrainer
 
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
@@ -195,18 +199,23 @@ def _make_trainers(
             "not, so that large rewards still change what is learned. Use both."
         )
     plan = trainer_plan(config)
+
+    def wrapped(trainers: Trainers) -> Trainers:
+        reused = reusing(trainers, config.reuse, spaces)
+        return TracingTrainers(reused, plan) if config.trace_hashes else reused
+
     if config.num_learners == 0:
         local = LocalTrainer(plan, spaces)
         local.interruptible = stop.interruptible
         stack.callback(local.close)
-        return reusing(local, config.reuse, spaces)
+        return wrapped(local)
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
     trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **options)
     stack.callback(trainers.close)
     if config.num_learners > 1:
         logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
-    return reusing(trainers, config.reuse, spaces)
+    return wrapped(trainers)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

@@ -19,9 +19,10 @@ from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import TRACE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Observers, RunInfo
@@ -132,11 +133,17 @@ class _Run:
         self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
         self.folder.write_settings(self.config, self.parts.numerics.own.summary())
         try:
-            self.metrics = MetricsWriter(self.folder.path, self.resumed_at if self.folder.start else None)
+            resumed_at = self.resumed_at if self.folder.start else None
+            self.metrics = MetricsWriter(self.folder.path, resumed_at)
             self.watching.add_file(self.metrics)
             self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+            if self.parts.trace is not None:
+                self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
+            elif (self.folder.path / TRACE).exists():  # its lines of iterations that this run makes anew
+                MetricsWriter(self.folder.path, resumed_at, TRACE).on_end(None, None)
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
             self.watching.add_file(LearningNotes(self.config, actions, rows))
+            self.watching.add_file(IncidentWriter(self.folder.path, self.config.env_name))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save(last=True)

@@ -17,6 +17,7 @@ import psutil
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
+from dppo.cluster.collecting.keeper import begin_log
 from dppo.cluster.collecting.progress_file import (
     ProgressFile,
     make_progress_file,
@@ -35,6 +36,7 @@ from dppo.spaces.spaces import Spaces
 from dppo.user_code import in_a_line
 
 MEASURE_S = 2.0  # between two measurements of memory
+TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
 
 
 class PPOActor:
@@ -50,28 +52,38 @@ class PPOActor:
         self._plan = plan
         self._model = model
         self._progress = ActivityRecord()
-        self._progress_file = ""
+        self._progress_file, self._pid = "", os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
         self._making_host = threading.Lock()
         self._fault: Fault | None = None
         self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
 
-    def alone_in_process(self, keep_gpus: bool = False) -> ProgressFile:
-        """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file."""
+    def alone_in_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
+        """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
+
+        Its output goes to `log` if it is on the node `node_id` of the process `driver`, else beside its progress file.
+        """
         if not keep_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, self._terminated)
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_blas(1)
         self._progress_file, self._progress = make_progress_file()
         write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
-        return ProgressFile(
-            ray.get_runtime_context().get_node_id(), self._progress_file, socket.gethostname(), os.getpid()
-        )
+        own = ray.get_runtime_context().get_node_id()
+        path = begin_log(*((log, self._progress_file, driver) if own == node_id else ("", self._progress_file)))
+        return ProgressFile(own, self._progress_file, socket.gethostname(), path, self._pid)
+
+    def _terminated(self, *_: object) -> None:
+        """Close the environments, in a few seconds, and end: the node is drained, or the driver has been killed."""
+        if os.getpid() == self._pid:  # not in a simulator's fork of this process
+            threading.Timer(TERMINATED_S, os._exit, (128 + signal.SIGTERM,)).start()
+            self.close()
+        os._exit(128 + signal.SIGTERM)
 
     def describe(self, sampler_id: int) -> Spaces | Fault:
         """Create the environments of a sampler and return their spaces."""

@@ -285,8 +285,8 @@ class Collecting:
         if delay is None:
             raise ClusterError(roster.restarts_spent(message, self.limits))
         actor.start_at = now + delay
-        replaced = "replaced" + (f" in {delay:.0f} s" if delay else "")
-        return [kill, Log(f"{message}; {replaced}", Incident(kind, message))]
+        replaced = "; replaced" + (f" in {delay:.0f} s\n" if delay else "\n")
+        return [kill, Log(f"{message}\n".replace("\n", replaced, 1).rstrip(), Incident(kind, message))]
 
     def _move(self, gone: Iterable[Actor], now: float) -> list[Command]:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""

@@ -207,7 +207,7 @@ class ThreadedHost:
         answers = [result for result in results if isinstance(result, Answer)]
         self._progress.show(
             sum(lane.progress.look().moves for lane in list(self._lanes.values())),
-            place_of(looks[0].phase, looks[0].sampler_id, looks[0].env) if looks else place_of(Phase.IDLE),
+            looks[0] if looks else None,
             sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
             sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
         )

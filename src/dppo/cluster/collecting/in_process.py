@@ -17,9 +17,10 @@ from dppo.envs.activity import ActivityRecord, replaying
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.signals import StopSignals
+from dppo.signals import StopSignals, at_most
 from dppo.spaces.spaces import Spaces
 
+CLOSING_S = 8.0
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
 
 logger = logging.getLogger("dppo")
@@ -93,8 +94,9 @@ class InProcessCollector:
         return []
 
     def close(self) -> None:
-        """Close all environments."""
-        self._host.close()
+        """Close all environments; one that does not close in time is left alone, with a traceback."""
+        with at_most(CLOSING_S):
+            self._host.close()
         self._threads.restore_original_limits()
 
     def _report(self, steps: int) -> None:

@@ -28,6 +28,8 @@ class ProgressFile:
     """"" if there is no such file."""
     node: str = ""
     """Name of the node, for messages."""
+    log: str = ""
+    """Path of the log there; "" if there is none."""
     pid: int = 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -37,11 +38,10 @@ from dppo.cluster.collecting.messages import (
     Look,
     Process,
     Start,
-    Started,
 )
 from dppo.cluster.collecting.patience import SETTINGS
 from dppo.cluster.collecting.watching import Watching
-from dppo.cluster.faults import cause_of_death, incurable, last_line, within
+from dppo.cluster.faults import incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
 from dppo.cluster.ray.capacity import Demand, rooms_for
 from dppo.cluster.ray.room import Room, usable_nodes
@@ -79,14 +79,14 @@ class RayTransport:
     """Starts, asks and kills actors on Ray; the engine decides when."""
 
     def __init__(
-        self, plan: SamplerPlan, demand: Demand, *, by_reference: bool, room: Room | None, **options: Any
+        self, plan: SamplerPlan, demand: Demand, *, by_reference: bool, room: Room | None, logs: str, **options: Any
     ) -> None:
         """Pickle the plan for the actors; `options` are those of Ray for each of them.
 
         Args:
             demand: the resources of each, or alternatives.
             by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
-            room: None if the number of actors is fixed.
+            room: None if the number of actors is fixed. `logs` is their folder on this node.
 
         Raises:
             ConfigError: the environment or the user's network cannot be pickled.
@@ -104,11 +104,10 @@ class RayTransport:
         self._actor_classes = [_actor_class(group, options) for group in demand.groups]
         self._demand, self._groups = demand, dict[Process, int]()
         self._keep_gpus, self._by_reference, self._room = "GPU" in demand.actor, by_reference, room
-        self._handles: dict[Process, Any] = {}
-        self._calls: dict[ObjectRef[Any], _Call] = {}
+        self._handles, self._calls = dict[Process, Any](), dict[ObjectRef[Any], _Call]()
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
         self._looked_at, self._looked_at_idle, self._seconds = time.monotonic(), time.monotonic(), 0.0
-        self._watching = Watching(ray.get_runtime_context().get_node_id())
+        self._watching, self._logs = Watching(ray.get_runtime_context().get_node_id(), plan.seed), logs
         self.stacks = self._watching.stacks
         self._policies: dict[int, Any] = {}  # as sent, by version
         self._stop: StopSignals | None = None  # of the last wait
@@ -142,7 +141,8 @@ class RayTransport:
             group = max(range(len(rooms)), key=lambda one: rooms[one] - taken[one])
         handle: Any = self._actor_classes[group].remote(self._plan, self._model)
         self._handles[start.process], self._groups[start.process] = handle, group
-        self._expect(handle.alone_in_process.remote(self._keep_gpus), _Call(start))
+        log = f"{self._logs}/actor-{start.process.actor_id}.log", self._watching.here, os.getpid()
+        self._expect(handle.alone_in_process.remote(self._keep_gpus, *log), _Call(start))
 
     def _ask(self, ask: Ask) -> None:
         try:
@@ -150,8 +150,7 @@ class RayTransport:
                 self._stop.run_added_checks()
         except ClusterError:
             return  # large arguments would end this process if the raylet has died; the next `events` raises
-        handle, policy = self._handles[ask.process], self._sent(ask.policy)
-        question = wire.pack(ask.question)
+        handle, policy, question = self._handles[ask.process], self._sent(ask.policy), wire.pack(ask.question)
         if self._by_reference:
             method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.samplers))
             head, *segments = method.remote(question, policy)
@@ -183,6 +182,8 @@ class RayTransport:
     def _kill(self, process: Process) -> None:
         handle, _ = self._handles.pop(process, None), self._groups.pop(process, None)
         if handle is not None:
+            if all(call.command.process != process for call in self._calls.values()):  # it leaves, or is recycled
+                ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
             within(KILLING_S, lambda: ray.kill(handle))
         self._watching.ended(process)  # its calls end as well, and `events` drops them
 
@@ -241,10 +242,9 @@ class RayTransport:
         try:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
-            return Died(command.process, cause_of_death(error), incurable(error))
+            return Died(command.process, self._watching.cause_of_death(command.process, error), incurable(error))
         if isinstance(command, Start):
-            self._watching.started(command.process, message)
-            return Started(command.process, message.node)
+            return self._watching.started(command.process, message)
         if isinstance(command, Describe):
             return Answered(command.process, command.ask_id, message)
         answer = wire.decode_answer([message, *call.segments] if call.segments else message)

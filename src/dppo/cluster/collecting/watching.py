@@ -9,7 +9,9 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dppo.cluster.collecting.messages import Process, Progressed
+from dppo import streams
+from dppo.cluster.collecting.keeper import end_of_log
+from dppo.cluster.collecting.messages import Process, Progressed, Started
 from dppo.cluster.collecting.progress_file import (
     ProgressFile,
     Witness,
@@ -17,7 +19,9 @@ from dppo.cluster.collecting.progress_file import (
     read_stacks,
     remove_progress_file,
 )
+from dppo.cluster.faults import UNKNOWN, cause_of_death
 from dppo.envs.activity import Activity, Phase
+from dppo.streams import Stream
 
 STACKS_TIMEOUT_S = 15.0  # for a witness on another node
 
@@ -28,8 +32,9 @@ class Watching:
     A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster.
     """
 
-    def __init__(self, here: str) -> None:
-        self._here = here  # id of the node whose files can be read directly
+    def __init__(self, here: str, seed: int = 0) -> None:
+        """Read files of the node with the id `here` directly; `seed` is that of the run."""
+        self.here, self._seed = here, seed
         self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
         self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
@@ -37,16 +42,32 @@ class Watching:
         self._seen: list[Progressed] = []
         self._latest: dict[Process, Activity] = {}
 
-    def started(self, process: Process, file: ProgressFile) -> None:
-        """Record the progress file of a new process."""
+    def started(self, process: Process, file: ProgressFile) -> Started:
+        """Record the progress file of a new process; return the event."""
         self._files[process] = file
+        return Started(process, file.node)
 
     def ended(self, process: Process) -> None:
         """Forget a process."""
         self._latest.pop(process, None)
         file = self._files.pop(process, None)
-        if file is not None and file.node_id == self._here:
+        if file is not None and file.node_id == self.here:
             remove_progress_file(file.path)
+
+    def cause_of_death(self, process: Process, error: Exception) -> str:
+        """Return how a process died, what it was doing, where its log is and, if that is here, the end of it."""
+        file, (how, lines) = self._files.get(process, ProgressFile("", "")), ("", list[str]())
+        here = file.node_id == self.here
+        activity = read_progress_file(file.path) if here else self._latest.get(process)
+        place = "" if activity is None or activity.phase is Phase.IDLE else f", {activity}"
+        if activity is not None and activity.phase in (Phase.RESET, Phase.STEP):
+            which = activity.sampler_id, activity.env, activity.episode
+            place += f" (seed {streams.integer(self._seed, Stream.EPISODES, *which)})"
+        log = f"; its log: {file.log}{'' if here else f' on {file.node}'}" if file.log else ""
+        if here and log:
+            how, lines = end_of_log(file.log, file.pid)
+        cause = cause_of_death(error)
+        return "\n    ".join([f"{f'died {how}' if how and cause == UNKNOWN else cause}{place}{log}", *lines])
 
     def homes(self) -> dict[int, str]:
         """Return the id of the node of each actor with a process, by the id of the actor."""
@@ -57,7 +78,7 @@ class Watching:
         file = self._files.get(process)
         if file is None or not file.path:
             return
-        if file.node_id == self._here:
+        if file.node_id == self.here:
             self._take(process, read_progress_file(file.path))
             return
         self._looks[self._witness(file).look.remote(file.path)] = process, file.node_id
@@ -68,7 +89,7 @@ class Watching:
         file = self._files.get(process)
         if file is None or not file.path:
             return ""
-        if file.node_id == self._here:
+        if file.node_id == self.here:
             return read_stacks(file.path, file.pid)
         try:
             found: str = ray.get(self._witness(file).stacks.remote(file.path, file.pid), timeout=STACKS_TIMEOUT_S)

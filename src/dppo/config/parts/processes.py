@@ -175,6 +175,13 @@ class Run:
     keep_checkpoints: int = setting(
         3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
     )
+    trace_hashes: bool = setting(
+        False,
+        "Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to "
+        "trace.jsonl. `dppo diff RUN RUN` names the first iteration, sampler, step and quantity in which two runs "
+        "differ.",
+        resume="free",
+    )
     numerics: Literal["portable", "strict", "native"] = setting(
         "portable",
         "portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; "

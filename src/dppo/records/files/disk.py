@@ -13,15 +13,17 @@ from dppo.errors import CheckpointError
 from dppo.files import Irregular, check_kind
 
 ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
-FILES = ("run.lock", "config.yaml", "metrics.jsonl", "learning_curve.png", "checkpoints/best.json")
+FILES = ("run.lock", "config.yaml", "metrics.jsonl", "trace.jsonl", "learning_curve.png", "checkpoints/best.json")
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
 
 
 def check_parts(run_dir: Path) -> None:
     """Raise a CheckpointError if a part that a run reads or writes is a link, a pipe or the like."""
     try:
-        check_kind(run_dir / "checkpoints", stat.S_IFDIR)
-        for path in (*(run_dir / name for name in FILES), *run_dir.glob("events.out.tfevents.*")):
+        for name in ("checkpoints", "logs", "incidents"):
+            check_kind(run_dir / name, stat.S_IFDIR)
+        found = (*run_dir.glob("events.out.tfevents.*"), *run_dir.glob("logs/*"))
+        for path in (*(run_dir / name for name in FILES), *found):
             check_kind(path, stat.S_IFREG)
     except Irregular as error:
         raise refusal(error) from None

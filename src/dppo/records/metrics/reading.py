@@ -11,7 +11,7 @@ from dppo.errors import DppoError
 from dppo.files import read_file
 from dppo.records.files.disk import cause
 
-FILE = "metrics.jsonl"
+FILE, TRACE = "metrics.jsonl", "trace.jsonl"
 COUNTERS = ("iteration", "global_step")  # in each row
 
 

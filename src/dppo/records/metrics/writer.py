@@ -2,8 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dppo.errors import DppoError
 from dppo.files import open_file, read_file
@@ -20,12 +22,16 @@ class MetricsWriter(Observer):
     A row takes about 0.1 ms. A disk error is logged once, and rows stay in memory until they can be written.
     """
 
-    def __init__(self, run_dir: Path, resume_iteration: int | None) -> None:
+    def __init__(
+        self, run_dir: Path, resume_iteration: int | None, file: str = FILE, line_of: Callable[..., Any] = plain
+    ) -> None:
         """Open the file for a new run, or cut off the rows after `resume_iteration` and append.
+
+        `line_of` returns the JSON values of a row.
 
         Raises a DppoError if the file cannot be written, or holds the rows of another run.
         """
-        self.path = run_dir / FILE
+        self.path, self._line_of = run_dir / file, line_of
         self._pending = b""
         self._warned = False
         try:
@@ -38,7 +44,7 @@ class MetricsWriter(Observer):
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Append one row; NaN and infinity become null, as in strict JSON."""
-        self._append(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
+        self._append(json.dumps(self._line_of(row), allow_nan=False).encode() + b"\n")
 
     def flush(self) -> None:
         """Wait until all rows so far would survive a power cut."""

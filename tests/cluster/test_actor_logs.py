@@ -1,0 +1,184 @@
+"""The log of an actor holds what it and its simulators print; processes that outlive an actor are ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from builders import make_config
+from children import with_children
+from commandline import SOURCE, TESTS
+from processes import actors_of_this_process, wait_until
+from recorder import Notes, Recorder
+
+import dppo
+from dppo.cluster.collecting import in_process, keeper
+from dppo.errors import CheckpointError, ClusterError
+from dppo.records.files.disk import check_parts
+
+Patch = pytest.MonkeyPatch
+SIZES = {"num_samplers": 1, "num_steps": 40, "total_timesteps": 160, "update_epochs": 1, "progress": "off"}
+
+
+def settings(run_dir: Path, env_id: Any, **changes: Any) -> dppo.Config:
+    return make_config({"env_id": env_id, "run_dir": run_dir, "num_actors": 1, **SIZES, **changes})
+
+
+class Noisy(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole with children, which prints."""
+
+    def __init__(self, pids: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        with_children(pids)
+        print("printed by the simulator")
+
+    def close(self) -> None:
+        print("closed by the simulator")
+
+
+class Dying(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that ends its process in the third step."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            print("printed before its death")
+            os._exit(13)
+        return self.env.step(action)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_simulator_has_started_ends_with_its_actor(
+    number: signal.Signals, tmp_path: Path, ray_session: None
+) -> None:
+    pids = tmp_path / "pids"
+
+    def kill(iteration: int) -> None:
+        if iteration == 2:
+            for pid in actors_of_this_process():
+                os.kill(pid, number)
+            children = [int(pid) for pid in pids.read_text().split()]
+            assert len(children) == 3
+            wait_until(lambda: not any(map(alive, children)), 5.0)
+
+    wait_until(lambda: not actors_of_this_process())
+    config = settings(tmp_path / "run", Noisy, env_kwargs={"pids": str(pids)})
+    with Notes() as notes:
+        dppo.train(config, observers=[Recorder(after_iteration=kill)])
+    wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 5.0)
+    log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+    assert log.count("printed by a child") == log.count("printed by the simulator") == 2, "of both processes"
+    assert log.count("closed by the simulator") == (1 if number == signal.SIGKILL else 2)
+    assert any("actor 0" in text and "printed by the simulator" in text for text in notes.texts)
+
+
+@pytest.mark.slow
+def test_environments_of_a_recycled_actor_are_closed(tmp_path: Path, ray_session: None) -> None:
+    config = settings(tmp_path / "run", Noisy, env_kwargs={"pids": str(tmp_path / "pids")}, recycle_after="1segments")
+    assert dppo.train(config).incidents["actor_recycled"] > 1
+    log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+    assert log.count("closed by the simulator") == log.count("printed by the simulator") > 2
+
+
+@pytest.mark.slow
+def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_session: None) -> None:
+    config = settings(tmp_path / "run", Dying, max_actor_restarts=0)
+    with pytest.raises(ClusterError) as caught:
+        dppo.train(config)
+    said, run = str(caught.value), tmp_path / "run"
+    assert re.search(
+        r"died.*, stepping env 0 of sampler 0, episode 0, step 3 \(seed \d+\); its log: .*actor-0.log\n", said
+    )
+    assert "printed before its death" in said
+    assert said in (run / "incidents" / "001" / "report.txt").read_text()
+    assert "printed before its death" in (run / "logs" / "actor-0.log").read_text()
+
+
+PROGRAM = """
+import os, sys, time
+from dppo.cluster.collecting import keeper, progress_file
+from children import with_children
+marker, record = progress_file.make_progress_file()
+keeper.begin_log(sys.argv[1], marker)
+print("first words", flush=True)
+with_children(sys.argv[2])
+for _ in range(60):
+    os.write(1, b"x" * 2**16 + b"\\n")
+    time.sleep(0.01)
+print("last \\x1b words", flush=True)
+os.remove(marker)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> None:
+    """As an actor does, without Ray."""
+    log, pids = tmp_path / "log", tmp_path / "pids"
+    path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(log), str(pids)], env=os.environ | {"PYTHONPATH": path}
+    )
+    process.wait()
+    how, lines = keeper.end_of_log(str(log), process.pid)
+    assert how in ("by SIGKILL", "")  # Linux tells since 6.15
+    assert lines[-2:] == ["last ", " words"]
+    assert (tmp_path / "log.1").stat().st_size == keeper.MOST_BYTES
+    assert log.stat().st_size < 60 * 2**16
+    children = [int(pid) for pid in pids.read_text().split()]
+    assert len(children) == 3
+    wait_until(lambda: not any(map(alive, children)), 5.0)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_log_that_leads_elsewhere_is_not_written_to(link: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "logs").mkdir()
+    link(tmp_path / "precious", tmp_path / "logs" / "actor-0.log")
+    monkeypatch.setenv(keeper.MARKER, "")  # restored afterwards
+    assert keeper.begin_log(str(tmp_path / "logs" / "actor-0.log"), "") == ""
+    assert (tmp_path / "precious").read_text() == "precious"
+    if link is os.symlink:
+        with pytest.raises(CheckpointError, match=r"actor-0.log: is a symbolic link"):
+            check_parts(tmp_path)
+
+
+class Clinging(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that does not close."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        time.sleep(3600)
+
+
+def test_environments_that_do_not_close_are_left_alone_in_process(
+    tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
+    alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout
+    result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
+    assert result.iterations == 2
+    assert capfd.readouterr().err.count("TimeoutError: not done within 0.1 s") == 2
+    assert signal.getsignal(signal.SIGALRM) is alarm
+    assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=30)

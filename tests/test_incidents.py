@@ -1,0 +1,151 @@
+"""An environment that fails leaves a folder, from which `dppo replay` plays its episode again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from recorder import Notes
+
+import dppo
+from dppo.__main__ import main
+from dppo.errors import EnvironmentFault
+from dppo.records.files import incidents
+
+SIZES = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 128, "update_epochs": 1, "progress": "off"}
+Capture = pytest.CaptureFixture[str]
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    world = {"env_id": "worlds.faulty:crashing_cartpole", "env_kwargs": {"at_episode": 1, "at_step": 3}}
+    return make_config({"run_dir": run_dir, **SIZES, **world, **changes})
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that a fault has ended."""
+    run = tmp_path_factory.mktemp("failed") / "run"
+    with pytest.raises(EnvironmentFault):
+        dppo.train(settings(run, on_env_fault="raise"))
+    return run
+
+
+def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
+    [folder] = (failed / "incidents").iterdir()
+    found = json.loads((folder / "incident.json").read_text())
+    assert (found["kind"], found["phase"], found["episode"], found["step"]) == ("env_raised", "step", 1, 3)
+    assert len(found["actions"]) == 3
+    assert len(found["last_obs"].split()) >= 4
+    assert "RuntimeError: the simulator failed in its step" in (folder / "report.txt").read_text()
+    assert found["versions"]["dppo"] == dppo.__version__
+
+
+@pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_actions_of_earlier_segments_are_among_them(
+    num_actors: int, request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture
+) -> None:
+    if num_actors:
+        request.getfixturevalue("ray_session")
+    endless = {"world": "worlds.slow:Endless", "world_kwargs": {"slow": "no"}, "at_episode": None, "at_step": 40}
+    config = settings(tmp_path / "run", env_id="worlds.faulty:crashing", env_kwargs=endless, on_env_fault="raise")
+    with pytest.raises(EnvironmentFault):
+        dppo.train(dataclasses.replace(config, num_actors=num_actors))
+    [folder] = (tmp_path / "run" / "incidents").iterdir()
+    assert len(json.loads((folder / "incident.json").read_text())["actions"]) == 40
+    assert main(["replay", str(folder), "--trust"]) == 0
+    assert "the simulator failed in its step (episode 0, step 40)" in capsys.readouterr().out
+
+
+def test_replay_repeats_the_fault(failed: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("pdb.post_mortem", seen.append)
+    # Each instance counts its own episodes, so that another one fails in its first one.
+    text = (failed / "config.yaml").read_text()
+    (failed / "config.yaml").write_text(text.replace("at_episode: 1", "at_episode: 0"))
+    words = ["replay", str(failed / "incidents" / "001")]
+    assert main(words) == 2
+    assert "Add --trust if you trust that folder" in capsys.readouterr().err
+    assert main([*words, "--trust", "--debug"]) == 0
+    said = capsys.readouterr().out
+    assert "The fault happens again" in said
+    assert "step of episode 1" in said
+    assert "the simulator failed in its step (episode 0, step 3)" in said
+    while seen[0].tb_next is not None:
+        seen[0] = seen[0].tb_next
+    assert seen[0].tb_frame.f_code.co_name == "_fail_if"
+
+
+def test_a_fault_that_does_not_follow_from_seed_and_actions_is_said_to(
+    failed: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(failed, run)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("at_step: 3", "at_step: 99"))
+    assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 1
+    assert capsys.readouterr().out.startswith("No fault in 3 steps")
+
+
+def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incidents, "MOST", 2)
+    bad = {"obs": [float("nan")] * 2, "episodes": list(range(9))}
+    survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+    config = settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive)
+    with Notes() as notes:
+        result = dppo.train(config)
+    folders = sorted((tmp_path / "run" / "incidents").iterdir())
+    assert [folder.name for folder in folders] == ["001", "002"]
+    assert sum(result.incidents.values()) > 2
+    assert any(f"dppo replay {folders[1]} --trust" in text for text in notes.texts)
+    assert main(["replay", str(folders[1]), "--trust"]) == 0
+    assert "nan" in capsys.readouterr().out
+
+
+CONTENTS = {
+    "deep": "[" * 10**5,
+    "none": '{"actions": null, "message": "\\u001b[2J"}',
+    "ragged": '{"actions": [1, [2]], "dtype": "int64", "seed": 1, "episode": 1}',
+    "object": '{"actions": [1], "dtype": "object", "seed": 1, "episode": 1}',
+    "seed": '{"actions": [1], "dtype": "int64", "seed": "\\u001b", "episode": 1}',
+}
+
+
+def forge(path: Path, how: str) -> None:
+    path.unlink()
+    if how == "link":
+        path.symlink_to("/etc/passwd")
+    elif how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(CONTENTS.get(how, ""))
+    if how == "large":
+        os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize("how", ["link", "pipe", "large", *CONTENTS])
+def test_a_forged_incident_is_refused(how: str, failed: Path, tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(failed, run)
+    forge(run / "incidents" / "001" / "incident.json", how)
+    assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 2
+    said = capsys.readouterr().err
+    assert "incident.json: " in said
+    assert "\x1b" not in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_folder_that_leads_elsewhere_is_refused(failed: Path, tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(failed, run)
+    (run / "incidents" / "001").rename(tmp_path / "elsewhere")
+    (run / "incidents" / "001").symlink_to(tmp_path / "elsewhere")
+    assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 2
+    assert "is a symbolic link" in capsys.readouterr().err
