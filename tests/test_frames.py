@@ -148,7 +148,7 @@ def test_games_have_defaults_of_their_own_and_what_is_given_wins(case: str) -> N
     given, expected = GAMES[case]
     config = make_config({"env_id": "ALE/Pong-v5"} | given)
     assert {name: getattr(config, name) for name in GAME} == expected
-    assert config.update_epochs == (10 if config.atari == "raw" else 4)
+    assert config.update_epochs == (None if config.atari == "raw" else 4)
     said = atari_in_words(config)
     assert (said is None) == (config.atari == "raw")
     assert said is None or "atari=raw" in said

@@ -4,8 +4,6 @@
 step, facts as JSON objects, and stacks of threads.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -61,14 +59,14 @@ class Examination:
         self, config: Config, seconds: float, report: Callable[..., Any], on_call: Mapping[str, Callable[[], Any]]
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
-        if config.on_env_fault == "auto":  # faults are what it looks for
-            config = replace(config, on_env_fault="raise", env_faults=default_of("env_faults"))
-        self._config, self._report, self._on_call = config, report, on_call
+        strict = {"on_env_fault": "raise", "env_faults": default_of("env_faults")}  # faults are what it looks for
+        self._config = replace(config, **strict) if config.on_env_fault == "auto" else config
+        self._report, self._on_call, self._envs = report, on_call, list[Any]()
         self._until, self._cpu_s = time.monotonic() + seconds, 0.0
-        self._envs: list[Any] = []
         self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
         self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
         self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
+        self._before = set(self._me.children(recursive=True))
 
     def run(self, sizes: Sequence[int] = ()) -> None:
         """Examine all; with the `sizes` of the segments of an earlier examination, only repeat these segments."""
@@ -217,7 +215,7 @@ class Examination:
     def _usage(self) -> tuple[float, float, list[str]]:
         """Return the resident MB of this process and its children, the CPU seconds of these, and their names."""
         mb, cpu, names = self._me.memory_info().rss / 2**20, 0.0, list[str]()
-        for child in self._me.children(recursive=True):
+        for child in set(self._me.children(recursive=True)) - self._before:
             with suppress(psutil.Error):
                 mb, cpu = mb + child.memory_info().rss / 2**20, cpu + sum(child.cpu_times()[:2])
                 names.append(child.name())
