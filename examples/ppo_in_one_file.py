@@ -43,7 +43,7 @@ class Args:
     anneal_lr: bool = False  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    update_epochs: int | None = None  # K, passes over each batch; None: 20 with discrete actions, else 10
+    update_epochs: int | None = None  # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
     minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
     norm_adv: bool = True  # standardize advantages within each minibatch
     adv_floor: float = 0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
@@ -241,7 +241,7 @@ def update(
     rng, clip = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
     num_minibatches = math.ceil(rows / (args.minibatch_size or max(64, rows // 32)))
-    for _ in range(args.update_epochs or (20 if agent.discrete else 10)):
+    for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
             x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)

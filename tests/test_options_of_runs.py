@@ -169,6 +169,7 @@ def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], wo
         ("CartPole-v1", {"update_epochs": 3}, 3),
         ("CartPole-v1", {"reuse": 2}, 10),
         ("CartPole-v1", {"memory": "gru"}, 10),
+        ("CartPole-v1", {"overlap": True}, 10),
         ("Pendulum-v1", {}, 10),
     ],
 )

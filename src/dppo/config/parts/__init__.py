@@ -104,7 +104,7 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
 
     def epochs_for(self, discrete: bool = True) -> int:
         """Return K of a run whose actions are all `discrete` or not."""
-        return self.epochs(discrete=discrete and self.memory == "none")
+        return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
 
     @property
     def minibatch_rows(self) -> int:

@@ -21,7 +21,7 @@ class PPO:
     gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
     update_epochs: int | None = setting(
         None,
-        "Epochs K: passes over each batch; none: 20 for discrete actions without reuse and memory, else 10.",
+        "Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, else 10.",
         gt=0,
         le=10**6,
     )
@@ -83,7 +83,7 @@ class PPO:
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
 
     def epochs(self, *, discrete: bool = False) -> int:
-        """Return K, where all actions are `discrete` and the network has no memory, or not."""
+        """Return K, where all actions are `discrete`, without memory and a policy lag, or not."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
 
     def smallest_deviation(self, informed: bool) -> float | None:
