@@ -58,7 +58,7 @@ class Disturbance:
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Disturbance:
-        wait_until(lambda: not ours(self._title))  # processes of an earlier run may still exist
+        self._others = set(ours(self._title))  # of an earlier run, or of a fixture
         self._thread.start()
         return self
 
@@ -72,7 +72,7 @@ class Disturbance:
 
     def _run(self) -> None:
         while len(self.pids) < self._times and not self._over.is_set():
-            for pid in ours(self._title):
+            for pid in set(ours(self._title)) - self._others:
                 time.sleep(0.05)
                 if pid in ours(self._title) and pid not in self.pids:
                     self.pids.append(pid)

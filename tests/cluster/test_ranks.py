@@ -166,7 +166,7 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
     first = ours("ray::TrainerRank")
     with (
         in_the_middle_of_an_update(send(signal.SIGKILL)),
-        Disturbance("ray::TrainerRank.join", send(signal.SIGKILL)) as second,
+        Disturbance("ray::TrainerRank", send(signal.SIGKILL)) as second,  # one that has just started
     ):
         group.assert_repeated("a learner died: ", times=2)
     assert not set(second.pids) & set(first)

@@ -170,7 +170,7 @@ def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
 
     killer = threading.Thread(target=kill_the_idle_one)
     killer.start()
-    sizes = {"num_actors": 2, "num_samplers": 3, "total_timesteps": 3 * 40, "env_kwargs": {"step_s": 0.02}}
+    sizes = {"num_actors": 2, "num_samplers": 3, "total_timesteps": 3 * 40, "env_kwargs": {"step_s": 0.1}}
     result = dppo.train(settings(tmp_path / "run", "dppo/SlowCartPole-v0", **sizes))
     killer.join()
     assert lasting(result) == {"actor_lost": 1}, "there is no later question that could fail"
