@@ -47,7 +47,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] =
         env = _single(factory(**_own_copy(env_kwargs), **asked), f"env_id={import_path(env_id)}")
         if "scratch_dir" in asked:
             stack.callback(env.close)
-            env.close = stack.pop_all().close  # type: ignore[method-assign]
+            env.close = stack.pop_all().close
     return env
 
 
@@ -58,7 +58,7 @@ def _asked_for(factory: Any, given: dict[str, Any], place: tuple[int, int], stac
     except (TypeError, ValueError):  # it is written in C
         return {}
     names = parameters.keys() - given.keys() - getattr(factory, "keywords", {}).keys()  # those of functools.partial
-    asked = {"sampler_id": place[0], "env_index": place[1]}
+    asked: dict[str, Any] = {"sampler_id": place[0], "env_index": place[1]}
     asked |= {"scratch_dir": make_scratch_dir(stack)} if "scratch_dir" in names else {}
     if "render_mode" in names and parameters["render_mode"].default is inspect.Parameter.empty:
         asked["render_mode"] = None  # in a window, it is given
