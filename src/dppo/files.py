@@ -1,7 +1,7 @@
-"""Open the files of a run folder, perhaps a stranger's: each must be a regular file of that folder, and not too large.
+"""Files of a run folder, perhaps a stranger's: each must be a regular file of that folder, and not too large.
 
 A link could lead anywhere, and a pipe could block for ever. Only the run folder itself may be reached through links.
-Also temporary files, which are locked as long as their process lives, and removed after it was killed.
+Temporary files are locked as long as their process lives, and removed after it was killed.
 """
 
 import errno

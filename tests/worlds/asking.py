@@ -79,3 +79,13 @@ class PlusOne(gym.RewardWrapper[Any, Any]):
 
 def nothing(env: Any) -> None:
     """Forget to return the environment."""
+
+
+class _Failing(CartPoleEnv):
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("1 1 failed")
+
+
+def numbered_failing(sampler_id: int, env_index: int) -> gym.Env[Any, Any]:
+    """Return CartPole; in environment 1 of sampler 1, one that fails."""
+    return _Failing() if sampler_id == env_index == 1 else CartPoleEnv()

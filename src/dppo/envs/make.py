@@ -221,14 +221,14 @@ def check_display() -> None:
         )
 
 
-def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str) -> Any:
+def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, place: tuple[int, int] = (0, 0)) -> Any:
     """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": "human"} | env_kwargs)
+        env = make_env(env_id, {"render_mode": "human"} | env_kwargs, place)
     except Exception as error:
         if not (asked and "render_mode" in str(error)):
             raise

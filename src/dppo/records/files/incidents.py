@@ -21,9 +21,9 @@ LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 class IncidentWriter(Observer):
     """Writes incidents/001, 002, ... for each environment that fails, and each actor that dies or hangs."""
 
-    def __init__(self, run_dir: Path, env_name: str) -> None:
-        self._folder, named = run_dir / "incidents", code_named_by({"env_id": env_name})
-        self._trust = " --trust" if named else ""
+    def __init__(self, run_dir: Path, env_name: str, wrapper_names: tuple[str, ...] = ()) -> None:
+        self._folder = run_dir / "incidents"
+        self._trust = " --trust" if code_named_by({"env_id": env_name, "wrappers": wrapper_names}) else ""
 
     def on_incident(self, incident: Incident) -> None:
         """Write an incident that the run has recovered from, if there is room; log where."""
