@@ -86,8 +86,7 @@ def remove_abandoned(*prefixes: str, older_than_s: float = 0.0) -> None:
     """Remove temporary files and folders of processes that were killed, whose locks are free."""
     for path in (one for prefix in prefixes for one in Path(tempfile.gettempdir()).glob(f"{prefix}*")):
         with suppress(OSError):
-            young = time.time() - path.stat().st_mtime < older_than_s
-            if not young and (handle := lock(path)) is not None:
+            if time.time() - path.stat().st_mtime >= older_than_s and (handle := lock(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
                 os.close(handle)
 

@@ -53,6 +53,5 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
 
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
     """Return the command that continues a run."""
-    named = {"env_id": env_name, "model": model_name, "wrappers": wrapper_names}
-    trust = " --trust" if code_named_by(named) else ""
+    trust = " --trust" * bool(code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names}))
     return f"dppo train --resume {run_dir}{trust}"

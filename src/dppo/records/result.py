@@ -41,7 +41,6 @@ class Result:
     model_name: str | None = None
     """The import path of the user's network; None for the default network."""
     wrapper_names: tuple[str, ...] = ()
-    """The import paths of the wrappers."""
     times: str = ""
     """The times of collecting and of updating in an iteration, in words; "" for less than two iterations."""
     bottleneck: str = ""

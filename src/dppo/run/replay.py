@@ -41,10 +41,9 @@ def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
     config = Config(**settings)
     if render:
         check_display()
-    make = partial(make_in_window, env_name=config.env_name) if render else make_env
-    of = {name: getattr(config, name) for name in SETTINGS}
+    make = partial(make_in_window, env_name=config.env_name, place=place) if render else partial(make_env, place=place)
     try:
-        env = make_prepared(config.env_id, config.env_kwargs, of, partial(make, place=place))
+        env = make_prepared(config.env_id, config.env_kwargs, {name: getattr(config, name) for name in SETTINGS}, make)
     except Exception as error:
         raise error if isinstance(error, DppoError) else constructor_fault(config.env_name, error) from error
     try:
