@@ -1,7 +1,6 @@
-"""Files of a run folder, perhaps a stranger's: each must be a regular file of that folder, and not too large.
+"""Files of a run folder, perhaps a stranger's: regular files of that folder, and not too large; and temporary files.
 
 A link could lead anywhere, and a pipe could block for ever. Only the run folder itself may be reached through links.
-Temporary files are locked as long as their process lives, and removed after it was killed.
 """
 
 import errno
