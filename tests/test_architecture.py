@@ -121,7 +121,7 @@ def test_each_library_stays_in_its_rooms() -> None:
         "matplotlib": {"records"},
         "tensorboardX": {"records"},
         "safetensors": {"records"},
-        "filelock": {"records", "cluster"},
+        "filelock": {"records", "files"},
     }
     for module, tree in modules().items():
         for library in theirs(tree) & set(homes):

@@ -81,6 +81,18 @@ def test_replay_repeats_the_fault(failed: Path, capsys: Capture, monkeypatch: py
     assert seen[0].tb_frame.f_code.co_name == "_fail_if"
 
 
+def test_replay_makes_the_environment_with_its_number_and_wrappers(tmp_path: Path, capsys: Capture) -> None:
+    """The factory makes only the second environment of the second sampler one that fails; a wrapper fails with it."""
+    world = {"env_id": "worlds.asking:numbered_failing", "env_kwargs": {}, "envs_per_sampler": 2}
+    config = settings(tmp_path / "run", **world, wrappers=("worlds.asking:Doubled",), on_env_fault="raise")
+    with Notes() as notes, pytest.raises(EnvironmentFault):
+        dppo.train(config)
+    [folder] = (tmp_path / "run" / "incidents").iterdir()
+    assert any(note.endswith(f"dppo replay {folder} --trust") for note in notes.texts)
+    assert main(["replay", str(folder), "--trust"]) == 0
+    assert "RuntimeError: 1 1 failed" in capsys.readouterr().out
+
+
 def test_a_fault_that_does_not_follow_from_seed_and_actions_is_said_to(
     failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -1,16 +1,20 @@
-"""Open the files of a run folder, perhaps a stranger's: each must be a regular file of that folder, and not too large.
+"""Files of a run folder, perhaps a stranger's: regular files of that folder, and not too large; and temporary files.
 
 A link could lead anywhere, and a pipe could block for ever. Only the run folder itself may be reached through links.
 """
 
 import errno
 import os
+import shutil
 import stat
-from contextlib import suppress
+import tempfile
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 DEEPEST = 100  # levels of nesting of settings and of what a checkpoint describes
+SCRATCH = "dppo-scratch-"
 MOST_BYTES, MOST_SETTINGS = 2**31, 2**21  # of a file that is read as a whole; of one of settings
 KINDS = {
     stat.S_IFREG: "a regular file",
@@ -62,6 +66,40 @@ def check_kind(path: Path, kind: int) -> None:
     """Raise `Irregular` if there is anything but a file of this kind, such as `stat.S_IFDIR`, or nothing."""
     with suppress(FileNotFoundError, NotADirectoryError):
         _compare(path, os.lstat(path).st_mode, kind)
+
+
+def lock(path: Path) -> int | None:
+    """Lock a file or folder; return None if another process holds the lock, or the system has no such locks."""
+    from filelock import lock_descriptor  # here, because it takes long to load
+
+    with suppress(OSError):
+        number = os.open(path, os.O_RDONLY)
+        with suppress(OSError):
+            if lock_descriptor(number, blocking=False):
+                return number
+        os.close(number)
+    return None
+
+
+def remove_abandoned(*prefixes: str, older_than_s: float = 0.0) -> None:
+    """Remove temporary files and folders of processes that were killed, whose locks are free."""
+    for path in (one for prefix in prefixes for one in Path(tempfile.gettempdir()).glob(f"{prefix}*")):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime >= older_than_s and (handle := lock(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+                os.close(handle)
+
+
+def make_scratch_dir(stack: ExitStack) -> str:
+    """Return the path of a new folder, which `stack` removes; both also remove those of killed processes."""
+    remove_abandoned(SCRATCH)
+    stack.callback(remove_abandoned, SCRATCH)
+    made = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}"))
+    if (handle := lock(made)) is not None:
+        stack.callback(os.close, handle)
+    folder = made.rename(made.with_name(made.name[1:]))  # only now: one of this name without a lock is abandoned
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return str(folder)
 
 
 def is_deep(value: Any) -> bool:

@@ -30,6 +30,7 @@ from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
 from dppo.errors import ClusterError, ConfigError
+from dppo.files import remove_abandoned
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
@@ -184,7 +185,7 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         left.touch()
         for path in (dead, locked, left, ours):
             os.utime(path, (0, 0))
-        token.clear_abandoned()
+        remove_abandoned(token.PREFIX, token.PROGRESS, older_than_s=token.YOUNG_S)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name, ours.name])
     finally:
         alive.kill()

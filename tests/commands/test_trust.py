@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import yaml
+from builders import make_config
 
 import dppo
 from dppo.__main__ import main
 from dppo.config import read_settings
 from dppo.config.trust import code_named_by, resume_command
+from dppo.errors import ConfigError
 
 FACTORY = """
 import pathlib
@@ -100,6 +104,8 @@ def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         ({"env_id": "dppo/SlowCartPole-v0"}, None),
         ({"env_id": "os:system", "env_kwargs": {"command": "ls"}}, "imports os and calls system(command='ls')"),
         ({"env_id": "highway_env:highway-v0"}, "imports highway_env and makes highway-v0"),
+        ({"env_id": "E-v0", "wrappers": ["w:A", "w.v:B"]}, "imports w and calls A(), imports w.v and calls B()"),
+        ({"env_id": "E-v0", "wrappers": "w:A"}, "imports w and calls A()"),  # a setting that is refused later
         ({"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}}, "imports nets and calls Net(n=1)"),
     ],
 )
@@ -107,6 +113,35 @@ def test_code_is_described_in_words(settings: dict[str, object], words: str | No
     assert list(code_named_by(settings).values()) == ([words] if words else [])
 
 
+def test_wrappers_named_by_a_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For evaluation, the settings in the checkpoint count, whatever config.yaml says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
+    settings = {"env_id": "CartPole-v1", "num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": "run"}
+    dppo.train(make_config(settings | {"wrappers": ["mywrap:Wrapper"]}))
+    del sys.modules["mywrap"]
+    Path("imported").unlink()
+    assert main(["train", "--resume", "run"]) == 2
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), encoding="utf8")
+    assert main(["eval", "run"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert "it imports mywrap and calls Wrapper(). Add --trust if you trust that folder, or name the wr" in line
+    policy = dppo.load_policy("run")
+    with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
+        dppo.evaluate(policy, "CartPole-v1", episodes=1)
+    dppo.evaluate(policy, gym.make("CartPole-v1"), episodes=1)  # is not wrapped
+    assert not traces()
+    assert main(["eval", "run", "--trust", "--episodes", "1"]) == 0
+    assert traces() == {"imported"}
+
+
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
     assert resume_command("CartPole-v1", Path("r")) == "dppo train --resume r"
+    assert resume_command("CartPole-v1", Path("r"), None, ["w:A"]) == "dppo train --resume r --trust"
     assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"

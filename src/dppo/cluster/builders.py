@@ -15,7 +15,7 @@ from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import close_all
+from dppo.envs.make import close_all, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.threads import EnvThread
@@ -110,8 +110,8 @@ def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     try:
-        of = plan.env
-        return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS})
+        of, make = plan.env, partial(make_env, place=(sampler_id, env))
+        return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:

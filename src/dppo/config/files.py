@@ -79,6 +79,7 @@ def resolved(config: FlatSettings) -> dict[str, Any]:
     settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
     return settings | {
         "env_id": config.env_name,
+        "wrappers": list(config.wrapper_names),
         "model": config.model_name,
         "minibatch_size": config.minibatch_size or config.minibatch_rows,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from dppo.errors import ConfigError
 
-NAMING = {"env_id": "environment", "model": "model"}  # settings whose value may be an import path: of a ...
+NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}  # settings with import paths: of a ...
 
 
 def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -15,15 +15,17 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
 
     A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
     """
-    found = {}
+    found: dict[str, list[str]] = {}
     for setting in NAMING:
-        module, colon, name = str(settings.get(setting, "")).partition(":")
+        value = settings.get(setting, "")
         kwargs = settings.get(f"{setting.removesuffix('_id')}_kwargs")
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, Mapping) else ""
-        if colon:
-            action = f"makes {name}" if re.search(r"-v\d+$", name) else f"calls {name}({given})"
-            found[setting] = f"imports {module} and {action}"
-    return found
+        for path in value if isinstance(value, list | tuple) else (value,):
+            module, colon, name = str(path).partition(":")
+            if colon:
+                action = f"makes {name}" if re.search(r"-v\d+$", name) else f"calls {name}({given})"
+                found.setdefault(setting, []).append(f"imports {module} and {action}")
+    return {setting: ", ".join(actions) for setting, actions in found.items()}
 
 
 def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
@@ -39,7 +41,7 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         if name in named:
             continue
         if "<" in str(stored[name]):  # <locals>, <lambda>
-            ways = f"dppo.train(config, resume=...) or dppo.evaluate(run, {name.removesuffix('_id')}=...)"
+            ways = f"dppo.train(config, resume=...) or dppo.evaluate(run, {'model' if name == 'model' else 'env'}=...)"
             fact = f"is an object of a Python program, which {origin} cannot name"
             raise ConfigError(f"{name}={stored[name]}: {fact}. Pass the object itself in Python: {ways}.")
         if not trust:
@@ -49,7 +51,7 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
             )
 
 
-def resume_command(env_name: str, run_dir: Path, model_name: str | None = None) -> str:
+def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
     """Return the command that continues a run."""
-    trust = " --trust" if code_named_by({"env_id": env_name, "model": model_name}) else ""
+    trust = " --trust" * bool(code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names}))
     return f"dppo train --resume {run_dir}{trust}"

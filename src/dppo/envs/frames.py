@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from dppo.envs.make import EnvId, close_all, make_env
+from dppo.envs.make import EnvId, close_all, in_wrappers, make_env
 from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 
-SETTINGS = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1}  # and their "off"
+SETTINGS = {"wrappers": (), "atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1}
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
@@ -84,12 +84,13 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
 def make_prepared(
     env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], make: Callable[..., Any] = make_env
 ) -> Any:
-    """Return an environment created by `make`, with its frames prepared by those of `settings` that are in SETTINGS.
+    """Return an environment created by `make`, wrapped and with its frames prepared by those of `settings` in SETTINGS.
 
     Raise ConfigError if one of them does not fit its observations, or OpenCV is missing.
     """
     of = {name: settings[name] for name, off in SETTINGS.items() if settings.get(name, off) not in (off, [])}
     env = make(env_id, {"frameskip": 1} | env_kwargs if "atari" in of and isinstance(env_id, str) else env_kwargs)
+    env = in_wrappers(env, of.pop("wrappers", ()))
     for name, value in of.items():
         try:
             env = _wrapped(env, name, of)

@@ -1,4 +1,4 @@
-"""Create one environment from an id, `module:Name-v0`, `module:factory` or a callable; also in a window."""
+"""Create one environment from an id, `module:Name-v0`, `module:factory` or a callable, in wrappers, or in a window."""
 
 import copy
 import difflib
@@ -7,14 +7,16 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.user_code import import_path, imported_module, in_a_line
+from dppo.files import make_scratch_dir
+from dppo.user_code import import_path, imported, imported_module, in_a_line
 
 EnvId = str | Callable[..., Any]
 ONE_AGENT = (
@@ -31,18 +33,66 @@ def check_env_id(env_id: EnvId) -> None:
         raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
 
 
-def make_env(env_id: EnvId, env_kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+def make_env(env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] = (0, 0)) -> gym.Env[Any, Any]:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
+
+    A callable of the user gets further arguments if it has parameters of their names: `sampler_id` and `env_index`,
+    from `place`; `scratch_dir`, a folder that is removed when the environment is closed; `render_mode`.
 
     Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment.
     """
     factory = env_id if callable(env_id) else _factory(env_id)
-    env: Any = factory(**_own_copy(env_kwargs))
-    problem = _not_one_environment(env)
-    if problem:
+    with ExitStack() as stack:
+        asked = _asked_for(factory, env_kwargs, place, stack)
+        env = _single(factory(**_own_copy(env_kwargs), **asked), f"env_id={import_path(env_id)}")
+        if "scratch_dir" in asked:
+            stack.callback(env.close)
+            env.close = stack.pop_all().close
+    return env
+
+
+def _asked_for(factory: Any, given: dict[str, Any], place: tuple[int, int], stack: ExitStack) -> dict[str, Any]:
+    """Return what `factory` has parameters for and is not `given`; one made from a registered id has none."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # it is written in C
+        return {}
+    names = parameters.keys() - given.keys() - getattr(factory, "keywords", {}).keys()  # those of functools.partial
+    asked: dict[str, Any] = {"sampler_id": place[0], "env_index": place[1]}
+    asked |= {"scratch_dir": make_scratch_dir(stack)} if "scratch_dir" in names else {}
+    if "render_mode" in names and parameters["render_mode"].default is inspect.Parameter.empty:
+        asked["render_mode"] = None  # in a window, it is given
+    return {name: value for name, value in asked.items() if name in names}
+
+
+def in_wrappers(env: Any, wrappers: Iterable[Any]) -> Any:
+    """Return `env` in `wrappers`, the first one innermost; close it, and raise as `make_env`, if one of them fails."""
+    for named in wrappers:
+        try:
+            env = _single(wrapper_of(named)(env), f"wrappers={import_path(named)}")
+        except BaseException:
+            close_all([env])
+            raise
+    return env
+
+
+def wrapper_of(named: Any) -> Callable[[Any], Any]:
+    """Return a wrapper by its import path, or itself; raise ConfigError if it cannot be imported or called."""
+    try:
+        wrapper = imported(named, "Wrapper") if isinstance(named, str) else named
+    except ImportError as error:
+        raise ConfigError(f"wrappers={named}: {error}.") from None
+    if not callable(wrapper):
+        raise ConfigError(f"wrappers={import_path(named)}: is {wrapper!r}. Name a class or function env -> env.")
+    return wrapper
+
+
+def _single(env: Any, named: str) -> Any:
+    """Return `env`; close it and raise ConfigError if it is not a single Gymnasium environment."""
+    if problem := _not_one_environment(env):
         if hasattr(env, "close"):
             close_all([env])
-        raise ConfigError(f"env_id={import_path(env_id)}: made {problem}")
+        raise ConfigError(f"{named}: made {problem}")
     return env
 
 
@@ -171,14 +221,14 @@ def check_display() -> None:
         )
 
 
-def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str) -> Any:
+def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, place: tuple[int, int] = (0, 0)) -> Any:
     """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": "human"} | env_kwargs)
+        env = make_env(env_id, {"render_mode": "human"} | env_kwargs, place)
     except Exception as error:
         if not (asked and "render_mode" in str(error)):
             raise

@@ -147,6 +147,7 @@ def _find_player(
             )
         if model is not None:
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
+        require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
         return _Player(policy, env, dict(env_kwargs or {}))
     if isinstance(policy, Result):
         run, trust = policy.checkpoint, True  # this process has just run its code
@@ -159,7 +160,7 @@ def _find_player(
     named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
     kept = env_kwargs is None and not _is_made(env)
     settings = settings_to_resume(run, None if kept else {"env_kwargs": env_kwargs or {}})
-    stored = {"env_kwargs": {}} | settings | {"model": own}
+    stored = {"env_kwargs": {}} | settings | {"model": own} | _wrappers_of(found.checkpoint.state, env)
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
@@ -167,6 +168,12 @@ def _find_player(
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
     return _Player(policy_from(found, model), settings["env_id"], dict(settings["env_kwargs"]))
+
+
+def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:
+    """Return the setting of a policy that names code, if its environment is to be made."""
+    settings = {} if _is_made(env) else state.get("config")
+    return {"wrappers": flattened(settings).get("wrappers", ()) if isinstance(settings, dict) else ()}
 
 
 def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:

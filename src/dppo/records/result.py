@@ -40,6 +40,7 @@ class Result:
     """Name of the signal, observer or exception that ended the run early; None if it finished."""
     model_name: str | None = None
     """The import path of the user's network; None for the default network."""
+    wrapper_names: tuple[str, ...] = ()
     times: str = ""
     """The times of collecting and of updating in an iteration, in words; "" for less than two iterations."""
     bottleneck: str = ""

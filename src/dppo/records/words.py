@@ -96,7 +96,8 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
         lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
     lines += [line for line in (result.times, result.bottleneck, *result.notes) if line]
     if result.stopped_by:
-        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, result.model_name)}")
+        named = result.model_name, result.wrapper_names
+        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, *named)}")
     return lines
 
 

@@ -35,13 +35,13 @@ def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
     """
     run = folder.absolute().parents[1]
     check_parts(run)
-    seed, episode, actions = _read(folder)
+    seed, episode, actions, place = _read(folder)
     settings = settings_to_resume(run)
     require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
     config = Config(**settings)
     if render:
         check_display()
-    make = partial(make_in_window, env_name=config.env_name) if render else make_env
+    make = partial(make_in_window, env_name=config.env_name, place=place) if render else partial(make_env, place=place)
     try:
         env = make_prepared(config.env_id, config.env_kwargs, {name: getattr(config, name) for name in SETTINGS}, make)
     except Exception as error:
@@ -56,13 +56,14 @@ def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
     return len(actions)
 
 
-def _read(folder: Path) -> tuple[int, int, np.ndarray]:
-    """Return seed, episode and actions of an incident; raise CheckpointError if it does not hold them."""
+def _read(folder: Path) -> tuple[int, int, np.ndarray, tuple[int, int]]:
+    """Return seed, episode, actions, and sampler and environment; raise CheckpointError if they are not there."""
     try:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_file(folder / FILE, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
-        return int(values["seed"]), int(values["episode"]), np.array(values["actions"], dtype)
+        place = int(values["sampler_id"]), int(values["env"])
+        return int(values["seed"]), int(values["episode"]), np.array(values["actions"], dtype), place
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
         raise CheckpointError(f"{folder / FILE}: {reason}. Pass a folder such as runs/NAME/incidents/001.") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dppo.config import Config, resolved
 from dppo.config.memory import check_layers
-from dppo.envs.make import check_env_id
+from dppo.envs.make import check_env_id, wrapper_of
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
@@ -70,6 +70,7 @@ def train(
     if not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
     check_env_id(config.env_id)
+    list(map(wrapper_of, config.wrappers))
     check_layers(config)
     if config.model is not None:
         model_class(config.model)
@@ -143,7 +144,7 @@ class _Run:
                 MetricsWriter(self.folder.path, resumed_at, TRACE).on_end(None, None)
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
             self.watching.add_file(LearningNotes(self.config, actions, rows))
-            self.watching.add_file(IncidentWriter(self.folder.path, self.config.env_name))
+            self.watching.add_file(IncidentWriter(self.folder.path, self.config))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save(last=True)
@@ -268,6 +269,7 @@ class _Run:
             env_faults=dict(learner.env_faults.counts),
             stopped_by=stopped_by,
             model_name=self.config.model_name,
+            wrapper_names=self.config.wrapper_names,
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
             notes=tuple(self.parts.collector.notes()),

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dppo.cluster.ray.token import PROGRESS, lock
+from dppo.cluster.ray.token import PROGRESS
 from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
+from dppo.files import lock
 
 STACKS_S = 0.3  # for a process to write its stacks
 MOST_TEXT = 100_000  # characters of stacks
@@ -40,7 +41,7 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
         file, path = tempfile.mkstemp(prefix=PROGRESS)
         with os.fdopen(file, "r+b"):
             os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
-            lock(Path(path))  # held until this process ends: see `clear_abandoned`
+            lock(Path(path))  # held until this process ends: see `remove_abandoned`
             return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
         remove_progress_file(path)

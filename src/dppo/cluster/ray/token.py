@@ -5,12 +5,10 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from filelock import lock_descriptor
+from dppo.files import lock, remove_abandoned
 
 PREFIX = "dppo-token-"
 PROGRESS = "dppo-progress-"  # begins the names of the files of `cluster/collecting/progress_file.py`
@@ -23,7 +21,7 @@ def use_private_token(*, ray_imported: bool) -> None:
     if not private_token.cache_info().currsize:
         if ray_imported:
             return
-        clear_abandoned()
+        remove_abandoned(PREFIX, PROGRESS, older_than_s=YOUNG_S)
     os.environ[MODE] = "token"
     os.environ[PATH] = str(private_token())
 
@@ -33,19 +31,6 @@ def forget_private_token() -> None:
     if private_token.cache_info().currsize and os.environ.get(PATH) == str(private_token()):
         del os.environ[PATH]
         os.environ.pop(MODE, None)
-
-
-def clear_abandoned() -> None:
-    """Remove the token folders and the progress files of processes that were killed, whose locks are free."""
-    here = Path(tempfile.gettempdir())
-    for path in (*here.glob(f"{PREFIX}*"), *here.glob(f"{PROGRESS}*")):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime < YOUNG_S:
-                continue
-            handle = lock(path)
-            if handle is not None:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-                os.close(handle)
 
 
 @cache  # Ray remembers the first token that it reads
@@ -58,14 +43,3 @@ def private_token() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
     return token
-
-
-def lock(path: Path) -> int | None:
-    """Lock a file or folder; return None if another process holds the lock, or the system has no such locks."""
-    with suppress(OSError):
-        number = os.open(path, os.O_RDONLY)
-        with suppress(OSError):
-            if lock_descriptor(number, blocking=False):
-                return number
-        os.close(number)
-    return None

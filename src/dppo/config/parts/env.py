@@ -26,6 +26,11 @@ class Env:
         }
     )
     env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
+    wrappers: tuple[str | Callable[..., Any], ...] = setting(
+        (),
+        "Wrappers of the environment, the first one innermost, before frames are prepared: module:Wrapper, a class or "
+        "function that takes an environment and returns one; in Python also the class or function itself.",
+    )
     on_env_fault: Literal["auto", "raise", "rebuild"] = setting(
         "auto",
         "Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask: raise ends "
@@ -109,6 +114,11 @@ class Env:
     def env_name(self) -> str:
         """Return the environment's id, or the import path of a callable."""
         return import_path(self.env_id)
+
+    @property
+    def wrapper_names(self) -> tuple[str, ...]:
+        """Return the import paths of the wrappers."""
+        return tuple(map(import_path, self.wrappers))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+from dppo.config import Config
 from dppo.config.trust import code_named_by
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.log import logger
@@ -21,9 +22,9 @@ LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 class IncidentWriter(Observer):
     """Writes incidents/001, 002, ... for each environment that fails, and each actor that dies or hangs."""
 
-    def __init__(self, run_dir: Path, env_name: str) -> None:
-        self._folder, named = run_dir / "incidents", code_named_by({"env_id": env_name})
-        self._trust = " --trust" if named else ""
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        named = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})
+        self._folder, self._trust = run_dir / "incidents", " --trust" if named else ""
 
     def on_incident(self, incident: Incident) -> None:
         """Write an incident that the run has recovered from, if there is room; log where."""

@@ -125,7 +125,7 @@ def _create(config: Config, origin: Found | None = None) -> RunFolder:
         ) from None
     try:
         if (path / FILE).exists() or has_any(path):
-            command = resume_command(config.env_name, Path(run_dir), config.model_name)
+            command = resume_command(config.env_name, Path(run_dir), config.model_name, config.wrapper_names)
             raise ConfigError(
                 f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
             )

@@ -1,0 +1,227 @@
+"""What a factory may ask for; wrappers; and environments that change state of their process."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from builders import make_config
+from commandline import fresh_environment
+from worlds import asking
+from worlds.asking import Doubled, Numbered, PlusOne
+from worlds.simple import Counting
+
+import dppo
+from dppo.cluster.builders import build_sampler
+from dppo.cluster.plans import sampler_plan
+from dppo.config import Config, read_settings
+from dppo.envs.frames import make_prepared
+from dppo.envs.make import make_env
+from dppo.errors import ConfigError
+from dppo.files import SCRATCH, remove_abandoned
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+    """Return a folder for temporary files of this process; keep the state of the process that tests change."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    numbers, before = np.random.get_state(), random.getstate()
+    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
+    yield tmp_path
+    np.random.set_state(numbers)
+    random.setstate(before)
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(threads)
+    torch.set_rng_state(torch_state)
+
+
+def scratch(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if SCRATCH in path.name]
+
+
+def asked(**given: Any) -> dict[str, Any]:
+    """Return the arguments that a factory gets."""
+    got: dict[str, Any] = {}
+
+    def factory(
+        sampler_id: int, env_index: int = 9, *, scratch_dir: str = "", render_mode: Any, **more: Any
+    ) -> gym.Env[Any, Any]:
+        got.update(sampler_id=sampler_id, env_index=env_index, scratch_dir=scratch_dir, render_mode=render_mode, **more)
+        return Counting()
+
+    made = make_env(factory, given, (3, 1))
+    got["there"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
+    made.close()
+    got["left"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
+    return got
+
+
+def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Path) -> None:
+    got = asked(speed=2)
+    folder = got.pop("scratch_dir")
+    assert Path(folder).parent == temporary
+    assert got == {"sampler_id": 3, "env_index": 1, "render_mode": None, "speed": 2, "there": True, "left": False}
+    given = {"sampler_id": 7, "env_index": 5, "scratch_dir": "", "render_mode": "rgb_array"}
+    assert asked(**given) == given | {"there": False, "left": False}
+    assert scratch(temporary) == []
+
+
+def test_a_factory_that_does_not_ask_gets_nothing(temporary: Path) -> None:
+    def shown(render_mode: str = "rgb_array", **more: Any) -> gym.Env[Any, Any]:
+        assert (render_mode, more) == ("rgb_array", {})
+        return Counting()
+
+    def numbered(sampler_id: int) -> gym.Env[Any, Any]:
+        assert sampler_id == 5
+        return Counting()
+
+    make_env(shown, {})
+    make_env(partial(numbered, sampler_id=5), {})
+    make_env(Counting, {})
+    assert make_env("CartPole-v1", {}).unwrapped.render_mode is None
+    assert scratch(temporary) == []
+
+
+def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_closed(temporary: Path) -> None:
+    config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
+    built = build_sampler(sampler_plan(config), 4)
+    envs: list[Any] = [one.env for one in built.envs._envs]
+    assert [env.place for env in envs] == [4.0, 4.1]
+    first = envs[0].log.parent
+    assert first.is_dir()
+    rebuilt: Any = built.envs._repairs._make(0)  # while the one that failed is still open
+    assert (rebuilt.place, len(scratch(temporary))) == (4.0, 3)
+    envs[0].close()
+    assert (first.exists(), rebuilt.log.exists()) == (False, True)
+    rebuilt.close()
+    built.envs.close()
+    assert scratch(temporary) == []
+
+
+def test_a_constructor_that_raises_leaves_no_folder(temporary: Path) -> None:
+    def raises(scratch_dir: str) -> gym.Env[Any, Any]:
+        raise OSError("no licence")
+
+    def returns_nothing(scratch_dir: str) -> Any:
+        return None
+
+    with pytest.raises(OSError, match="no licence"):
+        make_env(raises, {})
+    with pytest.raises(ConfigError, match="made None"):
+        make_env(returns_nothing, {})
+    assert scratch(temporary) == []
+
+
+def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(temporary: Path) -> None:
+    script = (
+        "import tempfile, time; from contextlib import ExitStack; from dppo.files import make_scratch_dir\n"
+        f"tempfile.tempdir = {str(temporary)!r}; stack = ExitStack()\n"
+        "print(make_scratch_dir(stack), flush=True); time.sleep(60)"
+    )
+    run = [sys.executable, "-c", script]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=fresh_environment()) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        (folder / "log").touch()
+        remove_abandoned(SCRATCH)
+        assert (folder / "log").exists()
+        process.send_signal(signal.SIGKILL)
+    make_env(lambda scratch_dir: Counting(), {}).close()  # as its replacement does
+    assert scratch(temporary) == []
+
+
+# ------------------------------------------------------------------ wrappers
+
+
+@pytest.mark.parametrize(("wrappers", "reward"), [((), 1), ((Doubled, PlusOne), 3), ((PlusOne, Doubled), 4)])
+def test_wrappers_are_applied_in_order_before_frames_are_prepared(wrappers: Any, reward: float) -> None:
+    paths = [f"worlds.asking:{one.__name__}" for one in wrappers]
+    for named in (wrappers, paths):
+        env = make_prepared(Counting, {}, {"wrappers": named, "action_repeat": 10})
+        env.reset(seed=0)
+        assert env.step(1)[1] == 10 * reward
+
+
+WRONG = [
+    ("Doubled", "is not of the form module:Wrapper. Add the name of the module that defines the wrapper."),
+    ("no_such_module_at_all:Wrapper", "importing no_such_module_at_all failed: ModuleNotFoundError"),
+    ("worlds.asking:Dubled", "the module worlds.asking has no Dubled. Check the spelling."),
+    ("worlds.asking:NUMBER", "is 3. Name a class or function"),
+]
+
+
+@pytest.mark.parametrize(("wrapper", "words"), WRONG)
+def test_a_wrapper_that_cannot_be_called_is_refused_before_anything_starts(
+    wrapper: str, words: str, temporary: Path
+) -> None:
+    config = Config(env_id="CartPole-v1", wrappers=(wrapper,), run_dir=temporary / "run", progress="off")
+    with pytest.raises(ConfigError) as caught:
+        dppo.train(config)
+    assert str(caught.value).startswith(f"wrappers={wrapper}: {words}")
+    assert not (temporary / "run").exists()
+
+
+def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> None:
+    closed: list[Any] = []
+
+    class Closing(Counting):
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(ConfigError, match=r"wrappers=worlds\.asking:nothing: made None"):
+        make_prepared(Closing, {}, {"wrappers": ["worlds.asking:PlusOne", asking.nothing]})
+    with pytest.raises(TypeError):
+        make_prepared(Closing, {}, {"wrappers": [lambda: None]})
+    assert len(closed) == 2
+
+
+# ------------------------------------------------------------------ the promise
+
+
+def small(run_dir: Path, **changes: Any) -> Config:
+    sizes = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "total_timesteps": 240, "update_epochs": 2}
+    world = {"env_id": "worlds.asking:Numbered", "wrappers": (Doubled,)}
+    return make_config(sizes | world | {"run_dir": run_dir, "progress": "off"} | changes)
+
+
+MEDDLES = {"env_kwargs": {"meddles": True}}
+
+
+def test_state_of_the_process_that_an_environment_changes_does_not_change_the_result(temporary: Path) -> None:
+    """It seeds and draws from the global generators, leaves the folder, and sets up torch."""
+    alone = dppo.train(small(temporary / "alone"))
+    meddled = dppo.train(small(temporary / "meddled", **MEDDLES))
+    assert (torch.get_default_dtype(), Path.cwd()) == (torch.float64, temporary), "it did so"
+    assert alone.weights_sha256 == meddled.weights_sha256
+    assert scratch(temporary) == []
+    assert read_settings(temporary / "alone" / "config.yaml")["wrappers"] == ["worlds.asking:Doubled"]
+    assert dppo.evaluate(alone, episodes=2).returns == (0.0, 0.0), "it plays in environment 0 of sampler 0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_numbers_and_meddling_give_the_same_result_wherever_and_a_killed_actor_leaves_no_folder(
+    memory: str, temporary: Path, ray_session: None, monkeypatch: Patch
+) -> None:
+    alone = dppo.train(small(temporary / "alone", memory=memory))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    of_actors, before = Path(tempfile.gettempdir()), set(scratch(Path(tempfile.gettempdir())))
+    killing = {"env_kwargs": {"meddles": True, "killing": str(temporary / "killed")}}
+    hosted = dppo.train(small(temporary / "hosted", memory=memory, num_actors=2, **killing))
+    assert hosted.incidents["actor_lost"] == 1
+    assert alone.weights_sha256 == hosted.weights_sha256
+    assert set(scratch(of_actors)) <= before
