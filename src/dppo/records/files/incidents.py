@@ -16,6 +16,7 @@ from dppo.records.result import Result
 
 FILE = "incident.json"
 MOST, MOST_NUMBERS = 50, 2**18  # folders of a run; numbers in the actions of one
+SAID = 3  # folders that are named as they are written, besides that of the end
 LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 
 
@@ -24,7 +25,7 @@ class IncidentWriter(Observer):
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         named = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})
-        self._folder, self._trust = run_dir / "incidents", " --trust" if named else ""
+        self._folder, self._trust, self._said = run_dir / "incidents", " --trust" if named else "", SAID
 
     def on_incident(self, incident: Incident) -> None:
         """Write an incident that the run has recovered from, if there is room; log where."""
@@ -45,12 +46,15 @@ class IncidentWriter(Observer):
                 write_file(folder / FILE, json.dumps(values | {"time": time.strftime("%F %T %z")}).encode())
                 report = f"{incident.message}\n\n{values.get('traceback', incident.details)}"
                 write_file(folder / "report.txt", report.encode())
-                logger.warning("see %s%s", folder, "" if actions is None else f": dppo replay {folder}{self._trust}")
+                if number <= self._said:
+                    again = "" if actions is None else f": dppo replay {folder}{self._trust}"
+                    logger.warning("see %s%s", folder, again)
         except OSError as error:
             logger.warning("%s: %s The incident is not written.", folder, cause(error))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Write the incident that has ended the run."""
+        self._said = MOST
         if isinstance(error, EnvironmentFault):
             self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
         elif isinstance(error, ClusterError):
