@@ -55,7 +55,7 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
     assert result.global_step == ITERATIONS * ROWS - len(in_steps)  # each costs one row
     assert lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
     assert sum(count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler") == len(faults)
-    assert any(f"  {lost} x steps lost" in line for line in recorder.ending)
+    assert any(f"which cost {lost:,} env steps:" in line for line in recorder.ending)
 
 
 def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:

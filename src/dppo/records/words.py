@@ -88,7 +88,10 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
     if result.incidents:
         counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
         lines.append(f"Incidents: {', '.join(counts)}")
-    most = sorted(result.env_faults.items(), key=lambda one: (-one[1], one[0]))
+    faults = dict(result.env_faults)
+    if lost := faults.pop("steps lost", 0):
+        lines.append(f"Faults of environments, which cost {counted(lost, 'env step')}:")
+    most = sorted(faults.items(), key=lambda one: (-one[1], one[0]))
     lines += [f"  {count} x {name}" for name, count in most[:FAULTS]]
     if others := most[FAULTS:]:
         lines.append(f"  {sum(count for _, count in others)} more of {counted(len(others), 'other kind')}")
