@@ -59,9 +59,9 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
         "warning: playing changes the current folder",
         "warning: sampler 0 (worlds.sick:Sick): the observation is from 1073741824 to",
         "warning: integers are not normalized: the observation reaches 1,073,741,8",
-        "warning: memory grows by 5",
+        "warning: memory grows by ",
         "note: all rewards of 82 steps were 0.",
-        "note: it cannot be pickled, and need not be: TypeError: cannot pickle '_thread.lock' object",
+        "note: it cannot be pickled, and need not be: TypeError: cannot pickle",
     ),
 }
 

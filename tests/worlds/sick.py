@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import signal
@@ -62,7 +63,8 @@ class Sick(gym.Env[Any, Any]):
         if self.total == AT:
             self._fall_ill()
         if self.disease == "several":
-            self._kept.append(np.ones(2**16))
+            self._kept.append(mmap.mmap(-1, 2**19))  # never memory that was freed before
+            self._kept[-1].write(bytes(2**19))
         if self.disease == "prints":
             print("x" * 9_999)
         return self._observation(), float(self.disease != "several"), False, self._t >= 20, {}
