@@ -1,4 +1,4 @@
-"""What the facts about an environment mean: findings with remedies, the speed to expect, and what to set."""
+"""Diagnosis of an environment from the facts: findings with remedies, the speed to expect, and settings."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ EXAMINATION = ("-m", "dppo.doctor.examination")
 
 
 class Watch:
-    """What a process reports, and what its end says."""
+    """Collects the reports of a process that is examined, and describes its end."""
 
     def __init__(self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]) -> None:
         """Start `python PROGRAM DESCRIPTOR JSON` with what is `wanted`; `show` is called with each stage."""

@@ -20,7 +20,7 @@ EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th
 
 
 class EnvFaults:
-    """Takes note of the faults in each iteration, before it is learned from."""
+    """Counts the faults of each iteration before it is learned from."""
 
     def __init__(
         self,

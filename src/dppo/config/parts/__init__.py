@@ -103,7 +103,7 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         return self.sizes.minibatches_per_epoch
 
     def epochs_for(self, discrete: bool = True) -> int:
-        """Return K of a run whose actions are all `discrete` or not."""
+        """Return K of a run, depending on whether all actions are `discrete`."""
         return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
 
     @property

@@ -83,7 +83,7 @@ class PPO:
     scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
 
     def epochs(self, *, discrete: bool = False) -> int:
-        """Return K, where all actions are `discrete`, without memory and a policy lag, or not."""
+        """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
 
     def smallest_deviation(self, informed: bool) -> float | None:

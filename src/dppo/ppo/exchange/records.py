@@ -167,7 +167,7 @@ class Incident:
     details: str = field(default="", compare=False)
     """Many lines, such as the stacks of a process that was hung."""
     fault: EnvFault | None = field(default=None, compare=False)
-    """Where an environment failed; None for other incidents."""
+    """The place of an environment's fault in the run; None for other incidents."""
 
 
 @dataclass(frozen=True, slots=True)
