@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,20 @@ def test_the_deviation_may_depend_on_the_state(kind: str, outputs: int, trunk: s
     assert dppo.load_policy(result.run_dir).weights.size == trunks * HIDDEN + 65 * outputs + 65
 
 
+@pytest.mark.parametrize("trunk", ["auto", "shared"])
+def test_the_first_deviation_is_a_setting(trunk: str, tmp_path: Path) -> None:
+    """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each element."""
+    settings = small(tmp_path / "run", env_id="Pendulum-v1", trunk=trunk, log_std_init=-1.5, learning_rate=1e-12)
+    result = dppo.train(settings)
+    assert result.metrics[0]["losses/entropy"] == pytest.approx(-1.5 + 0.5 + 0.5 * math.log(2 * math.pi), abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"action_bounds": "squash"}, r"action_bounds=squash: has no effect on Discrete\(2\) actions"),
         (actuated("free") | {"action_bounds": "rescale"}, "rescale: needs finite .*element 1.*between 0.0 and inf"),
+        ({"log_std_init": -1.0}, r"log_std_init=-1.0 has no effect.*Discrete\(2\)"),
         ({"state_dependent_std": True}, r"state_dependent_std=True has no effect.*Discrete\(2\)"),
         ({"env_id": "Pendulum-v1", "action_mask": "info"}, r"action_mask=info: has no effect on Box\[1\] actions"),
     ],

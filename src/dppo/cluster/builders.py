@@ -172,6 +172,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
         streams.integer(plan.seed, Stream.WEIGHTS),
         device=device,
         zeros_like=None if parallel is None else parallel.zeros_like,
+        log_std=plan.network.log_std_init,
     )
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)

@@ -54,6 +54,13 @@ class Network:
         "Let the standard deviation of real-valued actions depend on the observation; else it is a parameter.",
         branch=False,
     )
+    log_std_init: float = setting(
+        0.0,
+        "Log of the standard deviation of real-valued actions at the start; -1 draws them closer to the mean.",
+        ge=-20,
+        le=2,
+        branch=False,
+    )
     memory: Literal["none", "gru", "lstm"] = setting(
         "none",
         "Memory of past observations behind the hidden layers: a GRU or an LSTM, from zero in each episode.",

@@ -28,12 +28,22 @@ class PPOModel:
     """
 
     def __init__(
-        self, spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+        self,
+        spec: NetworkSpec,
+        seed: int,
+        *,
+        device: str = "cpu",
+        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        log_std: float = 0.0,
     ) -> None:
-        """Draw the initial weights from `seed` alone."""
+        """Draw the initial weights from `seed` alone; set the logs of deviations, where they are parameters."""
         self.spec = spec
         self.network = learning_network(spec, seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
+        if log_std and "log_std" in spec.shapes:
+            weights = self.parameters.weights.numpy(force=True).copy()
+            spec.unflatten(weights)["log_std"][:] = log_std
+            self.parameters.weights.data.copy_(torch.from_numpy(weights))
 
     def forward(
         self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None

@@ -107,9 +107,10 @@ def _is_cnn_alone(spaces: Spaces, encoder: str | None) -> bool:
 def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> None:
     """Refuse settings other than the default that have no effect on the network for these spaces."""
     alone = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
+    real = "actions are not real numbers"
     without = (
         (encoder is None, "image_encoder image_features", "the observation has no image"),
-        (not list(boxes(spaces.actions)), "state_dependent_std", f"{spaces.actions} actions are not real numbers"),
+        (not list(boxes(spaces.actions)), "state_dependent_std log_std_init", f"{spaces.actions} {real}"),
         (_is_cnn_alone(spaces, encoder), "hidden_sizes activation layer_norm", alone),
         (encoder == "flatten", "image_features", "image_encoder=flatten has no layers of its own"),
     )
