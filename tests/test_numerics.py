@@ -23,8 +23,7 @@ import dppo
 from dppo.errors import ClusterError
 from dppo.numerics import portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
-from dppo.ppo.networks.chains import use_in
-from dppo.ppo.networks.products import linear, multiply
+from dppo.ppo.networks.products import linear, multiply, use_in
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
 INTEL = """

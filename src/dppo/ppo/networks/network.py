@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -89,6 +90,14 @@ class LearningNetwork(Protocol):
 
     def backward(self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"]) -> None:
         """Store the gradient of the loss, given those with respect to head and values; `residuals` are used up."""
+
+
+def shapes_of_layers(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of linear layers, numbered as torch does: the activations between them count, too."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+        shapes |= {f"{name}.{2 * layer}.weight": (outputs, inputs), f"{name}.{2 * layer}.bias": (outputs,)}
+    return shapes
 
 
 class NetworkSpec(ABC):

@@ -1,12 +1,14 @@
-"""Matrix products of torch tensors by NumPy's BLAS.
+"""Matrix products of torch tensors by NumPy's BLAS; linear layers, and chains of them, that compute with these.
 
 torch's MKL chooses its order of sums by the vendor of the CPU, unless it is limited to SSE2, which takes two to three
 times as long. NumPy's OpenBLAS computes the same bits on every CPU with AVX2 that it is asked to treat as a Haswell
-(see `dppo.numerics`), in the time of MKL.
+(see `dppo.numerics`), in the time of MKL. A chain, the layers of an MLP as one step, saves the time that torch spends
+between small layers.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,15 @@ from torch.nn import functional as F
 
 WORTH_SHARING = 10**7  # multiplications, which take a thread a third of a millisecond; handing them over takes 0.05 ms
 VIEWS = "_views_of_weights"  # attribute of a layer: address of the weights; the weights [m, k] and the bias as arrays
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# In place, on an array: NumPy's tanh takes a third of the time of torch's. And the gradient by that of the output, and
+# by the output.
+ACTIVATIONS: dict[Any, tuple[Callable[..., np.ndarray], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.Tanh: (np.tanh, torch.ops.aten.tanh_backward),
+    nn.ReLU: (partial(np.maximum, 0), partial(torch.ops.aten.threshold_backward, threshold=0)),
+}
+Arrays = Sequence[tuple[np.ndarray, Any]]  # weights [m, k] and bias [m], or None, of each layer
+Activations = Sequence[type[nn.Module] | None]  # behind each layer
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -58,12 +69,54 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
+def use_in(module: nn.Module) -> None:
+    """Let the linear layers of `module` compute with `product`; subclasses keep a `forward` of their own."""
+    for part in module.modules():
+        if (forward := forward_of(part)) is not None:
+            part.__dict__["forward"] = forward
+
+
+def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return a forward pass with `product`, to be used in place of the module's own.
+
+    None if the module has a forward pass of its own, or is no linear layer and no chain of them.
+    """
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        return partial(layer_forward, module)
+    if type(module) is not nn.Sequential:
+        return None
+    layers: list[nn.Linear] = []
+    activations: list[type[nn.Module] | None] = []
+    for part in module:
+        if any(getattr(part, hooks) for hooks in HOOKS):
+            return None
+        if type(part) is nn.Linear and part.bias is not None:
+            layers.append(part)
+            activations.append(None)
+        elif type(part) in ACTIVATIONS and layers and activations[-1] is None:
+            activations[-1] = type(part)
+        else:
+            return None
+    parameters = [one for layer in layers for one in (layer.weight, layer.bias)]
+    return partial(_chain_forward, module, layers, activations, parameters) if layers else None
+
+
+def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """Compute a linear layer, in place of `nn.Linear.forward`."""
+    parameters = layer.__dict__["_parameters"]
+    weight: Tensor | None = parameters.get("weight")
+    if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
+        return linear(inputs, layer.weight, layer.bias)
+    return _forward(inputs, (_views_of(layer),), (None,), (weight, parameters["bias"]))
+
+
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
     if not alike(inputs, weight):
         return F.linear(inputs, weight, bias)
     rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
-    outputs = _linear(rows, weight, bias, weight.numpy(force=True), None if bias is None else bias.numpy(force=True))
+    arrays = weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
+    outputs = _forward(rows, (arrays,), (None,), (weight, bias))
     return outputs if inputs.dim() == 2 else outputs.view(*inputs.shape[:-1], len(weight))
 
 
@@ -73,49 +126,16 @@ def alike(inputs: Tensor, weight: Tensor) -> bool:
     return same and not torch.is_autocast_enabled("cpu")
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, w: np.ndarray, b: np.ndarray | None) -> Tensor:
-    """Return x [n, k] times weight [m, k] transposed, plus bias; `w` and `b` are these weights and this bias."""
-    if torch.is_grad_enabled() and (
-        # the bias alone learns where a user has frozen the weights
-        weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return _Linear.apply(x, weight, bias, w, b)  # type: ignore[no-untyped-call]
-    return torch.from_numpy(affine(x.numpy(force=True), w.T, b))
+def _chain_forward(
+    module: nn.Sequential, layers: list[nn.Linear], activations: Activations, parameters: list[Tensor], inputs: Tensor
+) -> Tensor:
+    """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
+    if inputs.dim() != 2 or not alike(inputs, parameters[0]):
+        return nn.Sequential.forward(module, inputs)  # type: ignore[no-untyped-call]
+    return _forward(inputs, [_views_of(layer) for layer in layers], activations, parameters)
 
 
-class _Linear(Function):
-    """y = x W^T + b: dL/dx = dL/dy W, dL/dW = (dL/dy)^T x, dL/db = sum(dL/dy)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, w: np.ndarray, b: np.ndarray | None
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.arrays = rows, _ = x.numpy(), w
-        return torch.from_numpy(affine(rows, w.T, b))
-
-    @staticmethod
-    def backward(ctx: Any, by_y: Tensor) -> Any:
-        x, weight = ctx.saved_tensors  # raises if one has been modified since
-        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        by_bias = by_y.sum(dim=0) if of_bias else None
-        if torch.is_grad_enabled():  # a network of a user takes the gradient of a gradient
-            return by_y @ weight, by_y.t() @ x, by_bias, None, None
-        by_rows, (rows, w) = by_y.numpy(), ctx.arrays
-        by_x = torch.from_numpy(product(by_rows, w)) if of_x else None
-        by_weight = torch.from_numpy(product(by_rows.T, rows)) if of_weight else None
-        return by_x, by_weight, by_bias, None, None
-
-
-def affine(a: np.ndarray, b: np.ndarray, plus: np.ndarray | None) -> np.ndarray:
-    """Return a [n, k] times b [k, m], plus a row [m]."""
-    sums = product(a, b)
-    if plus is not None:
-        sums += plus
-    return sums
-
-
-def views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
+def _views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
     """Return weights [m, k] and bias [m], or None, as arrays, which the layer keeps.
 
     Making them takes as long as the product for a step of a few environments.
@@ -129,10 +149,61 @@ def views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
     return w, b
 
 
-def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Compute a linear layer, in place of `nn.Linear.forward`."""
-    parameters = layer.__dict__["_parameters"]
-    weight: Tensor | None = parameters.get("weight")
-    if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
-        return linear(inputs, layer.weight, layer.bias)
-    return _linear(inputs, weight, parameters["bias"], *views_of(layer))
+def _forward(x: Tensor, arrays: Arrays, activations: Activations, parameters: Sequence[Tensor | None]) -> Tensor:
+    """Return the outputs of the last layer for `x` [n, k]; `parameters` are weight and bias of each layer."""
+    if torch.is_grad_enabled():
+        for one in (x, *parameters):  # the biases alone learn where a user has frozen the weights
+            if one is not None and one.requires_grad:
+                return _Layers.apply(x, arrays, activations, *parameters)  # type: ignore[no-untyped-call]
+    return torch.from_numpy(_outputs(x, arrays, activations)[-1])
+
+
+def _outputs(x: Tensor, arrays: Arrays, activations: Activations) -> list[np.ndarray]:
+    """Return the outputs of all layers, behind the inputs."""
+    rows = x.numpy(force=True)
+    outputs = [rows]
+    for (weight, bias), activation in zip(arrays, activations, strict=True):
+        rows = product(rows, weight.T)
+        if bias is not None:
+            rows += bias
+        if activation is not None:
+            ACTIVATIONS[activation][0](rows, out=rows)
+        outputs.append(rows)
+    return outputs
+
+
+class _Layers(Function):
+    """y = x W^T + b in each layer: dL/dx = dL/dy W, dL/dW = (dL/dy)^T x, dL/db = sum(dL/dy)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, arrays: Arrays, activations: Activations, *parameters: Tensor | None) -> Tensor:
+        ctx.arrays, ctx.activations, ctx.biases = arrays, activations, parameters[1::2]
+        ctx.outputs = _outputs(x, arrays, activations)
+        last = torch.from_numpy(ctx.outputs[-1])
+        ctx.save_for_backward(x, *parameters[::2], *(() if activations[-1] is None else (last,)))
+        return last
+
+    @staticmethod
+    def backward(ctx: Any, by_y: Tensor) -> Any:
+        arrays, (of_x, _, _, *needed) = ctx.arrays, ctx.needs_input_grad
+        x, *weights = ctx.saved_tensors[: 1 + len(arrays)]  # raises if one has been modified since
+        gradients: list[Tensor | None] = [None] * len(needed)
+        if torch.is_grad_enabled():  # a network of a user takes the gradient of a gradient
+            y, parameters = x, [one for pair in zip(weights, ctx.biases, strict=True) for one in pair]
+            for weight, bias, activation in zip(weights, ctx.biases, ctx.activations, strict=True):
+                y = F.linear(y, weight, bias) if activation is None else activation()(F.linear(y, weight, bias))
+            wanted = [one for one, need in zip((x, *parameters), (of_x, *needed), strict=True) if need]
+            found = iter(torch.autograd.grad(y, wanted, by_y, create_graph=True))
+            by_x, *gradients = (next(found) if need else None for need in (of_x, *needed))
+            return by_x, None, None, *gradients
+        for number in reversed(range(len(arrays))):
+            if (activation := ctx.activations[number]) is not None:
+                by_y = ACTIVATIONS[activation][1](by_y, torch.from_numpy(ctx.outputs[number + 1]))
+            rows = by_y.numpy()
+            if needed[2 * number]:
+                gradients[2 * number] = torch.from_numpy(product(rows.T, ctx.outputs[number]))
+            if needed[2 * number + 1]:
+                gradients[2 * number + 1] = by_y.sum(dim=0)
+            if number or of_x:
+                by_y = torch.from_numpy(product(rows, arrays[number][0]))
+        return by_y if of_x else None, None, None, *gradients

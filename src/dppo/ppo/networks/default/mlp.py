@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.joint import distribution_of
-from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs
+from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs, shapes_of_layers
 from dppo.spaces.spaces import Spaces
 
 
@@ -52,10 +51,7 @@ class MLPSpec(NetworkSpec):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for trunk, outputs in (("policy", self.policy_outputs), ("value", 1)):
-            sizes = (math.prod(self.obs_shape), *self.hidden_sizes, outputs)
-            for layer, (inputs, units) in enumerate(pairwise(sizes)):
-                shapes[f"{trunk}.{2 * layer}.weight"] = units, inputs  # as torch numbers them: activations count too
-                shapes[f"{trunk}.{2 * layer}.bias"] = (units,)
+            shapes |= shapes_of_layers(trunk, (math.prod(self.obs_shape), *self.hidden_sizes, outputs))
         if self.distribution.free_size:
             shapes["log_std"] = (self.distribution.free_size,)
         return shapes

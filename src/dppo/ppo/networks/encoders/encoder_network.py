@@ -1,5 +1,6 @@
 """The network of encoders: a plain torch module, with the contract of a user's own."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -53,24 +54,22 @@ class EncoderNetwork(nn.Module):
             state: [rows, S] before the first step.
             starts: [L, rows]; True where the state becomes zero before the step.
         """
+        bodies = [self.body] if self.value_body is None else [self.body, self.value_body]
         if state is None or starts is None:
-            hidden = self.body(obs)
-            head = self._head(hidden)
-            if self.value_body is not None:
-                hidden = self.value_body(obs)
-            return head, self.value(hidden).squeeze(-1)
+            return self._outputs([body(obs) for body in bodies])
         rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as a batch holds them
-        states = state.chunk(1 if self.value_body is None else 2, dim=1)
-        hidden, state = _remembered(self.body, self.memory, rows, states[0], starts)
-        head = self._head(hidden)
-        if self.value_body is not None:
-            hidden, of_value = _remembered(self.value_body, self.value_memory, rows, states[1], starts)
-            state = torch.cat([state, of_value], dim=1)
-        return head, self.value(hidden).squeeze(-1), state
+        codes = [body(rows).view(*starts.t().shape, -1).transpose(0, 1) for body in bodies]
+        cells = [cell for cell in (self.memory, self.value_memory) if cell is not None]
+        parts = zip(cells, codes, state.chunk(len(bodies), dim=1), strict=True)
+        hidden, states = zip(*(over_time(*part, starts) for part in parts), strict=True)
+        return *self._outputs(hidden), torch.cat(states, dim=1)
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        head: Tensor = self.policy(hidden)
-        return head if self.log_std is None else torch.cat([head, self.log_std.expand(*head.shape[:-1], -1)], dim=-1)
+    def _outputs(self, hidden: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return head and values of the outputs of the policy's and the value's layers, or of those that they share."""
+        head = self.policy(hidden[0])
+        if self.log_std is not None:
+            head = torch.cat([head, self.log_std.expand(*head.shape[:-1], -1)], dim=-1)
+        return head, self.value(hidden[-1]).squeeze(-1)
 
 
 class Body(nn.Module):
@@ -112,11 +111,3 @@ def _cell(layers: Layers, features: int) -> Cell | None:
     for bias in (cell.bias_ih, cell.bias_hh):
         nn.init.zeros_(bias)
     return cell
-
-
-def _remembered(body: Body, cell: Cell | None, rows: Any, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode all rows at once, and run the cell over them: outputs [L, rows, H], and the state after them."""
-    assert cell is not None, "a network without memory got a state"
-    length, count = starts.shape
-    features = body(rows).view(count, length, body.features).transpose(0, 1)
-    return over_time(cell, features, state, starts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -13,7 +12,7 @@ from typing_extensions import override
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.network import NetworkSpec, shapes_of_layers
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -50,11 +49,14 @@ class EncoderSpec(NetworkSpec):
 
     def module(self, seed: int) -> nn.Module:
         """Build the module on the CPU with weights drawn from `seed`; imports torch."""
-        from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
         from dppo.ppo.networks.parameters import drawn
 
-        head_size, layers = self.distribution.head_size, asdict(self.layers)
-        return drawn(lambda: EncoderNetwork(self.spaces, head_size, **layers), seed, self.dtype)
+        return drawn(self._made, seed, self.dtype)
+
+    def _made(self) -> nn.Module:
+        from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
+
+        return EncoderNetwork(self.spaces, self.distribution.head_size, **asdict(self.layers))
 
     @cached_property
     @override
@@ -62,19 +64,16 @@ class EncoderSpec(NetworkSpec):
         if not self.acts_in_numpy:
             import torch
 
-            from dppo.ppo.networks.encoders.encoder_network import EncoderNetwork
             from dppo.ppo.networks.parameters import shapes_of
 
             with torch.device("meta"):  # allocates nothing: the layers may be too large
-                return shapes_of(EncoderNetwork(self.spaces, self.distribution.head_size, **asdict(self.layers)))
+                return shapes_of(self._made())
         layers, free = self.layers, self.distribution.free_size
         units, gates = layers.memory_size, GATES[layers.memory] * layers.memory_size
         shapes: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}
         sizes = (math.prod(self.obs_shape), *layers.hidden_sizes)
         for trunk in layers.trunks:
-            for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
-                shapes[f"{trunk}body.hidden.{2 * layer}.weight"] = outputs, inputs  # activations count too
-                shapes[f"{trunk}body.hidden.{2 * layer}.bias"] = (outputs,)
+            shapes |= shapes_of_layers(f"{trunk}body.hidden", sizes)
         for trunk in layers.trunks:
             shapes |= {f"{trunk}memory.weight_ih": (gates, sizes[-1]), f"{trunk}memory.weight_hh": (gates, units)}
             shapes |= {f"{trunk}memory.{name}": (gates,) for name in ("bias_ih", "bias_hh")}

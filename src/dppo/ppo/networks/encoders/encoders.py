@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -98,11 +99,11 @@ class Embedding(Encoder):
 class CNN(Encoder):
     """Convolutions, and a layer of `features` units behind them."""
 
-    def __init__(self, image: Image | Bits, layers: nn.Sequential, outputs: int, features: int) -> None:
+    def __init__(self, image: Image | Bits, layers: Iterable[nn.Module], outputs: int, features: int) -> None:
         """Draw the weights of the last layer, which reads the `outputs` numbers of `layers`."""
         super().__init__()
         self.image = image
-        self.layers = layers
+        self.layers = nn.Sequential(*layers, nn.Flatten())
         self.last = nn.Sequential(orthogonal(Dense(outputs, features), SQRT2), nn.ReLU())
         self.features = features
 
@@ -117,15 +118,11 @@ def nature_cnn(shape: tuple[int, ...], features: int) -> CNN:
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), methods.
     """
     image = Image(shape)
-    layers = nn.Sequential(
-        orthogonal(PixelConv(image.channels, 32, 8, stride=4), SQRT2),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(32, 64, 4, stride=2), SQRT2),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(64, 64, 3), SQRT2),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
+    layers = [
+        *_active(PixelConv(image.channels, 32, 8, stride=4)),
+        *_active(nn.Conv2d(32, 64, 4, stride=2)),
+        *_active(nn.Conv2d(64, 64, 3)),
+    ]
     height, width = (((side - 8) // 4 - 3) // 2 - 1 for side in (image.height, image.width))
     return CNN(image, layers, 64 * height * width, features)
 
@@ -141,14 +138,10 @@ def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
     height, width, blocks = image.height, image.width, []
     for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
         convolution = nn.Conv2d if number else PixelConv
-        blocks += [
-            convolution(inputs, outputs, 3, padding=1),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            Residual(outputs),
-            Residual(outputs),
-        ]
+        blocks += [convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        blocks += [Residual(outputs), Residual(outputs)]
         height, width = (height + 1) // 2, (width + 1) // 2
-    return CNN(image, nn.Sequential(*blocks, nn.ReLU(), nn.Flatten()), 32 * height * width, features)
+    return CNN(image, [*blocks, nn.ReLU()], 32 * height * width, features)
 
 
 def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
@@ -164,17 +157,13 @@ def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
     """
     image = Image(shape)
     height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
-    layers = nn.Sequential(
+    layers = [
         nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
-        orthogonal(nn.Conv2d(8 * image.channels, 16, 2), SQRT2),
-        nn.ReLU(),
+        *_active(nn.Conv2d(8 * image.channels, 16, 2)),
         nn.MaxPool2d(2),
-        orthogonal(nn.Conv2d(16, 32, 2), SQRT2),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(32, 64, 2), SQRT2),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
+        *_active(nn.Conv2d(16, 32, 2)),
+        *_active(nn.Conv2d(32, 64, 2)),
+    ]
     return CNN(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
 
 
@@ -236,6 +225,10 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def _active(layer: nn.Conv2d) -> tuple[nn.Module, ...]:
+    return orthogonal(layer, SQRT2), nn.ReLU()
 
 
 CNNS = {"nature": nature_cnn, "impala": impala_cnn, "grid": grid_cnn}
