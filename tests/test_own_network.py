@@ -25,7 +25,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.building import learning_network
+from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user.module_spec import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.simple import Categorical
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import leaves

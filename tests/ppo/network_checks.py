@@ -12,7 +12,7 @@ import torch
 from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.networks.building import learning_network
+from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
 
 

@@ -11,8 +11,7 @@ from builders import spec_of
 from test_distributions import drawn, heads
 
 from dppo.ppo.distributions.base import allowed
-from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
-from dppo.ppo.distributions.gaussian import SquashedGaussian
+from dppo.ppo.distributions.simple import Categorical, MultiCategorical, SquashedGaussian
 from dppo.ppo.learning.model import PPOModel
 
 

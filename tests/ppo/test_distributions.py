@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
-from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint
+from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian, MultiCategorical
 
 
 def heads(rows: int, size: int, dtype: str = "float64") -> np.ndarray:

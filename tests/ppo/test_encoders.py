@@ -20,8 +20,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.networks.building import learning_network
-from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.choice import choose_network, learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn

@@ -16,12 +16,11 @@ from torch import nn
 from worlds.models import Plain, Residual
 
 from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.categorical import Categorical
-from dppo.ppo.distributions.gaussian import DiagonalGaussian
 from dppo.ppo.distributions.joint import Joint, distribution_of
+from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.networks.building import learning_network
+from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.modules import Autograd, quick

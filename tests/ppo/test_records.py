@@ -13,7 +13,7 @@ import torch
 from builders import BOX, spec_of
 from jaxtyping import TypeCheckError
 
-from dppo.ppo.distributions.categorical import Categorical
+from dppo.ppo.distributions.simple import Categorical
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
 from dppo.ppo.learning.advantages import generalized_advantages

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dppo.ppo.networks.default.mlp import NumpyCells
 from dppo.ppo.networks.encoders.encoder_network import CELLS
 from dppo.ppo.networks.layers import STATES
-from dppo.ppo.networks.memory.memory_mlp import NUMPY_CELLS
 from dppo.ppo.networks.memory.recurrence import over_time
 
 INPUTS, UNITS = 5, 6
@@ -88,8 +88,8 @@ def test_the_recurrence_is_not_computed_in_lower_precision() -> None:
 def test_cells_in_numpy_are_those_of_torch(kind: str, dtype: str) -> None:
     """Compare two cells side by side, with gates far into saturation."""
     cells = [cell_of(kind, seed).to(getattr(torch, dtype)) for seed in range(2)]
-    side_by_side = NUMPY_CELLS[kind](
-        [{name: one.detach().numpy() for name, one in cell.named_parameters()} for cell in cells]
+    side_by_side = NumpyCells(
+        kind, [{name: one.detach().numpy() for name, one in cell.named_parameters()} for cell in cells]
     )
     rng = np.random.default_rng(0)
     inputs = (rng.normal(size=(2, 4, INPUTS)) * np.array([1, 3, 30, 100])[:, None]).astype(dtype)
@@ -112,8 +112,8 @@ def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> No
         gates = {"gru": 3, "lstm": 4}[kind] * units
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (gates, inputs_size), "weight_hh": (gates, units)}
         shapes |= {"bias_ih": (gates,), "bias_hh": (gates,)}
-        cells = NUMPY_CELLS[kind](
-            [{name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()} for _ in range(k)]
+        cells = NumpyCells(
+            kind, [{name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()} for _ in range(k)]
         )
         for rows in (1, 2, 5, 16):
             inputs = rng.normal(size=(8, k, rows, inputs_size)).astype(dtype)

@@ -33,7 +33,7 @@ from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.parts import default_of
-from dppo.envs.checks.gymnasium import gymnasium_says
+from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, make_env
 from dppo.errors import DppoError
 from dppo.numerics.portable import limit_blas

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dppo.errors import ClusterError
 from dppo.numerics.portable import cpu_facts, limit_blas
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,8 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
     with limit_blas(1):
         found = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
     if torch:
-        from dppo.numerics.torch_results import torch_results
-
         versions["torch"] = version("torch")
-        found |= {name: _hash(results) for name, results in torch_results(_numbers, probe.widths, probe.images).items()}
+        found |= {name: _hash(results) for name, results in _torch_results(probe).items()}
     return Fingerprint(platform.node(), cpu_name(), versions, found)
 
 
@@ -123,3 +124,45 @@ NUMPY: dict[str, Callable[[Probe], list[Any]]] = {
     ],
 }
 """Operations of actors and of environments; the last also decides what most simulators in Python compute."""
+
+
+def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
+    """Return the results of torch's operations on float32 numbers, by name."""
+    import torch
+
+    def some(*shape: int) -> Tensor:
+        return torch.from_numpy(_numbers(*shape)).float()
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products by several threads have other last bits
+    x, rows = some(259), some(64, 6)
+    found = {
+        "torch's exp, log, tanh": [x.exp(), x.abs().log(), x.tanh(), x.sigmoid(), x.erf(), x.abs().sqrt()],
+        "torch's sums and softmax": [x.sum(), rows.mean(0), rows.std(), rows.log_softmax(1), rows.logsumexp(1)],
+        "torch's matrix products": [some(64, width) @ some(width, 33) for width in (4, *probe.widths)],
+        "torch's layer norm": [torch.nn.functional.layer_norm(rows, (6,))],
+        "torch's Adam": [_adam(some(300), some(300))],
+        "torch's QR decomposition": [torch.linalg.qr(some(16, 16))[0]],
+    }
+    if probe.images:
+        pixels, kernel = some(4, 3, 36, 36).requires_grad_(), some(16, 3, 8, 8).requires_grad_()
+        output = torch.nn.functional.conv2d(pixels, kernel, stride=4)
+        by_inputs = torch.autograd.grad(output, (pixels, kernel), some(4, 16, 8, 8))
+        found["torch's convolutions"] = [output.detach(), *by_inputs]
+        if torch.backends.mkldnn.is_available():  # the layer behind them
+            dense = torch.ops.mkldnn._linear_pointwise
+            found["oneDNN's matrix products"] = [dense(some(64, 256), some(33, 256), None, "none", [], "")]
+    torch.set_num_threads(threads)
+    return found
+
+
+def _adam(weights: Tensor, gradient: Tensor) -> Tensor:
+    """Do one step as `FlatAdam` does, without loading `torch.optim.Adam`, which takes two seconds."""
+    from torch.optim.adam import adam
+
+    first, second, steps = weights.new_zeros(300), weights.new_ones(300), weights.new_ones(())
+    adam(
+        [weights], [gradient], [first], [second], [], [steps], fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+        lr=1e-3, weight_decay=0.0, eps=1e-5, maximize=False,
+    )  # fmt: skip
+    return weights

@@ -17,7 +17,7 @@ from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.torch_state import exact_on
+from dppo.ppo.networks.parameters import exact_on
 from dppo.spaces.spaces import Spaces
 from dppo.streams import Stream
 

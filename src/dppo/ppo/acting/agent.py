@@ -9,7 +9,7 @@ import numpy as np
 from dppo.ppo.distributions.base import allowed
 from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.building import acting_network
+from dppo.ppo.networks.choice import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
 

@@ -11,8 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.categorical import Categorical, MultiCategorical
-from dppo.ppo.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only

@@ -14,13 +14,11 @@ from torch import Tensor
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
 
+    Rows = Float[Tensor, " rows"]
+    LossAndGradient = tuple[Float[Tensor, ""], Rows]
 
-def policy_loss(
-    ratio: Float[Tensor, " rows"],
-    advantages: Float[Tensor, " rows"],
-    clip_coef: float | Float[Tensor, " rows"],
-    weights: Float[Tensor, " rows"] | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+
+def policy_loss(ratio: Rows, advantages: Rows, clip_coef: float | Rows, weights: Rows | None = None) -> LossAndGradient:
     """Return the clipped surrogate loss, to be minimized (detail 8), and its gradient.
 
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
@@ -36,9 +34,7 @@ def policy_loss(
     return weighted_mean(losses, weights), _weighted(gradient, weights)
 
 
-def value_loss(
-    values: Float[Tensor, " rows"], returns: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None = None
-) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+def value_loss(values: Rows, returns: Rows, weights: Rows | None = None) -> LossAndGradient:
     """Return half the mean squared error, and its gradient with respect to the values.
 
     Source: arXiv:1707.06347, eq. 9.
@@ -48,12 +44,8 @@ def value_loss(
 
 
 def clipped_value_loss(
-    values: Float[Tensor, " rows"],
-    old_values: Float[Tensor, " rows"],
-    returns: Float[Tensor, " rows"],
-    clip_coef: float,
-    weights: Float[Tensor, " rows"] | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " rows"]]:
+    values: Rows, old_values: Rows, returns: Rows, clip_coef: float, weights: Rows | None = None
+) -> LossAndGradient:
     """Return OpenAI's clipped value loss (detail 9) and its gradient.
 
         L = mean(max((v - R)^2, (v_old + clip(v - v_old, -c, c) - R)^2)) / 2
@@ -70,7 +62,7 @@ def clipped_value_loss(
     return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
 
 
-def approximate_kl(log_ratio: Float[Tensor, " rows"], ratio: Float[Tensor, " rows"]) -> Float[Tensor, ""]:
+def approximate_kl(log_ratio: Rows, ratio: Rows) -> Float[Tensor, ""]:
     """Estimate KL(old | new) from samples of the old policy; never negative, and with low variance.
 
         mean((r - 1) - log r)
@@ -80,10 +72,10 @@ def approximate_kl(log_ratio: Float[Tensor, " rows"], ratio: Float[Tensor, " row
     return ((ratio - 1) - log_ratio).mean()
 
 
-def weighted_mean(losses: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None) -> Float[Tensor, ""]:
+def weighted_mean(losses: Rows, weights: Rows | None) -> Float[Tensor, ""]:
     """Return the mean of `losses` times `weights`, which must be one on average."""
     return losses.mean() if weights is None else (losses * weights).mean()
 
 
-def _weighted(gradient: Float[Tensor, " rows"], weights: Float[Tensor, " rows"] | None) -> Float[Tensor, " rows"]:
+def _weighted(gradient: Rows, weights: Rows | None) -> Rows:
     return gradient if weights is None else gradient * weights

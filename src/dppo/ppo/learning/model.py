@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
-from dppo.ppo.networks.building import learning_network
+from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 
 

@@ -1,17 +1,24 @@
-"""The network that fits the spaces, unless settings or the user's own class choose another."""
+"""The network that fits the spaces, unless settings or the user's own class choose another; and its two halves."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.mlp import MLPSpec, NumpyMemoryMLP, NumpyMLP
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec
 from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
@@ -156,3 +163,42 @@ def _named(spaces: Spaces, name: str) -> str:
         counts = spaces.categories[name].counts
         return f"{' x '.join(map(str, counts))} categories" if len(counts) < 5 else f"{len(counts)} choices"
     return f"{shape} numbers" if shape != "1" else "1 number"
+
+
+# ------------------------------------------------------------------ its halves: for actors, and for trainers
+
+
+def acting_network(spec: NetworkSpec) -> ActingNetwork:
+    """Build the network for an actor, without torch if it acts in NumPy; raise ConfigError if a module is refused."""
+    if isinstance(spec, MLPSpec):
+        return NumpyMLP(spec)
+    if isinstance(spec, EncoderSpec) and spec.acts_in_numpy:
+        return NumpyMemoryMLP(spec)
+    from dppo.ppo.networks.modules import TorchActing
+
+    assert isinstance(spec, EncoderSpec | ModuleSpec)
+    return TorchActing(spec.module(0), spec.spaces)
+
+
+def learning_network(
+    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+) -> LearningNetwork:
+    """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
+
+    Args:
+        zeros_like: allocates the vector of gradients, which several learners keep in shared memory.
+
+    Raise ConfigError if a module of the user's does not keep the contract.
+    """
+    if isinstance(spec, MLPSpec):
+        from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
+
+        return HandwrittenMLP(spec, seed, device=device, zeros_like=zeros_like)
+    from dppo.ppo.networks.modules import Autograd, quick
+    from dppo.ppo.networks.parameters import settled, shapes_of
+
+    assert isinstance(spec, EncoderSpec | ModuleSpec)
+    name = import_path(spec.model) if isinstance(spec, ModuleSpec) else "the built-in network"
+    module = quick(settled(lambda: spec.module(seed), name).to(device))
+    assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
+    return Autograd(module, module.parameters(), zeros_like)

@@ -12,9 +12,8 @@ from typing_extensions import override
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
-from dppo.ppo.networks.parameters import FlatParameters
+from dppo.ppo.networks.parameters import FlatParameters, default_dtype, exact_on, matmul_precision
 from dppo.ppo.networks.products import HOOKS, forward_of, use_in
-from dppo.ppo.networks.torch_state import default_dtype, exact_on, matmul_precision
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]

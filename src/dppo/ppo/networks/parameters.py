@@ -1,13 +1,13 @@
-"""The parameters of a module: drawn from a seed, and kept in one flat vector."""
+"""The parameters of a module: drawn from a seed, and kept in one flat vector; and process-wide settings of torch."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.networks.torch_state import default_dtype
 
 MOST_DRAWS = 20  # of a module, to find two with equal weights
 
@@ -65,3 +65,41 @@ def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the parameters of `module`, in its order."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def exact_on(threads: int) -> AbstractContextManager[None]:
+    """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
+    undisturbed = torch.get_num_threads() == threads and matmul_precision() == "highest"
+    return nullcontext() if undisturbed else _reset_to(threads)
+
+
+@contextmanager
+def _reset_to(threads: int) -> Iterator[None]:
+    threads_before, precision_before = torch.get_num_threads(), matmul_precision()
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:  # an environment in this process must compute as it would in one of its own
+        torch.set_num_threads(threads_before)
+        if precision_before is not None:
+            torch.set_float32_matmul_precision(precision_before)
+
+
+def matmul_precision() -> str | None:
+    """Return torch's precision of float32 products; None if it was set for one backend alone, and has no name."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None

@@ -1,1 +1,1 @@
-"""Networks with a GRU or an LSTM, in NumPy and in torch."""
+"""Networks with a GRU or an LSTM, in torch."""

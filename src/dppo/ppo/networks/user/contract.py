@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
-from dppo.ppo.networks.parameters import drawn, shapes_of
-from dppo.ppo.networks.torch_state import default_dtype
+from dppo.ppo.networks.parameters import default_dtype, drawn, shapes_of
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import in_a_line, place_of
 
