@@ -16,7 +16,7 @@ from jaxtyping import AbstractArray, install_import_hook
 CHECKED = (
     *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.joint"),
     *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
-    *("networks.memory.recurrence", "networks.default.mlp", "acting.agent"),
+    *("networks.memory.recurrence", "acting.agent"),
 )
 MODULES = [f"dppo.ppo.{name}" for name in CHECKED]
 F = TypeVar("F", bound=Callable[..., Any])

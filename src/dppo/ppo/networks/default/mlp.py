@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -16,11 +16,6 @@ from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs, shapes_of_layers
 from dppo.spaces.spaces import Spaces
-
-if TYPE_CHECKING:  # shapes are checked in tests only
-    from jaxtyping import Float
-
-    Stacked = Float[np.ndarray, "*samplers K rows _"]
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a cell
 
@@ -194,9 +189,10 @@ class NumpyCells:
         self._size = self._by_h.shape[1]
         if kind == "lstm":
             self._bias += self._h_bias
-        self.step = self._lstm if kind == "lstm" else self._gru  # returns outputs and new states; changes no argument
+        self.step = self._lstm if kind == "lstm" else self._gru
+        """Return outputs [..., K, rows, H] and new states [..., K, rows, S] of inputs [..., K, rows, I] and states."""
 
-    def _lstm(self, inputs: Stacked, state: Stacked) -> tuple[Stacked, Stacked]:
+    def _lstm(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Step as `torch.nn.LSTMCell`; the state is h and c side by side."""
         size = self._size
         gates = inputs @ self._by_x
@@ -213,7 +209,7 @@ class NumpyCells:
         np.multiply(gates[..., 2 * size : 3 * size], np.tanh(c), out=h)
         return h, after
 
-    def _gru(self, inputs: Stacked, state: Stacked) -> tuple[Stacked, Stacked]:
+    def _gru(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Step as `torch.nn.GRUCell`; the state is h."""
         size = self._size
         gates = inputs @ self._by_x
