@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dppo.commands.flags import Parser, UsageError, asks_for_help
+from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, DppoError, counted
 from dppo.files import read_file
@@ -21,11 +21,7 @@ WHOLE = 8  # digits of a checksum; those with more have four for each step as we
 
 def main(argv: list[str]) -> int:
     """Compare the traces of two runs; return the exit code."""
-    parser = Parser(PROG, "RUN RUN", DESCRIPTION)
-    if asks_for_help(argv):
-        parser.print_help()
-        return 0
-    runs = [Path(word) for word in parser.split(argv)[1]]
+    runs = [Path(word) for word in Parser(PROG, "RUN RUN", DESCRIPTION).split(argv)[1]]
     if len(runs) != 2:
         raise UsageError(f"needs two runs, not {len(runs)}. For example: {PROG} runs/a runs/b")
     one, other = map(_checksums, runs)

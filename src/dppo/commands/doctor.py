@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, in_flags, one_word
-from dppo.commands.train import arguments_of, print_help
+from dppo.commands.flags import flag, in_flags
+from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.files import plain
-from dppo.config.parts import about
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
@@ -23,15 +22,23 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.words import TimeSplit, bottleneck_line, times_line
 from dppo.spaces.actions import actions_from_json, boxes
 
-PROG = "dppo doctor"
-USAGE = "ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]"
 DESCRIPTION = (
     "Examine an environment in a process of its own, without Ray: what is wrong with it, how long its steps take, how "
     "fast a run with these settings would be, and how many actors are worthwhile. With the folder of a RUN: what "
     "limited it, and what went wrong. The exit code is 1 if the environment cannot be trained on."
 )
-HELP = {"seconds": "Time for all of it. (default: 60)", "json": "Print all that is known as JSON."}
 NOT_HERE = ("run_dir", "resume", "branch", "trust", "progress")
+COMMAND = Command(
+    prog="dppo doctor",
+    usage="ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]",
+    description=DESCRIPTION,
+    title="doctor",
+    own={
+        "seconds": {"type": float, "metavar": "S", "help": "Time for all of it. (default: 60)"},
+        "json": {"action": "store_true", "help": "Print all that is known as JSON."},
+    },
+    leave_out=NOT_HERE,
+)
 PHASES = {
     "env": "the environments. Use more actors, up to --num-samplers, if there are CPUs for them",
     "act": "the policy. Use several --envs-per-sampler, or a smaller network",
@@ -42,22 +49,9 @@ PHASES = {
 }
 
 
-def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
-    """Return the parser of all flags; --help shows `defaults` in place of the settings' own."""
-    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
-    parser.add_argument_group("ENV_ID", about("env_id").help)
-    group = parser.add_argument_group("doctor")
-    group.add_argument("--seconds", type=float, metavar="S", help=HELP["seconds"])
-    group.add_argument("--json", action="store_true", help=HELP["json"])
-    add_settings(parser, defaults, leave_out=NOT_HERE)
-    return parser
-
-
 def main(argv: list[str]) -> int:
     """Examine an environment or a run, and print what is found; return the exit code."""
-    if asks_for_help(argv):
-        print_help(argv, make_parser, lambda words: arguments_of(*_split(words)[1:], PROG))
-    own, given, word = _split(argv)
+    own, given, word = COMMAND.split(argv, "ENV_ID or RUN")
     is_run = word is not None and Path(word).is_dir()
     for name in given if is_run else NOT_HERE:
         if name in given:
@@ -67,17 +61,11 @@ def main(argv: list[str]) -> int:
     return _print(_of_environment(given, word, own.get("seconds", 60.0)), as_json="json" in own)
 
 
-def _split(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """Return the doctor's own flags, those of a training, and the environment or run."""
-    given, words = make_parser({}).split(argv)
-    return {name: given.pop(name) for name in HELP if name in given}, given, one_word(words, "ENV_ID or RUN", PROG)
-
-
 def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
     from dppo.doctor.diagnosis import advice, findings, plans, recommended
     from dppo.doctor.watching import examine
 
-    settings, began = arguments_of(given, env_id, PROG).settings, time.monotonic()
+    settings, began = arguments_of(given, env_id, COMMAND.prog).settings, time.monotonic()
     config = Config(**settings)
 
     def show(stage: str) -> None:

@@ -2,9 +2,10 @@
 
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from dppo.commands.flags import TRUST, Parser, UsageError, asks_for_help, one_word, parsed_json
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, one_word, parsed_json
 from dppo.errors import printable
 from dppo.policies.evaluation import evaluate
 from dppo.records.terminal.output import ShowLog
@@ -12,40 +13,32 @@ from dppo.records.terminal.output import ShowLog
 PROG = "dppo eval"
 DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."
 EPISODES = 100
-HELP = {
-    "episodes": f"Number of episodes. (default: {EPISODES})",
-    "seed": "Seed of the episodes, independent of the training's. (default: 0)",
-    "stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",
-    "render": "Show the environment in a window (render_mode=human).",
-    "env_id": "Play in this environment instead of the run's own. Its spaces must be the same.",
-    "env_kwargs": "Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'.",
-    "model": "Use this class for the run's own network instead of the one that the checkpoint names.",
-}
 
 
 def make_parser() -> Parser:
     """Return the parser of this command's flags."""
     parser = Parser(PROG, "RUN [--flag value ...]", DESCRIPTION)
     group = parser.add_argument_group("episodes")
-    group.add_argument("--episodes", type=int, metavar="INT", help=HELP["episodes"])
-    group.add_argument("--seed", type=int, metavar="INT", help=HELP["seed"])
-    group.add_argument("--stochastic", action="store_true", help=HELP["stochastic"])
-    group.add_argument("--render", action="store_true", help=HELP["render"])
+    add = partial(group.add_argument, metavar="INT", type=int)
+    add("--episodes", help=f"Number of episodes. (default: {EPISODES})")
+    add("--seed", help="Seed of the episodes, independent of the training's. (default: 0)")
+    sampled = "Sample actions from the policy, as in training. Without it, the most likely action is taken."
+    group.add_argument("--stochastic", action="store_true", help=sampled)
+    group.add_argument("--render", action="store_true", help=RENDER)
     group = parser.add_argument_group("environment and network")
-    group.add_argument("--env-id", metavar="ENV_ID", help=HELP["env_id"])
-    group.add_argument("--env-kwargs", metavar="JSON", help=HELP["env_kwargs"])
-    group.add_argument("--model", metavar="MODULE:CLASS", help=HELP["model"])
+    other = "Play in this environment instead of the run's own. Its spaces must be the same."
+    group.add_argument("--env-id", metavar="ENV_ID", help=other)
+    arguments = "Arguments of the environment, as JSON, in place of all those of the run: '{\"g\": 9.8}'."
+    group.add_argument("--env-kwargs", metavar="JSON", help=arguments)
+    own = "Use this class for the run's own network instead of the one that the checkpoint names."
+    group.add_argument("--model", metavar="MODULE:CLASS", help=own)
     group.add_argument("--trust", action="store_true", help=TRUST)
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Play, and print mean and spread of the returns; return the exit code."""
-    parser = make_parser()
-    if asks_for_help(argv):
-        parser.print_help()
-        return 0
-    flags, words = parser.split(argv)
+    flags, words = make_parser().split(argv)
     run = one_word(words, "RUN", PROG)
     if run is None:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/...")

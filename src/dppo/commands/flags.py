@@ -75,6 +75,7 @@ EXTRA = {  # flags that name a source of settings
         "normalizers. Counters begin at zero, and other settings are allowed.",
     ),
 }
+RENDER = "Show the environment in a window (render_mode=human)."
 TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
 
 
@@ -104,7 +105,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong."""
+        """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong.
+
+        If help is asked for, print it and exit: the other words need not be valid then.
+        """
+        if asks_for_help(argv):
+            self.print_help()
+            raise SystemExit(0)
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
         found, rest = self.parse_known_args(dashed)
         for word in rest:
@@ -124,7 +131,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Return whether help is asked for; the other words need not be valid then."""
+    """Return whether help is asked for."""
     return any(word in ("-h", "--help") for word in argv)
 
 

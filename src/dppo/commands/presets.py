@@ -3,7 +3,7 @@
 from itertools import groupby
 from textwrap import fill
 
-from dppo.commands.flags import WIDTH, Parser, asks_for_help, one_word, shown
+from dppo.commands.flags import WIDTH, Parser, one_word, shown
 from dppo.config.files import Preset, described_presets, preset
 from dppo.config.parts import default_of
 
@@ -16,10 +16,8 @@ DESCRIPTION = (
 
 def main(argv: list[str]) -> int:
     """Print all presets, or one; return the exit code."""
-    parser = Parser(PROG, "[NAME]", DESCRIPTION)
-    if asks_for_help(argv):
-        parser.print_help()
-    elif name := one_word(parser.split(argv)[1], "NAME", PROG):
+    _, words = Parser(PROG, "[NAME]", DESCRIPTION).split(argv)
+    if name := one_word(words, "NAME", PROG):
         print(_as_yaml(preset(name)))
     else:
         for family, presets in groupby(described_presets(), lambda one: one.family):

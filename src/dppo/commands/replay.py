@@ -3,8 +3,7 @@
 import pdb
 from pathlib import Path
 
-from dppo.commands.eval import HELP
-from dppo.commands.flags import TRUST, Parser, UsageError, asks_for_help
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError
 from dppo.errors import EnvironmentFault
 
 PROG = "dppo replay"
@@ -18,11 +17,8 @@ def main(argv: list[str]) -> int:
     """Play the episode; return the exit code."""
     parser = Parser(PROG, "INCIDENT [--flag ...]", DESCRIPTION)
     parser.add_argument("--debug", action="store_true", help="Open pdb where the environment fails.")
-    parser.add_argument("--render", action="store_true", help=HELP["render"])
+    parser.add_argument("--render", action="store_true", help=RENDER)
     parser.add_argument("--trust", action="store_true", help=TRUST)
-    if asks_for_help(argv):
-        parser.print_help()
-        return 0
     flags, words = parser.split(argv)
     if len(words) != 1:
         raise UsageError(f"needs one incident, not {len(words)}. For example: {PROG} runs/NAME/incidents/001")

@@ -1,10 +1,11 @@
 """`dppo train`: train one policy with settings from the preset, then from --config, then from flags."""
 
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
 from dppo.config import Config, fitted_to, read_settings
@@ -15,10 +16,6 @@ from dppo.errors import ConfigError, DppoError, printable
 from dppo.log import logger
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
-
-PROG = "dppo train"
-USAGE = "ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]"
-DESCRIPTION = "Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the run."
 
 
 def main(argv: list[str]) -> int:
@@ -71,38 +68,63 @@ class Arguments:
 
 
 def parse(argv: list[str]) -> Arguments:
-    """Return the settings that `ENV_ID --flag value ...` asks for; or print help if it is asked for, and exit.
-
-    Raises as `arguments_of`, and a UsageError if a flag is unknown or there is a stray word.
-    """
-    if asks_for_help(argv):
-        print_help(argv, _parser, parse)
-    given, words = _parser({}).split(argv)
-    return arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
+    """Return the settings that `ENV_ID --flag value ...` asks for; raise as `Command.split` and `arguments_of`."""
+    _, given, env_id = COMMAND.split(argv)
+    return arguments_of(given, env_id, COMMAND.prog)
 
 
-def _parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
-    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
-    parser.add_argument_group("ENV_ID", about("env_id").help)
-    add_settings(parser, defaults)
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command with a flag for each setting, and flags of its own."""
 
+    prog: str
+    usage: str
+    description: str
+    title: str = ""
+    """Of the group of its own flags."""
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its own flags by name, with the keywords of `add_argument`."""
+    leave_out: Collection[str] = ()
+    """Settings that its help does not show."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of settings, where they differ from those of `dppo train`."""
 
-def print_help(
-    argv: list[str], make_parser: Callable[..., Parser], parse: Callable[[list[str]], Arguments]
-) -> NoReturn:
-    """Print the help of a command with the defaults that apply to the words beside --help, and exit."""
-    try:
-        parsed = parse([word for word in argv if not asks_for_help([word])])
-    except DppoError:
+    def split(self, argv: list[str], word: str = "ENV_ID") -> tuple[dict[str, Any], dict[str, Any], str | None]:
+        """Return its own flags, those of settings, and the word beside them.
+
+        If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
+        a flag is unknown or there is a stray word.
+        """
         parsed = Arguments({})
-    source = ""
-    if isinstance(parsed.resume, Path):
-        source = f" Defaults are the settings of {parsed.resume}."
-    elif parsed.preset is not None:
-        source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
-    make_parser(parsed.settings, source).print_help()
-    raise SystemExit(0)
+        with suppress(DppoError):
+            if asks_for_help(argv):
+                _, given, env_id = self.split([one for one in argv if not asks_for_help([one])])
+                parsed = arguments_of(given, env_id, self.prog)
+        given, words = self._parser(parsed).split(argv)
+        own = {name: given.pop(name) for name in self.own if name in given}
+        return own, given, one_word(words, word, self.prog)
+
+    def _parser(self, parsed: Arguments) -> Parser:
+        source = ""
+        if isinstance(parsed.resume, Path):
+            source = f" Defaults are the settings of {parsed.resume}."
+        elif parsed.preset is not None:
+            source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
+        parser = Parser(self.prog, self.usage, f"{self.description}{source}")
+        parser.add_argument_group("ENV_ID", about("env_id").help)
+        group = parser.add_argument_group(self.title)
+        for name, options in self.own.items():
+            group.add_argument(flag(name), **options)
+        add_settings(parser, {**self.defaults, **parsed.settings}, leave_out=self.leave_out)
+        return parser
+
+
+COMMAND = Command(
+    prog="dppo train",
+    usage="ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]",
+    description="Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the "
+    "run.",
+)
 
 
 def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:

@@ -1,7 +1,5 @@
 """EnvFaults: counts the faults of environments that a run survives, and ends a run in which there are too many."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter, deque

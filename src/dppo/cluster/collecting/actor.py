@@ -1,7 +1,5 @@
 """PPOActor, which hosts samplers in a process of its own on Ray."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """ActorCollector: collects from actors, which may be lost at any time."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Alarms: the times at which something has to be done about an actor. Pure: no clock."""
 
-from __future__ import annotations
-
 import math
 from heapq import heappop, heappush
 

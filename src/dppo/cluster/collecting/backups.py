@@ -1,7 +1,5 @@
 """Backup requests: idle actors make segments that are late as well, and the first answer counts. Pure: no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

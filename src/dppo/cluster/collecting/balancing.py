@@ -1,7 +1,5 @@
 """Balancing: moves samplers from actors that would finish late to those that would finish early. Pure: no clock."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Collector: the learner's view of the samplers, wherever they are."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Pure: no Ray, no clock, no waiting. An `ActorCollector` passes in events with th
 transport execute the commands that come back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import roster

@@ -1,7 +1,5 @@
 """Hosts of samplers, in any process: SamplerHost lets them act together, ThreadedHost each in a thread of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait

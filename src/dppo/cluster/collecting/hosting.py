@@ -1,7 +1,5 @@
 """Hosting: which actor hosts which sampler, and how far each sampler is. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace

@@ -1,7 +1,5 @@
 """InProcessCollector: collects in this process, without Ray."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """ReplayLedger: the data from which every sampler can be rebuilt. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 from typing import NamedTuple

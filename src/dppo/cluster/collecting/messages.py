@@ -1,7 +1,5 @@
 """Messages between the engine and a transport: commands in one direction, events in the other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Pace: the time that an actor needs for a segment, from its answers. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

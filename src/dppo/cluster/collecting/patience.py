@@ -1,7 +1,5 @@
 """Patience: the time that a step, a reset and a constructor may take. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 import math
 
 from dppo.cluster.collecting.messages import Limits

@@ -1,7 +1,5 @@
 """Presence: whether enough actors are running to collect segments. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dppo.cluster.collecting import roster

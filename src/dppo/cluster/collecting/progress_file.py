@@ -1,7 +1,5 @@
 """Progress files: they show what an actor is doing, even if it is stuck in a simulator and cannot answer."""
 
-from __future__ import annotations
-
 import faulthandler
 import mmap
 import os

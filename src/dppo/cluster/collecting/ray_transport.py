@@ -1,7 +1,5 @@
 """RayTransport: actors as processes on Ray, which may die at any time."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

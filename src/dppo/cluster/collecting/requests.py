@@ -1,7 +1,5 @@
 """Requests: the segments that have been requested and not been taken, by index. Pure: no Ray, no clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dppo.cluster.collecting.collector import Collected

@@ -1,7 +1,5 @@
 """The engine's record of each actor (samplers, process, questions, deadline), and the messages about it. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

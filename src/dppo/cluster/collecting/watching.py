@@ -1,7 +1,5 @@
 """Watching: reads the progress of actors that are too busy to answer, on any node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray

@@ -2,18 +2,16 @@
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import Parser, add_settings, asks_for_help, flag, one_word
-from dppo.commands.train import Arguments, arguments_of, print_help
+from dppo.commands.flags import flag
+from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
-from dppo.config.parts import about
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted
 
-PROG = "dppo compare"
 SET_BY_COMPARE = {
     "num_actors": "use --actors, e.g. --actors 1 8",
     "run_dir": "use --out, which is the folder of all runs",
@@ -21,21 +19,35 @@ SET_BY_COMPARE = {
     "branch": "a comparison always starts new runs",
     "trust": "the environment that you name is trusted",
 }
-USAGE = "ENV_ID [--actors M M ...] [--seeds S] [--flag value ...]"
 DESCRIPTION = (
     "Train with several numbers of actors, and compare the mean episode return over wall time and over env steps, the "
     "time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; or train several "
     "seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and compare.json."
 )
-HELP = {
-    "actors": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
-    "seeds": "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)",
-    "target": "Report the time until the mean episode return reaches this value, e.g. 475.",
-    "equal": "batch: all numbers of actors host the same --num-samplers samplers, so the learning problem and the "
-    "final weights are the same. segment: each actor has one sampler, so the batch grows with the number of actors, "
-    "as in the PPO paper. (default: batch)",
-    "out": "Folder of the comparison. Default: runs/compare__ENV__TIME.",
-}
+ACTORS = "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)"
+SEEDS = "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)"
+TARGET = "Report the time until the mean episode return reaches this value, e.g. 475."
+EQUAL = (
+    "batch: all numbers of actors host the same --num-samplers samplers, so the learning problem and the final weights "
+    "are the same. segment: each actor has one sampler, so the batch grows with the number of actors, as in the PPO "
+    "paper. (default: batch)"
+)
+OUT = "Folder of the comparison. Default: runs/compare__ENV__TIME."
+COMMAND = Command(
+    prog="dppo compare",
+    usage="ENV_ID [--actors M M ...] [--seeds S] [--flag value ...]",
+    description=DESCRIPTION,
+    title="comparison",
+    own={
+        "actors": {"nargs": "+", "type": int, "metavar": "M", "help": ACTORS},
+        "seeds": {"type": int, "metavar": "S", "help": SEEDS},
+        "target": {"type": float, "metavar": "RETURN", "help": TARGET},
+        "equal": {"choices": ["batch", "segment"], "help": EQUAL},
+        "out": {"type": Path, "metavar": "DIR", "help": OUT},
+    },
+    leave_out=SET_BY_COMPARE,
+    defaults={"progress": "off"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +61,18 @@ class Options:
     out: Path | None = None
 
 
-def make_parser(defaults: dict[str, Any], of_defaults: str = "") -> Parser:
-    """Return the parser of all flags; --help shows `defaults` in place of the settings' own, and names their source."""
-    parser = Parser(PROG, USAGE, f"{DESCRIPTION}{of_defaults}")
-    parser.add_argument_group("ENV_ID", about("env_id").help)
-    group = parser.add_argument_group("comparison")
-    group.add_argument("--actors", nargs="+", type=int, metavar="M", help=HELP["actors"])
-    group.add_argument("--seeds", type=int, metavar="S", help=HELP["seeds"])
-    group.add_argument("--target", type=float, metavar="RETURN", help=HELP["target"])
-    group.add_argument("--equal", choices=["batch", "segment"], help=HELP["equal"])
-    group.add_argument("--out", type=Path, metavar="DIR", help=HELP["out"])
-    add_settings(parser, {"progress": "off"} | defaults, leave_out=SET_BY_COMPARE)
-    return parser
-
-
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     """Return the options of the comparison, and the settings of the training, not yet checked.
 
     Prints help if it is asked for, and exits. Raises a ConfigError or a UsageError if an option is invalid.
     """
-    if asks_for_help(argv):
-        print_help(argv, make_parser, lambda words: _parse(words)[1])
-    options, training = _parse(argv)
+    own, given, env_id = COMMAND.split(argv)
+    options = Options(**own)
+    _check(options, given)
+    training = arguments_of(given, env_id, COMMAND.prog)
     for note in training.notes:
         print(note, file=sys.stderr)
     return options, training.settings
-
-
-def _parse(argv: list[str]) -> tuple[Options, Arguments]:
-    given, words = make_parser({}).split(argv)
-    options = Options(**{field.name: given.pop(field.name) for field in fields(Options) if field.name in given})
-    _check(options, given)
-    return options, arguments_of(given, one_word(words, "ENV_ID", PROG), PROG)
 
 
 def _check(options: Options, others: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
 from dppo.records.result import Result
 from dppo.records.terminal.output import PatientStream, ShowLog
-from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+from dppo.records.terminal.view import PHASES, View, duration, number, share, sparkline, speed
 from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0
@@ -159,8 +159,8 @@ def _pace(view: View) -> list[Text]:
     items = [_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")]
     if not view.row:
         items = [
-            Text.assemble((speed(view.pace.steps_per_s), "bold"), " steps/s"),
-            _item("env step", f"{number(view.pace.step_ms)} ms"),
+            Text.assemble((speed(view.steps_per_s), "bold"), " steps/s"),
+            _item("env step", f"{number(view.step_ms)} ms"),
             *items,
         ]
     return items
@@ -173,7 +173,7 @@ def _returns(view: View, room: int) -> Text:
         return Text("no episode has finished yet", style="dim")
     items = [
         Text(number(row.get("charts/episodic_return")), style="bold"),
-        Text(view.returns.sparkline(min(40, max(8, room - 62))), style="green"),
+        Text(sparkline(view.returns, min(40, max(8, room - 62))), style="green"),
         _item("length", number(row.get("charts/episodic_length"))),
     ]
     if "charts/success_rate" in row:

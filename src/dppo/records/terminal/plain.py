@@ -47,7 +47,7 @@ class PlainLines(Display):
         if view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
             self._print(
                 f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
-                f"{view.batch_size:,} steps   {number(view.pace.step_ms)} ms per env step   "
+                f"{view.batch_size:,} steps   {number(view.step_ms)} ms per env step   "
                 f"left about {duration(view.left_s(view.moved_at))}"
             )
             self._printed_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -9,74 +10,6 @@ from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import RunInfo
 
 PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration, as in perf/env_frac
-
-
-class Pace:
-    """Measures the speed of an iteration from reports of its progress."""
-
-    def __init__(self) -> None:
-        self._first: CollectionProgress | None = None
-        self._last: CollectionProgress | None = None
-
-    def add(self, progress: CollectionProgress) -> bool:
-        """Take a report; return whether env steps have been made since the one before.
-
-        Steps fall when an actor is lost with those of its segment: the measurement then starts anew.
-        """
-        last = self._last
-        if last is None or progress.iteration != last.iteration or progress.steps < last.steps:
-            self._first = self._last = None
-        if progress.steps == (0 if self._last is None else self._last.steps):
-            return False
-        self._first, self._last = self._first or progress, progress
-        return True
-
-    @property
-    def steps_per_s(self) -> float:
-        """Env steps per second over all processes; NaN while unknown."""
-        first, last = self._first, self._last
-        if first is None or last is None:
-            return math.nan
-        if last.steps > first.steps:
-            return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
-        return last.steps / last.elapsed_s  # after one report only: includes the time to make the environments
-
-    @property
-    def step_ms(self) -> float:
-        """Milliseconds that an env step takes in one process; NaN while unknown."""
-        return math.nan if self._last is None else 1e3 * self._last.processes / self.steps_per_s
-
-
-class History:
-    """A series of any length, kept as fewer than 512 means over equally many values."""
-
-    def __init__(self) -> None:
-        self._each = 1
-        self.means: list[float] = []
-        self._open: list[float] = []
-
-    def add(self, value: float) -> None:
-        """Append a value."""
-        self._open.append(value)
-        if len(self._open) < self._each:
-            return
-        self.means.append(sum(self._open) / len(self._open))
-        self._open = []
-        if len(self.means) == 512:
-            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
-            self._each *= 2
-
-    def sparkline(self, width: int) -> str:
-        """Return the series as at most `width` bars, scaled from its lowest to its highest."""
-        means = self.means
-        if len(means) < 2:
-            return ""
-        width = min(width, len(means))
-        edges = [i * len(means) // width for i in range(width + 1)]
-        heights = [sum(means[a:b]) / (b - a) for a, b in pairwise(edges)]
-        low, high = min(heights), max(heights)
-        scale = 7 / (high - low) if high > low else 0.0
-        return "".join("▁▂▃▄▅▆▇█"[round((height - low) * scale)] for height in heights)
 
 
 @dataclass
@@ -93,10 +26,12 @@ class View:
     row_at: float = 0.0
     progress: CollectionProgress | None = None
     """Of the last iteration that takes long."""
+    first: CollectionProgress | None = None
+    """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0
     """Time at which `progress` last showed new env steps."""
-    pace: Pace = field(default_factory=Pace)
-    returns: History = field(default_factory=History)
+    returns: list[float] = field(default_factory=list)
+    """Mean returns after each iteration."""
     notes: tuple[tuple[str, str], ...] = ()
     """(clock time, text)"""
     finished: bool = False
@@ -111,13 +46,32 @@ class View:
         self.row, self.row_at = row, time.monotonic()
         value = row.get("charts/episodic_return", math.nan)
         if math.isfinite(value):
-            self.returns.add(value)
+            self.returns.append(value)
 
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Take the progress of a long iteration; return whether env steps have been made since the last one."""
-        if moved := self.pace.add(progress):
-            self.progress, self.moved_at = progress, time.monotonic()
-        return moved
+        last = self.first and self.progress
+        if last is not None and (progress.iteration != last.iteration or progress.steps < last.steps):
+            self.first = last = None
+        if progress.steps == (0 if last is None else last.steps):
+            return False
+        self.first, self.progress, self.moved_at = self.first or progress, progress, time.monotonic()
+        return True
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second of a long iteration, over all processes; NaN while unknown."""
+        first, last = self.first, self.progress
+        if first is None or last is None:
+            return math.nan
+        if last.steps > first.steps:
+            return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
+        return last.steps / last.elapsed_s  # after one report only: includes the time to make the environments
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds that an env step of a long iteration takes in one process; NaN while unknown."""
+        return math.nan if self.progress is None else 1e3 * self.progress.processes / self.steps_per_s
 
     @property
     def under_way(self) -> CollectionProgress | None:
@@ -134,10 +88,22 @@ class View:
         """Return the seconds left at the mean speed of finished iterations, or of the running first; NaN if unknown."""
         steps, steps_per_s, since = self.row.get("global_step", 0), self.row.get("charts/SPS", math.nan), self.row_at
         if not self.row and self.progress is not None:
-            steps, steps_per_s, since = self.progress.global_step, self.pace.steps_per_s, self.moved_at
+            steps, steps_per_s, since = self.progress.global_step, self.steps_per_s, self.moved_at
         if not steps_per_s > 0:
             return math.nan
         return max(0.0, (self.total_steps - steps) / steps_per_s - (now - since))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a series as at most `width` bars, scaled from the lowest to the highest."""
+    if len(values) < 2:
+        return ""
+    width = min(width, len(values))
+    edges = [i * len(values) // width for i in range(width + 1)]
+    heights = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(heights), max(heights)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((height - low) * scale)] for height in heights)
 
 
 def share(part: float, whole: float) -> float:
