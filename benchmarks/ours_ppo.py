@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def main() -> None:
                 "steps": result.global_step,
                 "iteration_s": [walls[0], *(after - before for before, after in pairwise(walls))],
                 "update_s": [row["perf/update_s"] for row in metrics],
-                "cycle": asdict(measure_cycle(metrics, config.batch_size)),
+                "cycle": measure_cycle(metrics, config.batch_size),
                 "versions": {"dppo": dppo.__version__},
             }
         )

@@ -6,7 +6,7 @@ import pytest
 from builders import finished
 
 from dppo.commands.compare import make_table
-from dppo.commands.compare.measured import Run, differing_seeds, group_by_actors, group_of, measure_cycle
+from dppo.commands.compare.measured import Run, differing_seeds, group_of, groups_of, measure_cycle
 from dppo.config import Config
 
 
@@ -36,20 +36,20 @@ def run(
 
 def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     cycle = measure_cycle([row(1), row(2), row(3)], steps=512)
-    assert cycle.bound_s == pytest.approx(0.004 + 0.64 + 0.03)
-    assert cycle.bound_steps_per_s == pytest.approx(512 / 0.674)
-    assert cycle.efficiency == pytest.approx(0.674 / 0.7)
-    assert cycle.overhead == pytest.approx(0.03 / 0.7)
+    assert cycle["bound_s"] == pytest.approx(0.004 + 0.64 + 0.03)
+    assert cycle["bound_steps_per_s"] == pytest.approx(512 / 0.674)
+    assert cycle["efficiency"] == pytest.approx(0.674 / 0.7)
+    assert cycle["overhead"] == pytest.approx(0.03 / 0.7)
     wild = measure_cycle([row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)], 512)
-    assert wild.exchange_s == pytest.approx(0.01), "the rest of the transfer overlaps with the slowest actor"
-    assert wild.efficiency == pytest.approx(1.0), "never above one"
-    assert measure_cycle([row(2, perf__collect_s=0.64)], 512).exchange_s == 0.0
+    assert wild["exchange_s"] == pytest.approx(0.01), "the rest of the transfer overlaps with the slowest actor"
+    assert wild["efficiency"] == pytest.approx(1.0), "never above one"
+    assert measure_cycle([row(2, perf__collect_s=0.64)], 512)["exchange_s"] == 0.0
 
 
 def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
     first = row(1, perf__iteration_s=9.0, perf__slowest_actor_s=8.0, perf__collect_s=8.0)
     assert measure_cycle([first, row(2)], 512) == measure_cycle([row(2)], 512)
-    assert measure_cycle([first], 512).iteration_s == 9.0
+    assert measure_cycle([first], 512)["iteration_s"] == 9.0
 
 
 def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
@@ -68,14 +68,13 @@ def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
 
 
 def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
-    groups = group_by_actors([run(8), run(0), run(8, seed=2), run(0, seed=2), run(1)])
-    assert [group.label for group in groups] == ["8 actors", "in process", "1 actor"]
-    assert [len(group.runs) for group in groups] == [2, 2, 1]
+    groups = groups_of([run(8), run(0), run(8, seed=2), run(0, seed=2), run(1)])
+    assert [group["label"] for group in groups] == ["8 actors", "in process", "1 actor"]
+    assert [len(group["seeds"]) for group in groups] == [2, 2, 1]
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    _, eight = group_by_actors([run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)])
-    said = eight.as_json(target=None)
+    _, said = groups_of([run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)])
     assert said["steps_per_s"] == pytest.approx(3072 / 5)
     assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
     assert said["startup_s"] == pytest.approx(9)
@@ -84,42 +83,41 @@ def test_a_group_has_the_means_of_its_runs() -> None:
 
 
 def test_a_speed_up_above_its_limit_is_noise() -> None:
-    one = group_of([run(1)], None)  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
-    limits = {actors: group_of([run(actors)], one).speed_up_limit for actors in (1, 2, 8)}
+    one = group_of([run(1)])  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    limits = {actors: group_of([run(actors)], one)["speed_up_limit"] for actors in (1, 2, 8)}
     assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
     real, noise = (group_of([run(2, training_s=2.1 / factor)], one) for factor in (2.1, 2.2))
-    assert not real.speed_up_is_noise
-    assert noise.speed_up_is_noise
-    assert noise.as_json(None)["speed_up_is_noise"] is True
-    assert not one.speed_up_is_noise
+    assert not real["speed_up_is_noise"]
+    assert noise["speed_up_is_noise"] is True
+    assert not one["speed_up_is_noise"]
 
 
 @pytest.mark.parametrize(
     ("training_s", "iteration_s", "shown"), [(1.68, 0.7, ["1.25 x", "96.3 %"]), (0.2, 0.6, ["noise", "noise"])]
 )
 def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
-    groups = group_by_actors([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
+    groups = groups_of([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
     columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
     assert columns["speed-up"] == ["1.00 x", shown[0]]
     assert list(columns.values())[-1] == ["96.3 %", shown[1]]
-    assert groups[1].as_json(None)["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
+    assert groups[1]["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
 
 
 def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:
-    two = group_of([run(2)], None)  # 1.2 s of work
+    two = group_of([run(2)])  # 1.2 s of work
     eight = group_of([run(8)], two)
-    assert two.cycle.work_s == pytest.approx(1.2)
-    assert eight.speed_up_limit == pytest.approx(0.7 / (1.2 / 8 + 0.03))
+    assert two["cycle"]["work_s"] == pytest.approx(1.2)
+    assert eight["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 8 + 0.03))
     larger = group_of([run(2, samplers=16)], two)
-    assert larger.speed_up_limit == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
+    assert larger["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
 
 
 def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
-    one = group_of([run(1, threads=True)], None)
+    one = group_of([run(1, threads=True)])
     four, slower = (group_of([run(4, threads=True, perf__env_s=env_s)], one) for env_s in (0.4, 0.6))
-    assert one.cycle.work_s == pytest.approx(8 * 0.6)
-    assert four.speed_up_limit == pytest.approx(0.7 / (0.5 + 0.03))
-    assert slower.speed_up_limit == one.speed_up_limit == pytest.approx(0.7 / (0.6 + 0.03))
+    assert one["cycle"]["work_s"] == pytest.approx(8 * 0.6)
+    assert four["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
+    assert slower["speed_up_limit"] == one["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.compare.measured import Group, Run, differing_seeds, group_by_actors, group_of
+from dppo.commands.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
 from dppo.commands.compare.plan import Options, caption, make_plan, parse
 from dppo.config import Config, resolved
 from dppo.records.files.run_folder import as_file_name, versions
@@ -42,16 +43,16 @@ def main(argv: list[str]) -> int:
     if stopped_by is not None:
         print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
         return 128 + signal.Signals[stopped_by]
-    groups = group_by_actors(runs)
+    groups = groups_of(runs, options.target)
     curves = [
-        CurveGroup(group.label, tuple(run.curve() for run in group.runs), noise=group.speed_up_is_noise)
-        for group in groups
+        CurveGroup(group["label"], tuple(run.curve() for run in same), noise=group["speed_up_is_noise"])
+        for group, same in zip(groups, by_actors(runs), strict=True)
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target))
     console.print(explain_bound(groups[-1]), soft_wrap=True)
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
-    if any(group.cycle.efficiency_is_noise or group.speed_up_is_noise for group in groups):
+    if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
         console.print(EXPLAIN_NOISE, soft_wrap=True)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
@@ -71,7 +72,7 @@ def _train_all(
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
         console.print(
-            f"{len(runs)} of {len(plan)}: {group_of([run], None).label}, seed {config.seed}: return "
+            f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
             f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
             f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}",
             soft_wrap=True,
@@ -92,7 +93,6 @@ def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
     """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
-    groups = group_by_actors(runs)
     differs_between_runs = ("num_actors", "num_samplers", "seed")
     everything = {
         "caption": caption(options, plan),
@@ -103,7 +103,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "target": options.target,
         "runs_planned": len(plan),
         "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
-        "groups": [group.as_json(options.target) for group in groups],
+        "groups": groups_of(runs, options.target),
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
@@ -112,7 +112,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
     path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf8")
 
 
-def make_table(groups: Sequence[Group], target: float | None) -> Table:
+def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
     """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
@@ -121,35 +121,32 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
         table.add_column(heading, justify="right")
     for group in groups:
         table.add_row(
-            group.label,
-            f"{group.startup_s:.1f} s",
-            f"{group.training_s:.1f} s",
-            *([] if target is None else [_time_to(group, target)]),
-            f"{group.steps_per_s:,.0f}",
-            NOISE if group.speed_up_is_noise else f"{group.speed_up:.2f} x",
-            f"{group.cycle.bound_steps_per_s:,.0f}",
-            NOISE if group.cycle.efficiency_is_noise else f"{100 * group.cycle.efficiency:.1f} %",
+            group["label"],
+            f"{group['startup_s']:.1f} s",
+            f"{group['training_s']:.1f} s",
+            *([] if target is None else [_time_to_target(group)]),
+            f"{group['steps_per_s']:,.0f}",
+            NOISE if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
+            f"{group['cycle']['bound_steps_per_s']:,.0f}",
+            NOISE if group["cycle"]["efficiency_is_noise"] else f"{100 * group['cycle']['efficiency']:.1f} %",
         )
     return table
 
 
-def _time_to(group: Group, target: float) -> str:
+def _time_to_target(group: dict[str, Any]) -> str:
     """Return the mean over the seeds that reached the target, and their number if some did not."""
-    times, seeds = group.times_to(target), len(group.runs)
-    if not times:
-        return "never"
-    return f"{sum(times) / len(times):.1f} s" + (f" ({len(times)}/{seeds})" if len(times) < seeds else "")
+    seconds, number, seeds = group["time_to_target_s"], group["seeds_that_reached_target"], len(group["seeds"])
+    return "never" if seconds is None else f"{seconds:.1f} s" + (f" ({number}/{seeds})" if number < seeds else "")
 
 
-def explain_bound(group: Group) -> str:
+def explain_bound(group: dict[str, Any]) -> str:
     """Return one line that explains the bound, with its measured parts."""
-    cycle = group.cycle
     return (
-        f"Bound: an iteration of {cycle.steps:,} env steps takes at least C = w + M + x + u. Measured with "
-        f"{group.label}: w + x = {1000 * cycle.exchange_s:.1f} ms to send weights and receive segments, "
-        f"M = {cycle.collect_s:.3f} s for the slowest actor, u = {cycle.update_s:.3f} s to update, so "
-        f"C = {cycle.bound_s:.3f} s. It took {cycle.iteration_s:.3f} s (without the first iteration)."
-    )
+        "Bound: an iteration of {steps:,} env steps takes at least C = w + M + x + u. Measured with {label}: "
+        "w + x = {exchange_ms:.1f} ms to send weights and receive segments, M = {collect_s:.3f} s for the slowest "
+        "actor, u = {update_s:.3f} s to update, so C = {bound_s:.3f} s. It took {iteration_s:.3f} s (without the first "
+        "iteration)."
+    ).format(label=group["label"], exchange_ms=1000 * group["cycle"]["exchange_s"], **group["cycle"])
 
 
 def _report_equality(runs: Sequence[Run], console: Console) -> int:

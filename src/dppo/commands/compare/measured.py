@@ -1,7 +1,7 @@
-"""The runs of a comparison: their times and speed-ups, and the bounds of both."""
+"""The runs of a comparison: their times and speed-ups, and the bounds of both, as compare.json holds them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -11,66 +11,8 @@ from dppo.config import Config
 from dppo.records.plots import Curve
 from dppo.records.result import Result
 
-
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """The parts of the mean iteration of a synchronous run, in seconds, and their sum, which is its lower bound.
-
-        bound_s = exchange_s + collect_s + update_s                         (C = w + M + x + u)
-
-    All parts are measured in the run itself. The first iteration, which makes the environments, is left out.
-    """
-
-    steps: int
-    """Env steps of one iteration."""
-    env_step_ms: float
-    """Mean duration of an env step in the simulator."""
-    exchange_s: float
-    """w + x: sending weights and receiving segments, as far as this does not overlap with the slowest actor."""
-    collect_s: float
-    """M: time of the slowest actor in its environments and policy."""
-    work_s: float
-    """The same, summed over all actors."""
-    update_s: float
-    """u: the update."""
-    iteration_s: float
-    bound_s: float
-    bound_steps_per_s: float
-    """The highest possible number of env steps per second."""
-    efficiency: float
-    """Bound as a share of the iteration."""
-    efficiency_is_noise: bool
-    """True if it is above 1: no iteration can be shorter than its bound."""
-    overhead: float
-    """Share of the iteration that is neither the work of the slowest actor nor the update; includes w + x."""
-
-
-def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> Cycle:
-    """Return the mean iteration of one run, or of several with equal settings, with `hosts` processes or threads."""
-    settled = [row for row in rows if row["iteration"] > 1] or list(rows)
-
-    def mean(*names: str) -> float:
-        return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
-
-    exchange_s = fmean(
-        min(row["perf/transfer_s"], max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])) for row in settled
-    )
-    collect_s, update_s, iteration_s = mean("slowest_actor_s"), mean("update_s"), mean("iteration_s")
-    bound_s = exchange_s + collect_s + update_s
-    return Cycle(
-        steps=steps,
-        env_step_ms=mean("env_step_ms"),
-        exchange_s=exchange_s,
-        collect_s=collect_s,
-        work_s=hosts * mean("env_s", "act_s"),
-        update_s=update_s,
-        iteration_s=iteration_s,
-        bound_s=bound_s,
-        bound_steps_per_s=steps / bound_s,
-        efficiency=bound_s / iteration_s,
-        efficiency_is_noise=bound_s > iteration_s,
-        overhead=1 - (collect_s + update_s) / iteration_s,
-    )
+OF_CONFIG = ("num_actors", "num_samplers", "batch_size", "iterations")
+OF_RESULT = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,89 +37,98 @@ class Run:
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
-        cycle = group_of([self], None).cycle
-        names = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
         return {
             "num_actors": self.config.num_actors,
             "seed": self.config.seed,
             "run_dir": str(self.result.run_dir),
-            **{name: getattr(self.result, name) for name in names},
+            **{name: getattr(self.result, name) for name in OF_RESULT},
             "startup_s": self.startup_s,
             "time_to_target_s": self.curve().time_to(target),
-            "cycle": asdict(cycle),
+            "cycle": group_of([self])["cycle"],
             "curve": {name: column.tolist() for name, column in vars(self.curve()).items()},
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The runs with the same number of actors, one for each seed; times are means over them."""
+def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> dict[str, Any]:
+    """Return the mean iteration of a synchronous run of `steps`, or of several; times are in seconds.
 
-    runs: tuple[Run, ...]
-    label: str
-    """The name of the group in tables and pictures."""
-    startup_s: float
-    training_s: float
-    steps_per_s: float
-    """Env steps per second of training."""
-    cycle: Cycle
-    speed_up: float
-    """Ratio of env steps per second to those of the first group."""
-    speed_up_limit: float
-    """The largest possible one: the work of the first group divided by the actors, without overhead."""
+        bound_s = exchange_s + collect_s + update_s                         (C = w + M + x + u)
 
-    @property
-    def speed_up_is_noise(self) -> bool:
-        """True if the speed-up exceeds its limit: then the load of the machine differed between the runs."""
-        return self.speed_up != 1 and self.speed_up > self.speed_up_limit
+    All parts of its lower bound are measured in the run itself: w + x, sending weights and receiving segments, as far
+    as this does not overlap with the slowest actor; M, the time of that actor in its environments and policy; u, the
+    update. `work_s` is M summed over all `hosts`, processes or threads. The first iteration, which makes the
+    environments, is left out. No iteration can be shorter than its bound: an efficiency above 1 is noise. `overhead` is
+    the share of an iteration that is neither M nor u, so it includes w + x.
+    """
+    settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
-    def times_to(self, target: float | None) -> list[float]:
-        """Return the seconds to `target` of the seeds that reached it."""
-        return [when for run in self.runs if (when := run.curve().time_to(target)) is not None]
+    def mean(*names: str) -> float:
+        return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
 
-    def as_json(self, target: float | None) -> dict[str, Any]:
-        """Return the group as it is written to compare.json."""
-        times, config = self.times_to(target), self.runs[0].config
-        settings = ("num_actors", "num_samplers", "batch_size", "iterations")
-        measured = ("startup_s", "training_s", "steps_per_s", "speed_up", "speed_up_limit", "speed_up_is_noise")
-        return {
-            "label": self.label,
-            **{name: getattr(config, name) for name in settings},
-            "seeds": [run.config.seed for run in self.runs],
-            **{name: getattr(self, name) for name in measured},
-            "time_to_target_s": fmean(times) if times else None,
-            "seeds_that_reached_target": len(times),
-            "cycle": asdict(self.cycle),
-        }
+    exchange_s = fmean(
+        min(row["perf/transfer_s"], max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])) for row in settled
+    )
+    collect_s, update_s, iteration_s = mean("slowest_actor_s"), mean("update_s"), mean("iteration_s")
+    bound_s = exchange_s + collect_s + update_s
+    return {
+        "steps": steps,
+        "env_step_ms": mean("env_step_ms"),
+        "exchange_s": exchange_s,
+        "collect_s": collect_s,
+        "work_s": hosts * mean("env_s", "act_s"),
+        "update_s": update_s,
+        "iteration_s": iteration_s,
+        "bound_s": bound_s,
+        "bound_steps_per_s": steps / bound_s,
+        "efficiency": bound_s / iteration_s,
+        "efficiency_is_noise": bound_s > iteration_s,
+        "overhead": 1 - (collect_s + update_s) / iteration_s,
+    }
 
 
-def group_of(runs: Sequence[Run], first: Group | None) -> Group:
-    """Return the group of runs that differ in their seeds; speed-ups refer to the group `first`, or to itself."""
+def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: float | None = None) -> dict[str, Any]:
+    """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
+
+    The largest possible speed-up is the work of the first group divided by the actors, without overhead: if it is
+    exceeded, the load of the machine differed between the runs. `time_to_target_s` is that of seeds that reached it.
+    """
     config, results = runs[0].config, [run.result for run in runs]
     actors, hosts = config.most_actors, config.num_samplers if config.env_threads else max(1, config.most_actors)
     steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
     cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
-    origin, unit = (cycle, steps_per_s) if first is None else (first.cycle, first.steps_per_s)
-    work_s = min(origin.work_s, cycle.work_s) if config.env_threads else origin.work_s  # threads wait for each other
-    shortest_s = (work_s / hosts + origin.update_s) / origin.steps  # for an env step
-    return Group(
-        runs=tuple(runs),
-        label="in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
-        startup_s=fmean(run.startup_s for run in runs),
-        training_s=fmean(result.training_s for result in results),
-        steps_per_s=steps_per_s,
-        cycle=cycle,
-        speed_up=steps_per_s / unit,
-        speed_up_limit=1 / shortest_s / unit,
-    )
+    origin, unit = (cycle, steps_per_s) if first is None else (first["cycle"], first["steps_per_s"])
+    of_first, own = origin["work_s"], cycle["work_s"]
+    work_s = min(of_first, own) if config.env_threads else of_first  # threads wait for each other
+    shortest_s = (work_s / hosts + origin["update_s"]) / origin["steps"]  # for an env step
+    speed_up, limit = steps_per_s / unit, 1 / shortest_s / unit
+    times = [when for run in runs if (when := run.curve().time_to(target)) is not None]
+    return {
+        "label": "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
+        **{name: getattr(config, name) for name in OF_CONFIG},
+        "seeds": [run.config.seed for run in runs],
+        "startup_s": fmean(run.startup_s for run in runs),
+        "training_s": fmean(result.training_s for result in results),
+        "steps_per_s": steps_per_s,
+        "speed_up": speed_up,
+        "speed_up_limit": limit,
+        "speed_up_is_noise": speed_up != 1 and speed_up > limit,
+        "time_to_target_s": fmean(times) if times else None,
+        "seeds_that_reached_target": len(times),
+        "cycle": cycle,
+    }
 
 
-def group_by_actors(runs: Sequence[Run]) -> list[Group]:
-    """Group runs by their number of actors, in the order in which the numbers first appear."""
-    groups: list[Group] = []
-    for number in dict.fromkeys(run.config.most_actors for run in runs):
-        same = [run for run in runs if run.config.most_actors == number]
-        groups.append(group_of(same, groups[0] if groups else None))
+def by_actors(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs by their number of actors, in the order in which the numbers first appear."""
+    numbers = dict.fromkeys(run.config.most_actors for run in runs)
+    return [[run for run in runs if run.config.most_actors == number] for number in numbers]
+
+
+def groups_of(runs: Sequence[Run], target: float | None = None) -> list[dict[str, Any]]:
+    """Return the group of each number of actors, as compare.json holds it."""
+    groups: list[dict[str, Any]] = []
+    for same in by_actors(runs):
+        groups.append(group_of(same, groups[0] if groups else None, target))
     return groups
 
 
