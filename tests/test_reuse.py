@@ -35,7 +35,6 @@ class Trained:
         self.fails = False
         self.loaded: dict[str, np.ndarray] = {}
         self.weights: Any = dict
-        self.take_incidents: Any = list
         self.close: Any = list
 
     def update(self, segments: Sequence[Segment], *_: Any) -> Update:

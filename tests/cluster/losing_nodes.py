@@ -73,7 +73,6 @@ def main() -> None:
     except SegmentsLost as error:
         report["lost segments"] = str(error)
     report["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
-    trainers.take_incidents()
 
     for iteration in (3, 4):
         trainers.update(segments, POLICY, 1.0, iteration)
@@ -84,9 +83,9 @@ def main() -> None:
     cluster.add_node(**NODE)
     cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
     time.sleep(5)  # processes of a node that is killed live a little longer
-    trainers.update(segments, POLICY, 1.0, 4)
+    update = trainers.update(segments, POLICY, 1.0, 4)
     report["same weights"] = trainers.weights().tobytes() == expected
-    report["incidents"] = [incident.kind for incident in trainers.take_incidents()]
+    report["incidents"] = [incident.kind for incident in update.incidents]
     trainers.close()
 
     report["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))

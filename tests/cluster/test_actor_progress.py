@@ -138,7 +138,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     found: list[Progressed] = []
-    wait_until(lambda: found.extend(watching.seen()) or watching.idle)  # type: ignore[func-returns-value]
+    wait_until(lambda: found.extend(watching.seen()) or not watching._looks)  # type: ignore[func-returns-value]
     assert [(one.process, one.progress.replayed) for one in found] == [(Process(0, 5), 1)]
     assert [watching.steps_of(Process(actor_id, 5)) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten

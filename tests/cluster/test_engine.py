@@ -26,7 +26,7 @@ from dppo.cluster.learning.trainers import LocalTrainer, Trainers
 from dppo.cluster.plans import sampler_plan, trainer_plan
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.ppo.exchange.normalizer import Moments, Statistics
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, Update
+from dppo.ppo.exchange.records import PolicySnapshot, Update
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
@@ -75,9 +75,6 @@ class Mixing:
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         self._weights = weights.copy()
 
-    def take_incidents(self) -> list[Incident]:
-        return []
-
     def close(self) -> None: ...
 
 
@@ -88,7 +85,7 @@ class Losing:
         self.spec = trainers.spec
         self._trainers, self._lost, self._world = trainers, list(lost), world
         self.weights, self.state, self.load = trainers.weights, trainers.state, trainers.load
-        self.take_incidents, self.close = trainers.take_incidents, trainers.close
+        self.close = trainers.close
 
     def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
         if self._world is not None:

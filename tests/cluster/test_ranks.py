@@ -59,12 +59,12 @@ class Undisturbed:
         self.expected = self.update()
 
     def update(self) -> dict[str, Any]:
-        figures = self.trainers.update(self.segments, POLICY, 1.0, 3)
-        return {"figures": figures, "weights": self.trainers.weights(), **self.trainers.state()}
+        update = self.trainers.update(self.segments, POLICY, 1.0, 3)
+        self.incidents = update.incidents
+        return {"figures": update.figures, "weights": self.trainers.weights(), **self.trainers.state()}
 
     def go_back(self) -> None:
         self.notes.clear()
-        self.trainers.take_incidents()
         self.trainers.load(*self.before)
 
     def assert_repeated(self, rebuilt: str | None = None, times: int = 1) -> None:
@@ -77,9 +77,9 @@ class Undisturbed:
         assert found["figures"] == self.expected["figures"]
         for name in ("weights", "exp_avg", "exp_avg_sq", "step"):
             np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
-        incidents = self.trainers.take_incidents()
+        incidents = self.incidents
         if rebuilt is None:
-            assert (incidents, self.notes) == ([], [])
+            assert (incidents, self.notes) == ((), [])
             return
         assert [incident.kind for incident in incidents] == ["learners_rebuilt"] * times
         assert re.search(rebuilt, incidents[0].message), incidents
@@ -181,10 +181,9 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
         ray_trainers_of(settings(), notes) as trainers,
     ):
         assert min(trainers.worth(rows)) > 0
-        incidents = trainers.take_incidents()
-        trainers.update([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
+        update = trainers.update([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
     assert len(disturbance.pids) == 1
-    assert [incident.kind for incident in incidents] == ["learners_rebuilt"]
+    assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
     assert re.match("a learner died: .*; all 2 are restarted", notes[0])
 
 
@@ -199,7 +198,6 @@ def test_ranks_that_die_repeatedly_end_the_run() -> None:
             pytest.raises(ClusterError, match=error),
         ):
             trainers.update(segments, POLICY, 1.0, 3)
-        assert len(trainers.take_incidents()) == rebuilds
     assert sum("learners are back" in note for note in notes) == rebuilds
 
 
@@ -225,7 +223,6 @@ def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_r
     lines = str(raised.value).splitlines()
     assert re.match(r"Learner 0: SGD step 0 .* returns from -?\d", lines[0])
     assert re.match(r"Learner 1: SGD step 0 .* returns from nan to nan", lines[1])
-    assert group.trainers.take_incidents() == []
     np.testing.assert_array_equal(group.trainers.weights(), group.before[0])
 
 

@@ -9,7 +9,7 @@ from dppo.run.learner import Iteration, PPOLearner
 
 
 def iteration_row(
-    iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float], actors_alive: int
+    iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
 ) -> dict[str, float]:
     """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
 
@@ -27,7 +27,7 @@ def iteration_row(
         "charts/SPS_iteration": steps / iteration_s,
         "charts/learning_rate": iteration.update.learning_rate,
         "charts/policy_version": iteration.number,
-        "actors/alive": actors_alive,
+        "actors/alive": collected.actors,
     }
     if recent:
         row["charts/episodic_return"] = mean_return(recent)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,20 +133,20 @@ class PPOLearner:
                 collected = self._collect_again(collected, error, stop)
         update_s = time.monotonic() - began
         self._value_scale = update.value_scale
-        self._commit(collected, merged)
+        self._commit(collected, merged, update.incidents)
         incidents, self._new_incidents = tuple(self._new_incidents), []
         return Iteration(self.iteration, update, replace(collected, segments=[]), incidents, update_s, time.monotonic())
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
         """Collect the same segments again, and those behind them that were in flight."""
         logger.warning("%s; they are collected again", error)
-        self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents, *self._trainers.take_incidents())
+        self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents)
         self._collector.renew()
         for index in range(lost.index, self._asked + 1):
             self._ask(index)
         return self.env_faults.checked(self._collector.receive(stop))
 
-    def _commit(self, collected: Collected, statistics: Statistics) -> None:
+    def _commit(self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""
         self._statistics = statistics
         for report in collected.reports:
@@ -158,7 +158,7 @@ class PPOLearner:
             for incident in new:
                 self.env_faults.log(incident)  # the others were reported when they happened
             self._take(*new)
-        self._take(*collected.incidents, *self._trainers.take_incidents())
+        self._take(*collected.incidents, *of_trainers)
         self._acting.pop(collected.index)
         self.iteration += 1
 

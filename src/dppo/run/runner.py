@@ -183,7 +183,7 @@ class _Run:
         iteration_s, self.ended = iteration.ended - self.ended, iteration.ended
         of_call = {"time/wall_s": self.ended - self.began, "time/training_s": self.ended - self.training_began}
         of_call["charts/SPS"] = (self.learner.global_step - self.steps_before) / of_call["time/training_s"]
-        row = iteration_row(iteration, self.learner, iteration_s, of_call, self.parts.collector.alive())
+        row = iteration_row(iteration, self.learner, iteration_s, of_call)
         if iteration.number > self.resumed_at + 1:
             self.time_split = self.time_split.plus(row)
         episodes = [episode for report in iteration.collected.reports for episode in report.episodes]

@@ -120,17 +120,13 @@ class PPOActor:
         if self._questions > 1 and (self._memory > self._recycling[0] or self._questions > self._recycling[1]):
             raise Recycled(f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers")
 
-    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot) -> bytes | list[Any]:
-        """Do `make_segments` over Ray."""
-        return wire.encode_answer(self.make_segments(wire.unpack(question), wire.unpack(policy)))
-
-    def make_segments_apart(self, question: bytes, policy: bytes | PolicySnapshot) -> list[Any]:
-        """Do `make_segments` over Ray with several return values: the packed reports, then each segment."""
+    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
+        """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
         asked: Question = wire.unpack(question)
         answer = self.make_segments(asked, wire.unpack(policy))
-        if isinstance(answer, Fault):
-            return [wire.pack(answer), *(None for _ in asked.samplers)]
-        return wire.take_apart(answer)
+        if not apart:
+            return wire.encode_answer(answer)
+        return [wire.pack(answer), *asked.samplers] if isinstance(answer, Fault) else wire.take_apart(answer)
 
     def close(self) -> None:
         """Close all environments."""

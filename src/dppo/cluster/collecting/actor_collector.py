@@ -83,15 +83,12 @@ class ActorCollector:
         for line in self._engine.patience.news():
             logger.info("%s", line)
         incidents, self._incidents = self._incidents, []
-        return self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
+        collected = self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
+        return replace(collected, actors=self._engine.running)
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
         self._do(self._engine.renew(self._clock()))
-
-    def alive(self) -> int:
-        """Count the actors that are running."""
-        return self._engine.alive()
 
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""

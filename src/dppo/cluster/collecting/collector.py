@@ -39,6 +39,8 @@ class Collected:
     """Seconds of `collect_s` spent on sending the policy and receiving segments."""
     incidents: list[Incident] = field(default_factory=list)
     """Actors lost or replaced during this collection."""
+    actors: int = 0
+    """Number of actors that are running at its end; 0 in process."""
 
 
 class Collector(Protocol):
@@ -69,11 +71,9 @@ class Collector(Protocol):
     def renew(self) -> None:
         """Drop all requests and rebuild all samplers, because received segments must be collected again."""
 
-    def alive(self) -> int:
-        """Count the actors that are running; 0 in process."""
-
     def notes(self) -> list[str]:
         """Return lines about slow actors for the end of the run."""
+        return []
 
     def close(self) -> None:
         """Stop all actors; close all environments."""

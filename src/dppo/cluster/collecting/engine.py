@@ -7,7 +7,6 @@ transport execute the commands that come back.
 from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import roster
-from dppo.cluster.collecting.alarms import Alarms
 from dppo.cluster.collecting.backups import Backups
 from dppo.cluster.collecting.balancing import Balancing
 from dppo.cluster.collecting.hosting import Hosting
@@ -29,7 +28,7 @@ from dppo.cluster.collecting.messages import (
     Progressed,
     Started,
 )
-from dppo.cluster.collecting.patience import Patience
+from dppo.cluster.collecting.patience import Alarms, Patience
 from dppo.cluster.collecting.presence import Presence
 from dppo.cluster.collecting.requests import Requests
 from dppo.cluster.collecting.roster import Actor, State
@@ -111,8 +110,9 @@ class Collecting:
         """Note that actors are making env steps, so that no message about waiting is due."""
         self._news_at = now
 
-    def alive(self) -> int:
-        """Count the actors that accept questions."""
+    @property
+    def running(self) -> int:
+        """The number of actors that accept questions."""
         return len(self._hosting.running)
 
     # ------------------------------------------------------------------ events

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
+from dppo.cluster.collecting.collector import Collected, Collector, OnProgress, ProgressReports
 from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.plans import SamplerPlan
@@ -24,7 +24,7 @@ REPLAY_LOG_S = 30.0  # between two lines about a long replay
 logger = logging.getLogger("dppo")
 
 
-class InProcessCollector:
+class InProcessCollector(Collector):
     """A collector for debugging, for fast environments, and as the reference in tests."""
 
     def __init__(
@@ -82,14 +82,6 @@ class InProcessCollector:
         self._host = self._new_host()
         self._requests.clear()
         self._next = 0
-
-    def alive(self) -> int:
-        """Return 0: there are no actors."""
-        return 0
-
-    def notes(self) -> list[str]:
-        """Return nothing: there are no actors."""
-        return []
 
     def close(self) -> None:
         """Close all environments; one that does not close in time is left alone, with a traceback."""

@@ -148,13 +148,12 @@ class RayTransport:
                 self._stop.run_added_checks()
         except ClusterError:
             return  # large arguments would end this process if the raylet has died; the next `events` raises
-        handle, policy, question = self._handles[ask.process], self._sent(ask.policy), wire.pack(ask.question)
-        if self._by_reference:
-            method = handle.make_segments_apart.options(num_returns=1 + len(ask.question.samplers))
-            head, *segments = method.remote(question, policy)
-            self._expect(head, _Call(ask, tuple(segments)))
-        else:
-            self._expect(handle.make_segments_packed.remote(question, policy), _Call(ask))
+        apart, policy = self._by_reference, self._sent(ask.policy)
+        method = self._handles[ask.process].make_segments_packed
+        method = method.options(num_returns=1 + len(ask.question.samplers)) if apart else method
+        sent = method.remote(wire.pack(ask.question), policy, apart)
+        head, *segments = sent if apart else [sent]
+        self._expect(head, _Call(ask, tuple(segments)))
 
     def _expect(self, ref: ObjectRef[Any], call: _Call) -> None:
         """Let Ray report the end of a call, with its result, from one of its threads."""

@@ -1,4 +1,4 @@
-"""The engine's record of each actor (samplers, process, questions, deadline), and the messages about it. Pure."""
+"""The engine's record of each actor (samplers, process, questions, deadline, pace), and messages about it. Pure."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
-from dppo.cluster.collecting.pace import Pace
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity
 from dppo.errors import counted
@@ -20,6 +19,37 @@ class State(Enum):
     RUNNING = "the process accepts questions"
     LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
+
+
+@dataclass(slots=True)
+class Pace:
+    """Pace of a process: that of the fastest quarter of its last segments.
+
+    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
+    says nothing about the actor, and several samplers say more than one.
+    """
+
+    segment_s: float = 0.0
+    """Seconds for a segment of a sampler; 0 while that is not certain."""
+    samplers: int = 1  # of the answer before, from which that was measured
+    waited_s: float = 0.0
+    """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
+    cost_s: float = 0.0
+    """Seconds by which it has made the run longer as the slowest actor."""
+    iterations: int = 0  # in which that was worth a line
+    rested: int = 0  # iterations without a sampler
+    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
+    evidence: int = 0
+    enough: int = 20  # evidence
+    recent: tuple[float, ...] = ()  # of the last 16 answers
+
+    def add(self, samplers: int, fastest_s: float) -> None:
+        """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
+        self.recent = (*self.recent[-15:], fastest_s)
+        self.samplers = samplers
+        self.evidence += samplers**2
+        if self.evidence >= self.enough:
+            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
 
 
 @dataclass(slots=True)

@@ -35,8 +35,7 @@ class Watching:
         self.here, self._seed = here, seed
         self._files: dict[Process, ProgressFile] = {}
         self._witnesses: dict[str, Any] = {}
-        self._looks: dict[ObjectRef[Any], tuple[Process, str]] = {}
-        self._looked_at: set[Process] = set()  # those of the pending looks
+        self._looks: dict[Process, tuple[ObjectRef[Any], str]] = {}  # those that are pending, and the ids of the nodes
         self._seen: list[Progressed] = []
         self._latest: dict[Process, Activity] = {}
 
@@ -79,8 +78,7 @@ class Watching:
         if file.node_id == self.here:
             self._take(process, read_progress_file(file.path))
             return
-        self._looks[self._witness(file).look.remote(file.path)] = process, file.node_id
-        self._looked_at.add(process)
+        self._looks[process] = self._witness(file).look.remote(file.path), file.node_id
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
@@ -104,7 +102,7 @@ class Watching:
 
     def steps_of(self, process: Process) -> int:
         """Return the env steps made for the current question of a process; on another node, as last seen."""
-        if process not in self._looked_at:
+        if process not in self._looks:
             self.look(process)
         progress = self._latest.get(process)
         return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
@@ -112,10 +110,10 @@ class Watching:
     def seen(self) -> list[Progressed]:
         """Return the results of looks since the last call; does not wait."""
         if self._looks:
-            ready, _ = ray.wait(list(self._looks), num_returns=len(self._looks), timeout=0)
-            for ref in ready:
-                process, node_id = self._looks.pop(ref)
-                self._looked_at.discard(process)
+            refs = {ref: process for process, (ref, _) in self._looks.items()}
+            for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]:
+                process = refs[ref]
+                _, node_id = self._looks.pop(process)
                 try:
                     self._take(process, ray.get(ref, timeout=1))
                 except RayError:  # the witness is lost, perhaps with its node; the next look starts another
@@ -123,17 +121,11 @@ class Watching:
         seen, self._seen = self._seen, []
         return seen
 
-    @property
-    def idle(self) -> bool:
-        """True if no look is pending."""
-        return not self._looks
-
     def take_witnesses(self) -> list[Any]:
         """Return all witnesses to be killed, and forget them."""
         witnesses = list(self._witnesses.values())
         self._witnesses.clear()
         self._looks.clear()
-        self._looked_at.clear()
         return witnesses
 
     def _take(self, process: Process, progress: Activity | None) -> None:

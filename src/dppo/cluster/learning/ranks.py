@@ -87,9 +87,12 @@ class RayTrainers:
         """
         while True:
             try:
-                return self._attempt(segments, policy, reward_scale, iteration)
+                update = self._attempt(segments, policy, reward_scale, iteration)
             except (RayError, TimeoutError) as error:
                 self._rebuild(error)
+            else:
+                incidents, self._incidents = tuple(self._incidents), []
+                return replace(update, incidents=incidents)
 
     def weights(self) -> np.ndarray:
         """Return all weights [P], read-only."""
@@ -116,11 +119,6 @@ class RayTrainers:
             self._load()
         except (RayError, TimeoutError) as error:
             self._rebuild(error)
-
-    def take_incidents(self) -> list[Incident]:
-        """Return the rebuilds of the group since the last call."""
-        incidents, self._incidents = self._incidents, []
-        return incidents
 
     def close(self) -> None:
         """Kill all ranks, and release their resources."""

@@ -28,8 +28,7 @@ class ReusingTrainers:
     def __init__(self, trainers: Trainers, reuse: int, obs: np.dtype[Any]) -> None:
         """Wrap `trainers`; `obs` is the dtype of an observation in segments."""
         self._trainers, self._reuse, self._obs = trainers, reuse, obs
-        self.spec, self.weights = trainers.spec, trainers.weights
-        self.take_incidents, self.close = trainers.take_incidents, trainers.close
+        self.spec, self.weights, self.close = trainers.spec, trainers.weights, trainers.close
         self._kept: list[list[Segment]] = []  # oldest first
 
     def update(

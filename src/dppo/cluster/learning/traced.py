@@ -20,8 +20,8 @@ class TracingTrainers:
 
     def __init__(self, trainers: Trainers, plan: TrainerPlan) -> None:
         self._trainers, self._plan = trainers, plan
-        self.spec, self.weights, self.state, self.load = trainers.spec, trainers.weights, trainers.state, trainers.load
-        self.take_incidents, self.close = trainers.take_incidents, trainers.close
+        self.spec, self.weights, self.state = trainers.spec, trainers.weights, trainers.state
+        self.load, self.close = trainers.load, trainers.close
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int

@@ -13,7 +13,7 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.plans import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.numerics.portable import limit_blas
-from dppo.ppo.exchange.records import Incident, PolicySnapshot, Segment, Update
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.networks.network import NetworkSpec
@@ -46,9 +46,6 @@ class Trainers(Protocol):
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
-
-    def take_incidents(self) -> list[Incident]:
-        """Return the incidents since the last call, all of them resolved."""
 
     def close(self) -> None:
         """Stop, and release all resources."""
@@ -89,10 +86,6 @@ class LocalTrainer:
         order, now = streams.generator(plan.seed, Stream.MINIBATCHES, *index), iteration / plan.sizes.iterations
         with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
             return self.trainer.update(batch, annealed(plan.ppo, now), order, lagged=policy.version < iteration)
-
-    def take_incidents(self) -> list[Incident]:
-        """Return an empty list: any failure of this trainer ends the run."""
-        return []
 
     def close(self) -> None:
         """Restore torch's number of threads."""

@@ -42,6 +42,8 @@ class Update:
     """Of the last step of SGD."""
     value_scale: ValueScale | None
     """The unit of the new network's values; None: that of rewards."""
+    incidents: tuple[Incident, ...] = ()
+    """Of the trainers since the update before, all of them resolved."""
 
 
 @dataclass(frozen=True, slots=True)
