@@ -15,7 +15,7 @@ from processes import in_the_middle_of_an_update, send
 from recorder import Recorder, lasting
 
 import dppo
-from dppo.cluster.learning.reuse import ReusingTrainers
+from dppo.cluster.learning.trainers import ReusingTrainers
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.networks.network import NetworkSpec

@@ -135,7 +135,7 @@ def test_a_sampler_that_has_more_to_compute_does_not_make_its_actor_slow() -> No
 
 def test_without_replay_samplers_move_between_episodes_only() -> None:
     cluster = Cluster(8, 4, one_slow, open_steps=1)
-    cluster.engine._ledger.give_up_replay()
+    cluster.engine._ledger.replays = False
     assert not any(cluster.iterate(index) for index in range(20))
     cluster.open_steps[4] = 0
     cluster.iterate(20)

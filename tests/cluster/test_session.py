@@ -25,7 +25,7 @@ import pytest
 from commandline import fresh_environment, run
 
 from dppo.cluster.collecting.progress_file import make_progress_file
-from dppo.cluster.ray import capacity, session, token
+from dppo.cluster.ray import capacity, session
 from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
@@ -118,7 +118,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, st
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(token, "private_token", functools.cache(token.private_token.__wrapped__))  # a new one
+    monkeypatch.setattr(
+        surroundings, "private_token", functools.cache(surroundings.private_token.__wrapped__)
+    )  # a new one
     variables: dict[str, str] = os.environ  # type: ignore[assignment]
     return variables
 
@@ -139,12 +141,12 @@ def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(en
     path = environment["RAY_AUTH_TOKEN_PATH"]
     assert len(Path(path).read_text(encoding="utf8")) >= 32
     assert Path(path).stat().st_mode & 0o077 == Path(path).parent.stat().st_mode & 0o077 == 0
-    token.forget_private_token()
+    surroundings.forget_private_token()
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(environment)
     surroundings.set_environment(start_here=True)  # Ray remembers the first token that it reads
     assert environment["RAY_AUTH_TOKEN_PATH"] == path
     environment["RAY_AUTH_TOKEN_PATH"] = "/the/users/own"
-    token.forget_private_token()
+    surroundings.forget_private_token()
     assert environment["RAY_AUTH_MODE"] == "token"
 
 
@@ -173,8 +175,8 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         folder.mkdir()
         (folder / "ray_token").touch()
     script = (
-        "import os, tempfile, time; from dppo.cluster.ray import token; tempfile.tempdir = os.getcwd()\n"
-        "print(token.private_token(), flush=True); time.sleep(60)"
+        "import os, tempfile, time; from dppo.cluster.ray import environment; tempfile.tempdir = os.getcwd()\n"
+        "print(environment.private_token(), flush=True); time.sleep(60)"
     )
     run = [sys.executable, "-c", script]  # another one, whose folder is old and locked
     alive = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, env=fresh_environment())
@@ -185,7 +187,7 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         left.touch()
         for path in (dead, locked, left, ours):
             os.utime(path, (0, 0))
-        remove_abandoned(token.PREFIX, token.PROGRESS, older_than_s=token.YOUNG_S)
+        remove_abandoned(surroundings.PREFIX, surroundings.PROGRESS, older_than_s=surroundings.YOUNG_S)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name, ours.name])
     finally:
         alive.kill()

@@ -77,7 +77,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     for note in (*damaged, *folder.close_changes):
         logger.warning("%s", note)
     if not spaces.deterministic and config.replay:
-        ledger.give_up_replay()
+        ledger.replays = False
         logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
@@ -184,9 +184,7 @@ def _make_trainers(
     expected: Expected,
     options: dict[str, Any],
 ) -> Trainers:
-    from dppo.cluster.learning.reuse import reusing
-    from dppo.cluster.learning.traced import TracingTrainers
-    from dppo.cluster.learning.trainers import LocalTrainer
+    from dppo.cluster.learning.trainers import LocalTrainer, TracingTrainers, reusing
 
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
     network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)

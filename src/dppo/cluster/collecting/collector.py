@@ -1,8 +1,8 @@
-"""Collector: the learner's view of the samplers, wherever they are."""
+"""Collector: the learner's view of the samplers, wherever they are; and the requests to them."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,3 +113,76 @@ class ProgressReports:
                 elapsed_s=now - self.began,
             )
         )
+
+
+class Requests:
+    """Keeps the policies that collect segments `index`, `index` + 1, ..., and what has arrived of these segments."""
+
+    def __init__(self, num_samplers: int) -> None:
+        self.index = 0
+        """Index of the segments to be taken next."""
+        self.began = 0.0
+        """Time from which on they have been waited for: that of the last request, or of the last `take`."""
+        self.owed = 0
+        """Number of segments that have been requested and not arrived."""
+        self.policies: dict[int, PolicySnapshot] = {}
+        """By the index of the segment."""
+        self._num_samplers = num_samplers
+        self._received: dict[int, dict[int, tuple[SegmentReport, Any]]] = {}  # [index][sampler]
+        self._timings: dict[int, dict[int, Timings]] = {}  # [index][id of the actor]
+
+    @property
+    def end(self) -> int:
+        """The index after that of the last request."""
+        return self.index + len(self.policies)
+
+    def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
+        """Add segments `index`; return whether they are the only ones."""
+        first = not self.policies
+        if first:
+            self.index, self.began = index, now
+        assert index == self.end, "segments are requested in order"
+        self.policies[index], self._received[index], self._timings[index] = policy, {}, {}
+        self.owed += self._num_samplers
+        return first
+
+    def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
+        """Keep the segments `index` of an answer, if any of them count, and its timings."""
+        if made:  # else they may have been taken
+            self._received[index] |= {one[0].sampler_id: one for one in made}
+            self._timings[index][actor_id] = self._timings[index].get(actor_id, Timings()) + timings
+            self.owed -= len(made)
+
+    @property
+    def finished(self) -> bool:
+        """True when all segments to be taken next have arrived."""
+        return self.index not in self.policies or len(self._received[self.index]) == self._num_samplers
+
+    @property
+    def steps_received(self) -> int:
+        """Env steps of the segments to be taken next, as far as they have arrived."""
+        return sum(report.steps for report, _ in self._received[self.index].values())
+
+    def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
+        """Return the segments that were requested first, with these figures; keep none."""
+        assert self.index in self.policies, "receive() without request()"
+        assert self.finished, "some segments have not arrived"
+        index, received = self.index, self._received.pop(self.index)
+        made = [received[sampler] for sampler in sorted(received)]
+        began, self.index, self.began = self.began, index + 1, now
+        return Collected(
+            index=index,
+            policy=self.policies.pop(index),
+            reports=[report for report, _ in made],
+            segments=[segment for _, segment in made],
+            timings=list(self._timings.pop(index).values()),
+            collect_s=now - began,
+            transfer_s=transfer_s,
+            incidents=incidents,
+        )
+
+    def clear(self) -> None:
+        """Drop all requests."""
+        self.owed = 0
+        for by_index in (self.policies, self._received, self._timings):
+            by_index.clear()

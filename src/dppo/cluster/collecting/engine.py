@@ -7,9 +7,9 @@ transport execute the commands that come back.
 from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import roster
-from dppo.cluster.collecting.backups import Backups
-from dppo.cluster.collecting.balancing import Balancing
-from dppo.cluster.collecting.hosting import Hosting
+from dppo.cluster.collecting.balancing import Backups, Balancing
+from dppo.cluster.collecting.collector import Requests
+from dppo.cluster.collecting.hosting import Hosting, Presence
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -29,8 +29,6 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.collecting.patience import Alarms, Patience
-from dppo.cluster.collecting.presence import Presence
-from dppo.cluster.collecting.requests import Requests
 from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, Recycled, RestartBudget
 from dppo.cluster.wire import Answer, Question
@@ -159,12 +157,10 @@ class Collecting:
             self.balancing.measure(actor, question, answer)
             self.patience.answered(answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-            for one in made:
-                self._ledger.record(one[0])
-                self.requests.arrived(one)
-                self._hosting.arrived(one[0].sampler_id, question.index, self.requests.end)
-            if made:
-                self.requests.add_timings(question.index, actor.actor_id, answer.timings)
+            for report, _ in made:
+                self._ledger.record(report)
+                self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
+            self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
             self._budget.delivered(actor.actor_id)
         elif isinstance(answer, Recycled):
             return self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)

@@ -36,10 +36,6 @@ class ReplayLedger:
         self._kept = policy_lag + 2
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 
-    def give_up_replay(self) -> None:
-        """From now on, rebuild samplers with fresh episodes."""
-        self.replays = False
-
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
         moments, last = self._moments[report.sampler_id], report.index + 1

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dppo.cluster.ray.token import PROGRESS
+from dppo.cluster.ray.environment import PROGRESS
 from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
 from dppo.files import lock
 

@@ -1,6 +1,7 @@
-"""Trainers: the protocol that PPOLearner uses; LocalTrainer in this process, RayTrainers on several ranks."""
+"""Trainers: the protocol that PPOLearner uses; LocalTrainer in this process; trainers that reuse or trace segments."""
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,8 +19,13 @@ from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.parallel import Alone, Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import exact_on
-from dppo.spaces.spaces import Spaces
+from dppo.spaces.spaces import Spaces, leaves, walk
 from dppo.streams import Stream
+
+KEPT = "kept."  # begins the names of kept arrays in the state
+OBSERVATIONS = {"obs": 2, "successors": 1}  # and the axes before those of an observation
+# In the order in which a step makes them. Noise follows from the seed: it shows in the actions.
+STEPWISE = ("obs", "masks", "values", "logprobs", "actions", "rewards", "terminated", "truncated", "valid")
 
 
 class Trainers(Protocol):
@@ -90,3 +96,118 @@ class LocalTrainer:
     def close(self) -> None:
         """Restore torch's number of threads."""
         torch.set_num_threads(self._threads_before)
+
+
+def reusing(trainers: Trainers, reuse: int, spaces: Spaces) -> Trainers:
+    """Let `trainers` train on the segments of the last `reuse` iterations."""
+    return trainers if reuse == 1 else ReusingTrainers(trainers, reuse, spaces.of_network().obs)
+
+
+class ReusingTrainers:
+    """Trainers that train on the segments of the last R iterations in each update.
+
+    This process keeps the R - 1 older ones, in the state, because only the policies that made them could make them
+    again. So neither the loss of an actor, a rank or a node nor a resume changes what is trained on.
+    """
+
+    def __init__(self, trainers: Trainers, reuse: int, obs: np.dtype[Any]) -> None:
+        """Wrap `trainers`; `obs` is the dtype of an observation in segments."""
+        self._trainers, self._reuse, self._obs = trainers, reuse, obs
+        self.spec, self.weights, self.close = trainers.spec, trainers.weights, trainers.close
+        self._kept: list[list[Segment]] = []  # oldest first
+
+    def update(
+        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
+        """Do one update on these segments and the kept ones, sampler by sampler, so that ranks get equal shares."""
+        batches = [*self._kept, segments]
+        of_samplers = [batch[sampler] for sampler in range(len(segments)) for batch in batches]
+        update = self._trainers.update(of_samplers, policy, reward_scale, iteration)
+        newest = [_copied(_arrays(one), self._obs) for one in segments]  # views of Ray's store would fill it
+        self._kept = [*self._kept, newest][1 - self._reuse :]
+        return update
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the state of the trainers, and all kept segments."""
+        return self._trainers.state() | {
+            f"{KEPT}{number}.{sampler}.{name}": array
+            for number, batch in enumerate(self._kept)
+            for sampler, segment in enumerate(batch)
+            for name, array in _arrays(segment).items()
+        }
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Restore the result of `state`; that of another run holds no segments."""
+        self._trainers.load(weights, {name: array for name, array in state.items() if not name.startswith(KEPT)})
+        kept: dict[int, dict[int, dict[str, np.ndarray]]] = {}
+        for name, array in state.items():
+            if name.startswith(KEPT):
+                number, sampler, rest = name.removeprefix(KEPT).split(".", 2)
+                kept.setdefault(int(number), {}).setdefault(int(sampler), {})[rest] = array
+        batches = [[batch[sampler] for sampler in sorted(batch)] for _, batch in sorted(kept.items())]
+        self._kept = [[_copied(arrays, self._obs) for arrays in batch] for batch in batches]
+
+
+def _arrays(segment: Segment) -> dict[str, np.ndarray]:
+    """Return the arrays of a segment by name; observations leaf by leaf."""
+    columns = ((name, getattr(segment, name)) for name in Segment.__slots__)
+    parts = (part for name, column in columns if column is not None for part in walk(column, name=name))
+    return {name: np.ascontiguousarray(leaf) for name, leaf, is_leaf in parts if is_leaf}
+
+
+def _copied(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
+    """Return the segment of copies of these arrays, whose observations have dtype `obs`."""
+    columns = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
+    for name, axes in OBSERVATIONS.items():
+        names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
+        columns[name] = np.empty(arrays[names[0]].shape[:axes], obs)
+        for leaf, to in zip(names, leaves(columns[name]).values(), strict=True):
+            to[...] = arrays[leaf]
+    return Segment(**columns)
+
+
+class TracingTrainers:
+    """Trainers that take checksums of each update; all else is left to those inside."""
+
+    def __init__(self, trainers: Trainers, plan: TrainerPlan) -> None:
+        self._trainers, self._plan = trainers, plan
+        self.spec, self.weights, self.state = trainers.spec, trainers.weights, trainers.state
+        self.load, self.close = trainers.load, trainers.close
+
+    def update(
+        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
+        """Do one update, and take its checksums, in the order of their causes."""
+        update = self._trainers.update(segments, policy, reward_scale, iteration)
+        ppo, length = self._plan.ppo, self._plan.sizes.sequence_length
+        scales = [scale for scale in (policy.obs_scale, policy.value_scale) if scale is not None]
+        of_policy = _checksum(policy.weights, *(getattr(scale, name) for scale in scales for name in scale.__slots__))
+        self._latest = {"policy": of_policy}
+        for name in STEPWISE:
+            self._latest |= {f"{name}/{number}": _of_steps(one, name) for number, one in enumerate(segments)}
+        for number, one in enumerate(segments):
+            batch = make_batch([one], policy.obs_scale, reward_scale, ppo, length)
+            self._latest[f"advantages/{number}"] = _checksum(batch.advantages)
+        gradients = self.state()["exp_avg"]  # Adam's running mean of all of them
+        self._latest |= {"gradients": _checksum(gradients), "weights": _checksum(self.weights())}
+        return update
+
+    def line(self, row: Mapping[str, float]) -> dict[str, Any]:
+        """Return the checksums of the iteration of a row of metrics, by quantity and sampler: `rewards/3`."""
+        return {"iteration": row["iteration"], **self._latest, "global_step": row["global_step"]}
+
+
+def _of_steps(segment: Segment, name: str) -> str:
+    """Return 16 bits of the checksum of a column up to each step, then all of it: [4 T + 8] digits."""
+    column = getattr(segment, name)
+    if column is None:
+        return ""
+    crc, digits, first = 0, "", 1 + len(column) - len(segment.values)  # of stacks of K frames, K are of the first step
+    for step in (column[:first], *column[first:]):
+        crc = zlib.crc32(step.tobytes(), crc)
+        digits += f"{crc & 0xFFFF:04x}"
+    return f"{digits}{crc:08x}"
+
+
+def _checksum(*values: Any) -> str:
+    return f"{zlib.crc32(b''.join(np.asarray(value).tobytes() for value in values)):08x}"

@@ -1,18 +1,57 @@
-"""The environment variables and signal handlers that Ray starts with."""
+"""The environment variables, signal handlers and token that Ray starts with."""
 
+import atexit
 import os
+import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from dppo.cluster.ray.token import use_private_token
+from dppo.files import lock, remove_abandoned
 
+PREFIX = "dppo-token-"
+PROGRESS = "dppo-progress-"  # begins the names of the files of `cluster/collecting/progress_file.py`
+MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 # Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
 RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+YOUNG_S = 60.0  # a younger folder may belong to a process that has not locked it yet
+
+
+def use_private_token(*, ray_imported: bool) -> None:
+    """Set the token for the Ray that is about to start. A Ray imported earlier keeps the token it has."""
+    if not private_token.cache_info().currsize:
+        if ray_imported:
+            return
+        remove_abandoned(PREFIX, PROGRESS, older_than_s=YOUNG_S)
+    os.environ[MODE] = "token"
+    os.environ[PATH] = str(private_token())
+
+
+def forget_private_token() -> None:
+    """Remove the variables that `use_private_token` set: another cluster would not accept this token."""
+    if private_token.cache_info().currsize and os.environ.get(PATH) == str(private_token()):
+        del os.environ[PATH]
+        os.environ.pop(MODE, None)
+
+
+@cache  # Ray remembers the first token that it reads
+def private_token() -> Path:
+    """Create the token of this process, in a folder that is removed when the process ends; return its path."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    token = folder / "ray_token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
+    return token
 
 
 def set_environment(*, start_here: bool, dashboard: bool = False, env_threads: bool = False) -> None:

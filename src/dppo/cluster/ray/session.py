@@ -13,9 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from dppo.cluster.ray.capacity import PER_NODE, Demand, check_cluster, check_here, fitted_here, gpus_here, usable_cores
-from dppo.cluster.ray.environment import long_reconnect, one_hash_seed, set_environment, signal_handlers_kept
+from dppo.cluster.ray.environment import (
+    forget_private_token,
+    long_reconnect,
+    one_hash_seed,
+    set_environment,
+    signal_handlers_kept,
+)
 from dppo.cluster.ray.room import Room, watched_room
-from dppo.cluster.ray.token import forget_private_token
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
 from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
