@@ -43,7 +43,7 @@ def found_in(config: Config) -> list[str]:
 
 OWNER = "error: sampler 0 (worlds.sick:Sick), env 0: "
 AGAIN = "warning: the same seed and actions give another episode "
-DISEASES: dict[str, tuple[str, ...]] = {  # what is found
+DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's opinion
     "none": ("ok: the same seed and actions give the same 82 steps in a new instance, after other episodes, beside",),
     "own randomness": (
         f"{AGAIN}in a new instance: it differs at step 0",
@@ -61,6 +61,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found
         "warning: integers are not normalized: the observation reaches 1,073,741,8",
         "warning: memory grows by ",
         "note: all rewards of 82 steps were 0.",
+        "note: it cannot be pickled, and need not be: TypeError: cannot pickle",
     ),
 }
 
@@ -69,7 +70,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
     monkeypatch.setattr(examination, "MOST", 50)
-    own = found_in(config_of(disease))
+    own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):
         assert one.startswith(expected)

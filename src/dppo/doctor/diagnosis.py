@@ -166,6 +166,8 @@ FINDINGS: tuple[tuple[str, Find, str], ...] = (
      "all rewards of {f[steps]:,} steps were 0. If chance finds no other, reward progress on the way"),
     ("note", lambda f, c: f["threads"], "an instance starts threads: {v}"),
     ("note", lambda f, c: [", ".join(f["children"])] if f["children"] else [], "an instance starts processes: {v}"),
+    ("note", lambda f, c: f["pickle"], "it cannot be pickled, and need not be: {v}"),
+    ("note", lambda f, c: f["gymnasium"], "Gymnasium's checker: {v}"),
 )
 # fmt: on
 """Severity; a function that returns what is found, a list of several, or nothing; and the text about it."""

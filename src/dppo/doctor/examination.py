@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from dppo.cluster import wire
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -32,6 +33,7 @@ from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.parts import default_of
+from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, make_env
 from dppo.errors import DppoError
 from dppo.numerics.portable import limit_blas
@@ -46,7 +48,7 @@ from dppo.spaces.spaces import leaves
 from dppo.user_code import in_a_line
 
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
-KEPT = 64  # answers
+KEPT, CHECKED = 64, 12  # answers; resets, and as many steps, of Gymnasium's checker
 MOST_MB = 1024  # growth that ends playing
 
 
@@ -158,7 +160,7 @@ class Examination:
             yield max(1, min(FIRST if made == 2 else LATER, most))
 
     def _compare(self, trace: list[Any], used: list[int]) -> None:
-        """Play the same segments in other places."""
+        """Play the same segments in other places, then ask Gymnasium's checker."""
         until = self._left(0.8)
         self._report(stage="comparing with a second instance")
         if not self._spaces.deterministic or until < time.monotonic() + self._make_s:
@@ -178,6 +180,14 @@ class Examination:
         compare("in a new instance", fresh)
         compare("after other episodes", self._sampler(lambda **_: first))
         compare("beside another instance", self._sampler(lambda **_: first), self._sampler(lambda **_: second, 1))
+        self._report(stage="asking Gymnasium's checker")
+        if CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
+            self._report(gymnasium=gymnasium_says(second))
+        del second.reset, second.step
+        try:
+            wire.pack(second)
+        except Exception as error:  # pickling may raise anything
+            self._report(pickle=in_a_line(error))
 
     def _iterate(self) -> None:
         """Time collecting and updating with the settings of the run, and an environment that answers at once."""

@@ -1,6 +1,8 @@
 """Faults of environments: invalid results of step and reset, and tracebacks that show the user's code alone."""
 
+import re
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ REMEDY = "Correct the environment, or use on_env_fault=rebuild to go on with a n
 PACKAGE = str(Path(__file__).parents[2])
 LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
 LOWEST_REWARD = -LARGEST_REWARD
+NO_MATTER = re.compile("A Box .* is (-)?infinity|For Box action spaces")  # bounds of any size are fine here
 OLD_API = (
     ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
     "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
@@ -76,3 +79,18 @@ def describe_bad_reset(result: Any) -> str:
 
 def _form(result: Any) -> str:
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+
+
+def gymnasium_says(env: Any) -> list[str]:
+    """Return the warnings of Gymnasium's own checker, and the assertion that failed, if one did."""
+    from gymnasium.utils.env_checker import check_env
+
+    failed = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            check_env(getattr(env, "unwrapped", env), skip_render_check=True, skip_close_check=True)
+        except Exception as error:  # an environment may raise anything
+            failed = [in_a_line(error)]
+    texts = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(one.message)) for one in found]
+    return [" ".join(one.split()) for one in dict.fromkeys(texts + failed) if not NO_MATTER.search(one)]
