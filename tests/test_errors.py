@@ -29,6 +29,11 @@ TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total
 # The words after `dppo`, and what the message must contain: the setting, the fact, the remedy.
 REFUSED = {
     "trian": "trian is not a known command ... Did you mean train?",
+    "resume runs/x": "resume is `dppo train --resume RUN`",
+    "train mysim.py": "env_id=mysim.py: is a file ... mysim:make ... in the folder of the file",
+    "train ./sims/mysim.py:Sim": "is a file ... mysim:Sim ... PYTHONPATH=sims",
+    "train numpy-v0": "env_id=numpy-v0 ... write numpy:numpy-v0",
+    "train CartPole-v1 --hidden-sizes 64,0": "hidden_sizes ... greater than 0",
     "train": "the environment is missing ... dppo train CartPole-v1",
     "train CartPole-v1 --num-actor 8": "--num-actor is not a known flag ... Did you mean --num-actors? ... --help",
     "train CartPole-v1 --gama=0.9": "--gama ... Did you mean --gamma?",
@@ -44,7 +49,7 @@ REFUSED = {
     f"train CartPole-v1 --seed {'x' * 100_000}": "seed='xxx ... xxx ... valid integer",
     "train --config deep.yaml": "config=deep.yaml ... line 1 has more than 100 levels",
     "train Zorgon-v0": "env_id=Zorgon-v0 ... package:Zorgon-v0",
-    "train no_such:Env-v0": "env_id=no_such:Env-v0 ... ModuleNotFoundError: No module named 'no_such'",
+    "train no_such:Env-v0": "env_id=no_such:Env-v0 ... No module named 'no_such' ... Python looks in",
     "train broken:Env-v0": "env_id=broken:Env-v0 ... ZeroDivisionError: division by zero",
     "train unparsable:Env-v0": "env_id=unparsable:Env-v0 ... SyntaxError",
     "train exiting:Env-v0": "env_id=exiting:Env-v0 ... SystemExit",

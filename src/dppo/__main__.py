@@ -8,6 +8,13 @@ from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
 COMMANDS = ("train", "compare", "eval", "doctor", "diff", "replay", "presets", "test")
+MEANT = {
+    "resume": "train --resume RUN",
+    "play": "eval RUN",
+    "enjoy": "eval RUN",
+    "evaluate": "eval RUN",
+    "run": "train ENV_ID",
+}
 USAGE = """\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
@@ -44,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dppo {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        print(f"dppo: {unknown_name('command', args[0], COMMANDS)} `dppo --help` lists them.", file=sys.stderr)
+        meant = MEANT.get(args[0])
+        problem = f"{args[0]} is `dppo {meant}`." if meant else unknown_name("command", args[0], COMMANDS)
+        print(f"dppo: {problem} `dppo --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
     portable_numerics(args)

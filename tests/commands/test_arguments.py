@@ -13,10 +13,11 @@ from builders import make_config
 
 from dppo.commands.compare.plan import parse as parse_comparison
 from dppo.commands.eval import make_parser as make_eval_parser
-from dppo.commands.flags import ALIASES, EXTRA, FIRST, flag, in_flags
+from dppo.commands.flags import EXTRA, FIRST, flag, in_flags
 from dppo.commands.train import Arguments
 from dppo.commands.train import parse as parse_training
 from dppo.config import files, grouped, resolved
+from dppo.config.aliases import ALIASES
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
 

@@ -8,51 +8,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from dppo.config.aliases import meant_by
 from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
 WIDTH = 80
 
-# Our flags, and the names of the same thing in other libraries. Where two flags share a name, the first one that the
-# command has is suggested.
-ALIASES = {
-    "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
-    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
-    "--seeds": "n-seeds num-seeds repeats n-runs num-runs",
-    "--out": "out-dir output output-dir outdir save-path",
-    "--episodes": "n-eval-episodes eval-episodes num-episodes n-episodes num-eval-episodes",
-    "--stochastic": "sample",
-    "--env-id": "env env-name environment gym-id task",
-    "--on-env-fault": "on-bad-step",
-    "--learning-rate": "lr step-size alpha",
-    "--num-samplers": "n-envs num-envs num-env nenvs n-env",
-    "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",
-    "--num-steps": "n-steps rollout-length rollout-fragment-length rollout-steps horizon unroll-length nsteps",
-    "--total-timesteps": "timesteps n-timesteps num-timesteps total-steps max-steps steps num-env-steps",
-    "--update-epochs": "n-epochs num-epochs epochs num-sgd-iter k-epochs ppo-epoch ppo-epochs noptepochs",
-    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches "
-    "train-batch-size",
-    "--clip-coef": "clip clip-range clip-param clip-ratio eps-clip cliprange clip-eps",
-    "--clip-vloss": "clip-range-vf vf-clip-param",
-    "--ent-coef": "entropy-coeff entropy-coef entropy-cost entropy entropy-bonus",
-    "--vf-coef": "vf-loss-coeff value-loss-coef value-coef value-coeff",
-    "--gae-lambda": "lambda lam gae lambda-",
-    "--gamma": "discount discount-factor",
-    "--max-grad-norm": "grad-clip clip-grad gradient-clip",
-    "--target-kl": "kl-target kl",
-    "--norm-adv": "normalize-advantage normalize-advantages norm-advantage",
-    "--norm-obs": "normalize-obs normalize-observations norm-observations obs-norm",
-    "--norm-reward": "normalize-reward normalize-rewards norm-rewards reward-norm",
-    "--hidden-sizes": "net-arch hidden-dims hidden-dim hidden-layers fcnet-hiddens hidden-size layers",
-    "--model": "policy network",
-    "--device": "cuda gpu num-gpus",
-    "--name": "exp-name experiment-name run-name",
-    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder out",
-    "--checkpoint-interval-s": "checkpoint-freq save-freq save-interval checkpoint-interval",
-    "--segment-timeout-s": "timeout",
-    "--progress": "verbose quiet progress-bar",
-    "--resume": "load restore load-checkpoint checkpoint trained-agent",
-}
 FIRST = (  # the settings that people use first
     "total_timesteps", "num_actors", "num_samplers", "envs_per_sampler", "num_steps",
     "learning_rate", "gamma", "seed", "env_kwargs", "run_dir",
@@ -121,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        ours = [name for name, theirs in ALIASES.items() if flag.removeprefix("--") in theirs.split()]
+        ours = meant_by(flag.removeprefix("--"))
         meant = next((name for name in ours if name in known), None)
         if meant is not None:
             return f"{flag} is not a known flag. Did you mean {meant}?"

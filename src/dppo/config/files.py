@@ -42,7 +42,8 @@ def _group(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, PARTS[name]):
         return {key: getattr(value, key) for key in own}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use one of {', '.join(sorted(own))}.")
+        one = f"env_id={value!r}" if name == "env" else f"one of {', '.join(sorted(own))}"
+        raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use {one}.")
     inner = {str(key).replace("-", "_"): one for key, one in value.items()}
     for key in inner.keys() & settings_by_name().keys() - set(own):
         home = next(part for part in PARTS if key in names_of(part))

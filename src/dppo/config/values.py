@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from dppo.config.aliases import meant_setting
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
 
@@ -39,12 +40,21 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     """Return the type that pydantic checks: limits, integers in several notations, finite floats."""
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is tuple:
-        return tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
+        several = tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
+        return Annotated[several, BeforeValidator(_parts)] if get_args(hint)[0] is int else several
     if int in kinds:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:
         return Annotated[hint, Field(allow_inf_nan=False, **limits)]
     return Annotated[hint, Field(**limits)] if limits else hint
+
+
+def _parts(value: Any) -> Any:
+    """Split `("64,64",)`, as a flag gives it; return other values unchanged."""
+    match value:
+        case [str(text)] if "," in text:
+            return text.split(",")
+    return value
 
 
 def _whole_number(value: Any) -> Any:
@@ -75,7 +85,14 @@ def _in_words(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":
+        meant = meant_setting(path, settings_by_name())
+        if meant is not None:
+            return f"{path} is not a known setting. Did you mean {meant}?"
         return unknown_name("setting", path, settings_by_name())
+    if path == "env_id" and hasattr(error["input"], "step"):
+        return (
+            f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."
+        )
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")

@@ -5,11 +5,14 @@ import difflib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -149,7 +152,17 @@ def _not_one_environment(env: Any) -> str | None:
 
 def _factory(env_id: str) -> Callable[..., Any]:
     module_name, _, name = env_id.rpartition(":")
-    advice = "Check the name, and that the module is installed here and on every node."
+    if module_name.endswith(".py") or "/" in module_name or (not module_name and name.endswith(".py")):
+        file = Path(module_name or name)
+        where = f", with PYTHONPATH={file.parent}" if file.parent != Path() else ", in the folder of the file"
+        made = name if module_name else "make"
+        raise ConfigError(
+            f"env_id={env_id}: is a file. Write {file.stem}:{made}, its module and what makes the environment{where}."
+        )
+    advice = (
+        f"Check the name, and that the module is installed here and on every node. Python looks in {os.getcwd()}, in "
+        f"PYTHONPATH, and among the packages of {sys.executable}."
+    )
     try:
         module = imported_module(module_name, advice) if module_name else None
     except ImportError as error:
@@ -196,7 +209,9 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
         return f"{fact} Install ale-py, and write ale_py:{name}."
     if name.isidentifier() and importlib.util.find_spec(name) is not None:
         return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
-    return f"{fact} If a package registers it, write package:{name}."
+    start = re.split("[-/]", name)[0].lower()
+    packages = (package for package in metadata.packages_distributions() if package.lower().startswith(start))
+    return f"{fact} If a package registers it, write {next(packages, 'package')}:{name}."
 
 
 def _unknown_in_module(module: str, name: str) -> str:

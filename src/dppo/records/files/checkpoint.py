@@ -135,7 +135,9 @@ def find(path: Path) -> Found:
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     entries = _scan(folder)
     if not entries:
-        raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of a run that has one.")
+        runs = sorted(one.parent.name for one in path.glob(f"*/{FOLDER}"))
+        one = f"a run: {', '.join(runs[-3:])}" if runs else "a run that has one"
+        raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of {one}.")
     problems = []
     for entry in entries:
         try:
