@@ -11,8 +11,8 @@ from commandline import QUICK_CHECKS, Command
 
 from dppo.cluster.ray import capacity
 from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
-from dppo.cluster.ray.room import Room
 from dppo.cluster.ray.session import demand_of
+from dppo.cluster.ray.watch import Room
 from dppo.config import Actors, Learners
 from dppo.errors import ConfigError
 

@@ -35,7 +35,7 @@ from dppo.cluster.collecting.messages import (
 from dppo.cluster.faults import Recycled
 from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.ray.capacity import Demand
-from dppo.cluster.ray.room import Room
+from dppo.cluster.ray.watch import Room
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import Timings

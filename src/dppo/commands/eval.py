@@ -8,7 +8,7 @@ from pathlib import Path
 from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, one_word, parsed_json
 from dppo.errors import printable
 from dppo.policies.evaluation import evaluate
-from dppo.records.terminal.output import ShowLog
+from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."

@@ -69,9 +69,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
     stack.callback(torch_import.join)
-    session, options = _open_session(config, variables, stop, stack) if config.num_actors != 0 else (None, {})
+    session = _open_session(config, variables, stop, stack) if config.num_actors != 0 else None
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
-    collector = _make_collector(config, ledger, session, stack, on_progress, options | {"logs": f"{folder.path}/logs"})
+    collector = _make_collector(config, ledger, session, stack, on_progress, f"{folder.path}/logs")
     spaces = collector.describe(stop)
     damaged = [f"skipped a damaged checkpoint: {problem}" for problem in (start.damaged if start else ())]
     for note in (*damaged, *folder.close_changes):
@@ -82,7 +82,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
-    trainers = _make_trainers(tuned, spaces, stop, stack, expected, options)
+    trainers = _make_trainers(tuned, spaces, stop, stack, expected, session)
     statistics, frozen = (
         no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
         config.freeze_norm_after,
@@ -117,10 +117,8 @@ def _numerics(config: Config, spaces: Spaces) -> Expected:
     return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
 
 
-def _open_session(
-    config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack
-) -> tuple[RaySession, dict[str, Any]]:
-    """Connect to Ray; return the session, and the options with which its processes get `variables`."""
+def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> RaySession:
+    """Connect to Ray, whose processes get `variables`."""
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
@@ -135,8 +133,9 @@ def _open_session(
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
-    # A Ray that is started here has inherited them, and its first processes exist already.
-    return session, {"runtime_env": {"env_vars": variables}} if variables and not session.started_here else {}
+    if variables and not session.started_here:  # else it has inherited them, and its first processes exist already
+        session.options = {"runtime_env": {"env_vars": variables}}
+    return session
 
 
 def most_parameters(config: Config) -> int:
@@ -150,7 +149,7 @@ def _make_collector(
     session: RaySession | None,
     stack: ExitStack,
     on_progress: OnProgress,
-    options: dict[str, Any],
+    logs: str,
 ) -> Collector:
     plan = sampler_plan(config)
     collector: Collector
@@ -160,8 +159,7 @@ def _make_collector(
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
-        by_reference = config.num_learners > 0 and not here
-        more = options | {"by_reference": by_reference}
+        more = {"by_reference": config.num_learners > 0 and not here, "logs": logs}
         collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
     stack.callback(collector.close)
     return collector
@@ -182,7 +180,7 @@ def _make_trainers(
     stop: StopSignals,
     stack: ExitStack,
     expected: Expected,
-    options: dict[str, Any],
+    session: RaySession | None,
 ) -> Trainers:
     from dppo.cluster.learning.trainers import LocalTrainer, TracingTrainers, reusing
 
@@ -209,7 +207,8 @@ def _make_trainers(
         return wrapped(local)
     from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
-    trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **options)
+    assert session is not None, "learners need actors"
+    trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **session.options)
     stack.callback(trainers.close)
     if config.num_learners > 1:
         logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dppo.cluster.collecting import roster
 from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
-from dppo.cluster.collecting.hosting import Hosting, Presence
+from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
     Answered,
@@ -60,8 +60,7 @@ class Collecting:
         self._ledger, self._budget = ledger, RestartBudget(limits.max_actor_restarts)
         self.patience = Patience(limits)
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
-        self._hosting = Hosting(self._actors)
-        self._presence = Presence(self._actors, self._hosting.running, limits)
+        self._hosting = Hosting(self._actors, limits)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
         self.balancing = Balancing(self._actors, self._hosting, ledger)
@@ -182,7 +181,7 @@ class Collecting:
         if isinstance(event, Joined) and actor.state is State.LEFT:
             self._budget.delivered(actor.actor_id)  # the nodes that it was lost with are gone
             actor.wanted(now)
-        elif isinstance(event, Left) and self._presence.leave(actor) and actor.has_process and not actor.asked:
+        elif isinstance(event, Left) and self._hosting.leave(actor) and actor.has_process and not actor.asked:
             return [self._abandon(actor, now)]
         self._alarms.set(actor)
         return []
@@ -206,11 +205,11 @@ class Collecting:
         for actor in alarmed:
             self._alarms.set(actor)
         if self._describing or self.requests.owed:
-            commands += self._presence.check(now)
+            commands += self._hosting.check(now)
             commands += self._ask_all_ready(now)
             late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
-            if now - self._news_at > self.limits.quiet_s and not self._presence.logged:
+            if now - self._news_at > self.limits.quiet_s and not self._hosting.said_to_wait:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)
                 waited_s, actors = now - self.requests.began, self._actors.values()
@@ -223,7 +222,7 @@ class Collecting:
         """Ask the actors that may have something new to do."""
         if self._describing:
             return self._ask_for_description(now)
-        if not self._presence.enough:
+        if not self._hosting.enough:
             return []
         questions = self.balancing.questions(self.requests.end, now)
         return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]

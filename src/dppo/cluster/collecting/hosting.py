@@ -1,6 +1,6 @@
 """Hosting: who hosts which sampler, how far each sampler is, whether enough actors run. Pure: no Ray, no clock."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -32,13 +32,19 @@ def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
 
 
 class Hosting:
-    """Knows the samplers of each actor, the actor of each sampler, and the actors that may be asked for something."""
+    """Knows the samplers of each actor, the actor of each sampler, and the actors that may be asked for something.
 
-    def __init__(self, actors: dict[int, Actor]) -> None:
+    It waits for enough actors: until a deadline if their number is fixed, without one if they join and leave.
+    """
+
+    def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
         self.places = {sampler: Place(actor) for actor in actors.values() for sampler in actor.samplers}
         self.running: dict[int, Actor] = {}
         """The actors that accept questions, by id."""
-        self._actors = actors
+        self.said_to_wait = False
+        """True while the log says that the run waits for actors."""
+        self._actors, self._limits = actors, limits
+        self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
 
     def begin(self, index: int) -> None:
@@ -125,26 +131,18 @@ class Hosting:
         place.host = host
         self._ready.add(host.actor_id)
 
-
-class Presence:
-    """Waits for actors: until a deadline if their number is fixed, without one if they join and leave."""
-
-    def __init__(self, actors: Mapping[int, Actor], running: dict[int, Actor], limits: Limits) -> None:
-        self._actors, self._running, self._limits = actors, running, limits
-        self._few_since: float | None = None
-        self.logged = False
-        """True while the log says that the run waits for actors."""
+    # ------------------------------------------------------------------ whether enough actors are running
 
     @property
     def enough(self) -> bool:
         """True if segments may be collected."""
-        return len(self._running) >= self._limits.fewest_actors
+        return len(self.running) >= self._limits.fewest_actors
 
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
-        if actor.state in (State.LEAVING, State.LEFT) or self._running.keys() == {actor.actor_id}:
+        if actor.state in (State.LEAVING, State.LEFT) or self.running.keys() == {actor.actor_id}:
             return False
-        self._running.pop(actor.actor_id, None)
+        self.running.pop(actor.actor_id, None)
         actor.state = State.LEAVING if actor.has_process else State.LEFT
         return True
 
@@ -155,15 +153,15 @@ class Presence:
             ClusterError: actors whose number is fixed cannot be started.
         """
         if self.enough:
-            logged, self.logged, self._few_since = self.logged, False, None
-            return [Log(f"training goes on with {counted(len(self._running), 'actor')}")] if logged else []
+            logged, self.said_to_wait, self._few_since = self.said_to_wait, False, None
+            return [Log(f"training goes on with {counted(len(self.running), 'actor')}")] if logged else []
         if self._few_since is None:
             self._few_since = now
         if self._limits.elastic:
-            if self.logged or now - self._few_since < PATIENCE_S:
+            if self.said_to_wait or now - self._few_since < PATIENCE_S:
                 return []
-            self.logged = True
-            numbers = f"{len(self._running)} running, at least {self._limits.fewest_actors} wanted"
+            self.said_to_wait = True
+            numbers = f"{len(self.running)} running, at least {self._limits.fewest_actors} wanted"
             return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if min(now - self._few_since, now - missing[-1].missing_since) > self._limits.nobody_s:

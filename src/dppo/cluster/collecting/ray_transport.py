@@ -42,8 +42,8 @@ from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import incurable, last_line, within
 from dppo.cluster.plans import SamplerPlan, packed_model
 from dppo.cluster.ray.capacity import Demand, rooms_for
-from dppo.cluster.ray.room import Room, usable_nodes
 from dppo.cluster.ray.session import RaySession
+from dppo.cluster.ray.watch import Room, usable_nodes
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -293,5 +293,5 @@ def collector_on_ray(
     if session.room is not None:
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
     engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
-    transport = RayTransport(plan, session.demand, room=session.room, **more)
+    transport = RayTransport(plan, session.demand, room=session.room, **session.options, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

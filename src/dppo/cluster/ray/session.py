@@ -20,8 +20,7 @@ from dppo.cluster.ray.environment import (
     set_environment,
     signal_handlers_kept,
 )
-from dppo.cluster.ray.room import Room, watched_room
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint, connect
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, watched_room
 from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
 from dppo.errors import ClusterError, ConfigError, counted
@@ -76,6 +75,8 @@ class RaySession:
             except BaseException:
                 self.close()
                 raise
+        self.options: dict[str, Any] = {}
+        """Ray's options of its processes."""
         self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
         """The processes at the start."""
 

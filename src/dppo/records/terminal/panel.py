@@ -19,8 +19,7 @@ from rich.text import Text
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
 from dppo.records.result import Result
-from dppo.records.terminal.output import PatientStream, ShowLog
-from dppo.records.terminal.view import PHASES, View, duration, number, share, sparkline, speed
+from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, sparkline, speed
 from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0

@@ -8,8 +8,7 @@ from typing import TextIO
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
 from dppo.records.result import Result
-from dppo.records.terminal.output import PatientStream, ShowLog
-from dppo.records.terminal.view import PHASES, View, duration, number, share, speed
+from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, speed
 from dppo.records.words import closing_lines
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
