@@ -12,7 +12,7 @@ from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
-from dppo.ppo.exchange.records import Incident, SegmentReport
+from dppo.ppo.exchange.records import Incident
 
 EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
 
@@ -48,7 +48,11 @@ class EnvFaults:
                 self._times.popleft()
             if len(self._times) > most:
                 raise self._too_many(incident)
-        return replace(collected, reports=[self._completed(report) for report in collected.reports])
+        reports = []
+        for report in collected.reports:
+            new = [replace(one, fault=self.completed(one.fault)) for one in report.incidents]
+            reports.append(replace(report, incidents=tuple(new)))
+        return replace(collected, reports=reports)
 
     def log(self, incident: Incident) -> None:
         """Log an incident, unless the same fault has often been logged; count it if it is a fault."""
@@ -70,10 +74,6 @@ class EnvFaults:
             return fault
         before = self._ledger.actions_before(fault.sampler_id, fault.segment, fault.env, fault.episode)
         return fault if before is None else replace(fault, actions=np.concatenate([before, fault.actions]))
-
-    def _completed(self, report: SegmentReport) -> SegmentReport:
-        new = [replace(one, fault=self.completed(one.fault)) if one.fault else one for one in report.incidents]
-        return replace(report, incidents=tuple(new))
 
     def _too_many(self, last: Incident) -> EnvironmentFault:
         assert last.fault is not None

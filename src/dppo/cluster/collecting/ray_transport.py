@@ -3,9 +3,9 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -61,15 +61,7 @@ JOIN_S = 20.0  # for an actor that joins to start, before others host its sample
 KILLING_S = 2.0  # for Ray to accept a kill
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A pending call to an actor."""
-
-    command: Start | Ask | Describe
-    segments: tuple[ObjectRef[Any], ...] = ()
-    """References to the arrays, if they stay with Ray."""
-
-
+_Call = tuple[Start | Ask | Describe, list[Any]]  # a pending one, and references to arrays that stay with Ray
 _Ended = tuple[ObjectRef[Any], Callable[[], Any]]  # a call, and a function that returns its result or raises its error
 
 
@@ -126,7 +118,7 @@ class RayTransport:
         elif isinstance(command, Look):
             self._watching.look(command.process)
         elif isinstance(command, Describe):
-            self._expect(self._handles[command.process].describe.remote(command.sampler_id), _Call(command))
+            self._expect(self._handles[command.process].describe.remote(command.sampler_id), command)
         else:
             self._ask(command)
         self._seconds += time.monotonic() - began
@@ -140,7 +132,7 @@ class RayTransport:
         handle: Any = self._actor_classes[group].remote(self._plan, self._model)
         self._handles[start.process], self._groups[start.process] = handle, group
         log = f"{self._logs}/actor-{start.process.actor_id}.log", self._watching.here, os.getpid()
-        self._expect(handle.alone_in_process.remote(self._keep_gpus, *log), _Call(start))
+        self._expect(handle.alone_in_process.remote(self._keep_gpus, *log), start)
 
     def _ask(self, ask: Ask) -> None:
         try:
@@ -153,17 +145,17 @@ class RayTransport:
         method = method.options(num_returns=1 + len(ask.question.samplers)) if apart else method
         sent = method.remote(wire.pack(ask.question), policy, apart)
         head, *segments = sent if apart else [sent]
-        self._expect(head, _Call(ask, tuple(segments)))
+        self._expect(head, ask, segments)
 
-    def _expect(self, ref: ObjectRef[Any], call: _Call) -> None:
+    def _expect(self, ref: ObjectRef[Any], command: Start | Ask | Describe, segments: Sequence[Any] = ()) -> None:
         """Let Ray report the end of a call, with its result, from one of its threads."""
-        self._calls[ref] = call
+        self._calls[ref] = command, list(segments)
         ref.future().add_done_callback(lambda future: self._ended.put((ref, future.result)))
 
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
         if policy.version not in self._policies:
-            asks = [call.command for call in self._calls.values() if isinstance(call.command, Ask)]
+            asks = [command for command, _ in self._calls.values() if isinstance(command, Ask)]
             oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
             self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
@@ -179,7 +171,7 @@ class RayTransport:
     def _kill(self, process: Process) -> None:
         handle, _ = self._handles.pop(process, None), self._groups.pop(process, None)
         if handle is not None:
-            if all(call.command.process != process for call in self._calls.values()):  # it leaves, or is recycled
+            if all(command.process != process for command, _ in self._calls.values()):  # it leaves, or is recycled
                 ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
             within(KILLING_S, lambda: ray.kill(handle))
         self._watching.ended(process)  # its calls end as well, and `events` drops them
@@ -199,8 +191,8 @@ class RayTransport:
         began = time.monotonic()
         for ref, result in ended:
             call = self._calls.pop(ref, None)
-            if call is not None and call.command.process in self._handles:  # else it has been killed
-                events.append(self._event(call, result))
+            if call is not None and call[0].process in self._handles:  # else it has been killed
+                events.append(self._event(*call, result))
         self._seconds += time.monotonic() - began
         return events
 
@@ -228,14 +220,13 @@ class RayTransport:
         """
         if time.monotonic() - self._looked_at_idle < IDLE_LOOK_S:
             return
-        busy = {call.command.process for call in self._calls.values()}
+        busy = {command.process for command, _ in self._calls.values()}
         for process, handle in self._handles.items():
             if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
-                self._expect(handle.close.remote(), _Call(Start(process)))
+                self._expect(handle.close.remote(), Start(process))
         self._looked_at_idle = time.monotonic()
 
-    def _event(self, call: _Call, result: Callable[[], Any]) -> Event:
-        command = call.command
+    def _event(self, command: Start | Ask | Describe, segments: list[Any], result: Callable[[], Any]) -> Event:
         try:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
@@ -244,7 +235,7 @@ class RayTransport:
             return self._watching.started(command.process, message)
         if isinstance(command, Describe):
             return Answered(command.process, command.ask_id, message)
-        answer = wire.decode_answer([message, *call.segments] if call.segments else message)
+        answer = wire.decode_answer([message, *segments] if segments else message)
         return Answered(command.process, command.ask_id, answer)
 
     def steps_of(self, processes: Iterable[Process]) -> int:
@@ -258,9 +249,9 @@ class RayTransport:
 
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
-        asked = any(isinstance(call.command, Ask) for call in self._calls.values())
+        asked = any(isinstance(command, Ask) for command, _ in self._calls.values())
         patience_s = INTERRUPTED_S if asked else CLOSING_S
-        starting = {call.command.process for call in self._calls.values() if isinstance(call.command, Start)}
+        starting = {command.process for command, _ in self._calls.values() if isinstance(command, Start)}
         closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=patience_s)

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import TextIO, cast
 
-from rich.console import Console, RenderableType
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
@@ -115,29 +116,29 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
     return Panel(table, title=title, title_align="left", border_style="dim", width=width)
 
 
-def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, Text]]:
-    row = view.row
+def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, RenderableType]]:
+    row, lines = view.row, list[tuple[str, RenderableType]]()
     if not row and view.progress is None:
         elapsed = _item("elapsed", duration(now - view.began))
-        lines = [("steps", Text.assemble("waiting for the first env steps  ", elapsed))]
+        lines = [("steps", _flow([Text("waiting for the first env steps"), elapsed]))]
     elif not row:
-        lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view), room))]
+        lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view)))]
     else:
         lines = [
             ("steps", _steps(view, room, now)),
             ("return", _returns(view, room)),
-            ("speed", _flow(_speed(view, now), room)),
-            ("losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()], room)),
+            ("speed", _flow(_speed(view, now))),
+            ("losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])),
             ("time", _stacked_bar(row, room, colours)),
         ]
     incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
-        lines.append(("incidents", _flow(incidents, room)))
+        lines.append(("incidents", _flow(incidents)))
     lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]
     return lines
 
 
-def _steps(view: View, room: int, now: float) -> Text:
+def _steps(view: View, room: int, now: float) -> RenderableType:
     """Return steps, a progress bar, and the times."""
     done = share(view.steps, view.total_steps)
     figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
@@ -147,7 +148,7 @@ def _steps(view: View, room: int, now: float) -> Text:
     width = inline if inline >= 12 else room
     cells = round(done * width)
     bar = Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
-    return _flow([figures, bar, *times] if inline >= 12 else [figures, *times, bar], room)
+    return _flow([figures, bar, *times]) if inline >= 12 else Group(_flow([figures, *times]), bar)
 
 
 def _pace(view: View) -> list[Text]:
@@ -165,7 +166,7 @@ def _pace(view: View) -> list[Text]:
     return items
 
 
-def _returns(view: View, room: int) -> Text:
+def _returns(view: View, room: int) -> RenderableType:
     row = view.row
     episodes = int(row.get("charts/episodes", 0))
     if not episodes:
@@ -178,7 +179,7 @@ def _returns(view: View, room: int) -> Text:
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
     items.append(Text(f"last {min(100, episodes)} of {episodes:,} episodes", style="dim"))
-    return _flow(items, room)
+    return _flow(items)
 
 
 def _speed(view: View, now: float) -> list[Text]:
@@ -197,7 +198,7 @@ def _speed(view: View, now: float) -> list[Text]:
     return items
 
 
-def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
+def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableType:
     """Return the shares of an iteration's time as a bar, in the phases' first letters without colours."""
     shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
     bar, legend = Text(), []
@@ -205,7 +206,7 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> Text:
         glyph = "█" if colours else phase[0]
         bar.append(glyph * cells, style=COLOURS[phase])
         legend.append(Text.assemble((glyph, COLOURS[phase]), (f" {phase} ", "dim"), f"{part:3.0%}"))
-    return Text.assemble(bar, "\n", _flow(legend, room))
+    return Group(bar, _flow(legend))
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
@@ -220,18 +221,6 @@ def _item(name: str, value: str, width: int = 0) -> Text:
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
-def _flow(items: Sequence[Text], room: int) -> Text:
+def _flow(items: Sequence[Text]) -> RenderableType:
     """Return items side by side, in as many lines as necessary; an item is never split."""
-    text, used = Text(), 0
-    for item in items:
-        if not item.cell_len:
-            continue
-        if used and used + GAP + item.cell_len > room:
-            text.append("\n")
-            used = 0
-        elif used:
-            text.append(" " * GAP)
-            used += GAP
-        text.append_text(item)
-        used += item.cell_len
-    return text
+    return Columns([item for item in items if item.cell_len], padding=(0, GAP))
