@@ -6,28 +6,12 @@ transport execute the commands that come back.
 
 from collections.abc import Iterable, Sequence
 
-from dppo.cluster.collecting import roster
+from dppo.cluster.collecting import messages, roster
 from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import (
-    Answered,
-    Ask,
-    Command,
-    Describe,
-    Died,
-    Event,
-    Joined,
-    Kill,
-    Left,
-    Limits,
-    Log,
-    Look,
-    Process,
-    Progressed,
-    Started,
-)
+from dppo.cluster.collecting.messages import Ask, Command, Event, Kill, Limits, Log, Process
 from dppo.cluster.collecting.patience import Alarms, Patience
 from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.faults import Fault, Recycled, RestartBudget
@@ -116,21 +100,21 @@ class Collecting:
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
-        if isinstance(event, Joined | Left):
+        if isinstance(event, messages.Joined | messages.Left):
             return self._join_or_leave(event, now)
         actor = self._actors[event.process.actor_id]
         if event.process != actor.process:
             return []  # from an abandoned process
         match event:
-            case Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
+            case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
                 return self._answered(actor, ask_id, answer, now)
-            case Started(node=node):
+            case messages.Started(node=node):
                 return self._started(actor, node)
-            case Died(error=DppoError() as error):
+            case messages.Died(error=DppoError() as error):
                 raise error
-            case Died(reason=reason):
+            case messages.Died(reason=reason):
                 return self._lose(actor, reason, now)
-            case Progressed(progress=progress):
+            case messages.Progressed(progress=progress):
                 self.patience.looked(actor, progress, now, replaced=self._budget.spent(actor.actor_id) > 0)
         return []
 
@@ -176,12 +160,12 @@ class Collecting:
             self._hosting.ready(actor)
         return []
 
-    def _join_or_leave(self, event: Joined | Left, now: float) -> list[Command]:
+    def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> list[Command]:
         actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
-        if isinstance(event, Joined) and actor.state is State.LEFT:
+        if isinstance(event, messages.Joined) and actor.state is State.LEFT:
             self._budget.delivered(actor.actor_id)  # the nodes that it was lost with are gone
             actor.wanted(now)
-        elif isinstance(event, Left) and self._hosting.leave(actor) and actor.has_process and not actor.asked:
+        elif isinstance(event, messages.Left) and self._hosting.leave(actor) and actor.has_process and not actor.asked:
             return [self._abandon(actor, now)]
         self._alarms.set(actor)
         return []
@@ -198,7 +182,7 @@ class Collecting:
                 commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
-                commands.append(Look(actor.process))
+                commands.append(messages.Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
                 commands.append(actor.start())
         commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
@@ -233,7 +217,9 @@ class Collecting:
         if actor.state is not State.RUNNING or (before is not None and before.asked):
             return []
         self._describer = actor
-        return [Describe(actor.process, self._queue(actor, Question(-1, (sampler,), (sampler,)), now), sampler)]
+        return [
+            messages.Describe(actor.process, self._queue(actor, Question(-1, (sampler,), (sampler,)), now), sampler)
+        ]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""

@@ -16,27 +16,14 @@ from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defin
 from ray.exceptions import RayError
 
 from dppo.cluster import wire
+from dppo.cluster.collecting import messages
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.actor_collector import ActorCollector
 from dppo.cluster.collecting.collector import OnProgress
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import (
-    Answered,
-    Ask,
-    Describe,
-    Died,
-    Event,
-    ForTransport,
-    Joined,
-    Kill,
-    Left,
-    Limits,
-    Look,
-    Process,
-    Start,
-)
+from dppo.cluster.collecting.messages import Ask, Describe, Event, ForTransport, Limits, Process, Start
 from dppo.cluster.collecting.patience import SETTINGS
 from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.faults import incurable, last_line, within
@@ -111,11 +98,11 @@ class RayTransport:
             ClusterError: the policy cannot be put into Ray's object store.
         """
         began = time.monotonic()
-        if isinstance(command, Kill):
+        if isinstance(command, messages.Kill):
             self._kill(command.process)
         elif isinstance(command, Start):
             self._start(command)
-        elif isinstance(command, Look):
+        elif isinstance(command, messages.Look):
             self._watching.look(command.process)
         elif isinstance(command, Describe):
             self._expect(self._handles[command.process].describe.remote(command.sampler_id), command)
@@ -185,7 +172,7 @@ class RayTransport:
         events: list[Event] = [*self._watching.seen()]
         if self._room is not None:
             joined, left = self._room.changes(self._watching.homes)
-            events += [*map(Joined, joined), *map(Left, left)]
+            events += [*map(messages.Joined, joined), *map(messages.Left, left)]
         self._look_at_idle()
         ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
@@ -230,13 +217,15 @@ class RayTransport:
         try:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
-            return Died(command.process, self._watching.cause_of_death(command.process, error), incurable(error))
+            return messages.Died(
+                command.process, self._watching.cause_of_death(command.process, error), incurable(error)
+            )
         if isinstance(command, Start):
             return self._watching.started(command.process, message)
         if isinstance(command, Describe):
-            return Answered(command.process, command.ask_id, message)
+            return messages.Answered(command.process, command.ask_id, message)
         answer = wire.decode_answer([message, *segments] if segments else message)
-        return Answered(command.process, command.ask_id, answer)
+        return messages.Answered(command.process, command.ask_id, answer)
 
     def steps_of(self, processes: Iterable[Process]) -> int:
         """Return the env steps that these processes have made for the questions that they work on."""
