@@ -83,11 +83,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
     trainers = _make_trainers(tuned, spaces, stop, stack, expected, session)
-    statistics, frozen = (
-        no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward),
-        config.freeze_norm_after,
-    )
-    learner = PPOLearner(collector, trainers, ledger, statistics, policy_lag=config.lag, freeze_norm_after=frozen)
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
+    more: dict[str, Any] = {"policy_lag": config.lag, "freeze_norm_after": config.freeze_norm_after}
+    learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
     parts = Parts(collector, learner, model, expected, tuned.epochs(), line)
@@ -182,7 +180,7 @@ def _make_trainers(
     expected: Expected,
     session: RaySession | None,
 ) -> Trainers:
-    from dppo.cluster.learning.trainers import LocalTrainer, TracingTrainers, reusing
+    from dppo.cluster.learning.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
 
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
     network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)
@@ -195,24 +193,21 @@ def _make_trainers(
             "not, so that large rewards still change what is learned. Use both."
         )
     plan = trainer_plan(config)
-
-    def wrapped(trainers: Trainers) -> Trainers:
-        reused = reusing(trainers, config.reuse, spaces)
-        return TracingTrainers(reused, plan) if config.trace_hashes else reused
-
-    if config.num_learners == 0:
-        local = LocalTrainer(plan, spaces)
+    trainers: Trainers
+    if session is None or config.num_learners == 0:
+        trainers = local = LocalTrainer(plan, spaces)
         local.interruptible = stop.interruptible
         stack.callback(local.close)
-        return wrapped(local)
-    from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+    else:
+        from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
-    assert session is not None, "learners need actors"
-    trainers = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **session.options)
-    stack.callback(trainers.close)
-    if config.num_learners > 1:
-        logger.warning("%s", worth_in_words(plan, trainers.spec, *trainers.worth(config.sizes.minibatch_rows)))
-    return wrapped(trainers)
+        trainers = ranks = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **session.options)
+        stack.callback(ranks.close)
+        if config.num_learners > 1:
+            logger.warning("%s", worth_in_words(plan, ranks.spec, *ranks.worth(config.sizes.minibatch_rows)))
+    if config.reuse > 1:
+        trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
+    return TracingTrainers(trainers, plan) if config.trace_hashes else trainers
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

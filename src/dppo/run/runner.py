@@ -166,17 +166,14 @@ class _Run:
             try:
                 iteration = next(iterations, None)
             except StopRequested as request:
-                return self._stopped_by(request.signal.name)
+                name, number = request.signal.name, self.learner.iteration + 1  # a resumed run makes it anew, equally
+                logger.warning("%s: iteration %d is dropped, those before it are saved", name, number)
+                return name
             if iteration is None:
                 return None
             stopped_by = self._report(iteration)
             if stopped_by is not None and iteration.number < self.config.iterations:
                 return stopped_by
-
-    def _stopped_by(self, name: str) -> str:
-        """Say at once what a signal does: a resumed run makes the interrupted iteration again, with equal results."""
-        logger.warning("%s: iteration %d is dropped, those before it are saved", name, self.learner.iteration + 1)
-        return name
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""

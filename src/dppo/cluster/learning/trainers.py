@@ -98,11 +98,6 @@ class LocalTrainer:
         torch.set_num_threads(self._threads_before)
 
 
-def reusing(trainers: Trainers, reuse: int, spaces: Spaces) -> Trainers:
-    """Let `trainers` train on the segments of the last `reuse` iterations."""
-    return trainers if reuse == 1 else ReusingTrainers(trainers, reuse, spaces.of_network().obs)
-
-
 class ReusingTrainers:
     """Trainers that train on the segments of the last R iterations in each update.
 
