@@ -111,7 +111,6 @@ def add_pending(collector: Any, number: int) -> None:
     import ray
 
     from dppo.cluster.collecting.messages import Process, Start
-    from dppo.cluster.collecting.ray_transport import _Call
 
     if number == 0:
         return
@@ -119,7 +118,7 @@ def add_pending(collector: Any, number: int) -> None:
     sleeper = remote.options(num_cpus=0, enable_task_events=False).remote()
     sleeper.sleep.remote()
     for at in range(number):
-        collector._transport._expect(sleeper.sleep.remote(), _Call(Start(Process(10**6 + at, 1))))
+        collector._transport._expect(sleeper.sleep.remote(), Start(Process(10**6 + at, 1)))
 
 
 class Sleeper:
