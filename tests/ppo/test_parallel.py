@@ -101,7 +101,7 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
     """Return rows with ratios on both sides of the clip, which differ more and more from the first ones."""
     trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
     spec = trainer.model.spec
-    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)).astype(dtype))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)).astype(dtype))
     chosen = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
     slope = np.linspace(0.5, 1.5, rows)
     drawn = (rng.normal(size=(4, rows)) * slope).astype(dtype)

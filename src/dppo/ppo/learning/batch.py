@@ -16,10 +16,8 @@ from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment, stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, reward_shaping
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.ppo.networks.user.module_spec import ModuleSpec
-from dppo.spaces.spaces import is_continuous, is_image
+from dppo.spaces.spaces import is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -156,8 +154,7 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
     states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
     recurrent = states if spec.state_size else None
-    of_one = spec.spaces.obs if isinstance(spec, EncoderSpec | ModuleSpec) else np.dtype((spec.dtype, spec.obs_shape))
-    obs = _inputs(np.zeros((1, rows), of_one), np.dtype(spec.dtype), None, _flat_tensor)
+    obs = _inputs(np.zeros((1, rows), spec.spaces.obs), np.dtype(spec.dtype), None, _flat_tensor)
     return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
@@ -262,7 +259,7 @@ def _inputs(
         return rows(normalized(obs, dtype, scale))
     stored = unprocessed_inputs(obs, dtype, scale)
     inputs: Tensor | dict[str, Tensor]
-    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf))
     return inputs
 
 

@@ -32,8 +32,7 @@ class Alone(Parallel):
 def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]. M2 is the sum of squared deviations.
 
-    Args:
-        weights: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
+    `weights`: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
     """
     if weights is None:
         means = samples.mean(dim=1)

@@ -158,8 +158,7 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
 
     Source: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (arXiv:1905.12322).
 
-    Raises:
-        ConfigError: the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
+    Raise ConfigError if the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
     """
     if not isinstance(network, Autograd):
         raise ConfigError(

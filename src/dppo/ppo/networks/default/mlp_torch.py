@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.network import LearningNetwork
 from dppo.ppo.networks.parameters import FlatParameters
 from dppo.ppo.networks.products import multiply, tanh_
 
 
-def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
+def initial_weights(spec: BuiltInSpec, seed: int) -> dict[str, Tensor]:
     """Return orthogonal weights drawn from `seed` alone, and zeros for biases and `log_std` (details 2 and 24).
 
     The weights are drawn in float32 for every dtype. torch's global generator is neither used nor changed.
     """
-    generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.hidden_sizes)
+    generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.layers.hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}
     named = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in spec.shapes.items()}
     for name, parameter in named.items():
@@ -53,19 +53,19 @@ class HandwrittenMLP(LearningNetwork):
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(
-        self, spec: MLPSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+        self, spec: BuiltInSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """Draw the initial weights from `seed`; arguments as those of `learning_network`."""
         named = {name: nn.Parameter(weights.to(device)) for name, weights in initial_weights(spec, seed).items()}
         self.parameters = FlatParameters(named.values(), zeros_like)
-        numbers = range(0, 2 * len(spec.hidden_sizes) + 1, 2)
+        numbers = range(0, 2 * len(spec.layers.hidden_sizes) + 1, 2)
         self._policy = [_Layer.of(named, f"policy.{number}") for number in numbers]
         self._value = [_Layer.of(named, f"value.{number}") for number in numbers]
         free = named.get("log_std")
         self._free = None if free is None else free.detach()
         self._by_free = None if free is None else free.grad
-        self._outputs = spec.policy_outputs
-        self._tanh = spec.activation == "tanh"
+        self._outputs = spec.distribution.head_size - spec.distribution.free_size
+        self._tanh = spec.layers.activation == "tanh"
         buffers = partial(_Workspace, self.parameters.gradient, self._policy, self._value, self._free)
         self._workspace = lru_cache(maxsize=2)(buffers)  # minibatches have at most two sizes, which differ by one row
 

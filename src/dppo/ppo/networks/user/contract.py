@@ -57,8 +57,7 @@ class Contract:
     def facts(self) -> Facts:
         """Return the facts about the module, after trying it on made-up observations once in this process.
 
-        Raises:
-            ConfigError: it breaks the contract.
+        Raise ConfigError if it breaks the contract.
         """
         tried = _tried.setdefault(self.made_of, {})
         arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.head_size, self.dtype))
@@ -69,8 +68,7 @@ class Contract:
     def build(self, seed: int) -> nn.Module:
         """Return the module in its dtype, with weights drawn from `seed`.
 
-        Raises:
-            ConfigError: the constructor raises, or parameters are missing or not dppo's to place.
+        Raise ConfigError if the constructor raises, or parameters are missing or not dppo's to place.
         """
         return drawn(self._made, seed, self.dtype)
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 from dppo.user_code import import_path, imported
@@ -37,18 +35,11 @@ class ModuleSpec(NetworkSpec):
     Actors call it with L = 1. `dppo.ppo.networks.user.contract` checks it, once in each process.
     """
 
-    obs_shape: tuple[int, ...]
-    distribution: Distribution
+    spaces: Spaces = field(compare=False, repr=False)
     model: ModelClass
     """`module:Class`, or the class itself."""
     kwargs: dict[str, Any]
     dtype: str
-    spaces: Spaces = field(compare=False, repr=False)
-
-    @staticmethod
-    def of(spaces: Spaces, model: ModelClass, kwargs: dict[str, Any], dtype: str) -> ModuleSpec:
-        """Return the network for these spaces."""
-        return ModuleSpec(spaces.obs.shape, distribution_of(spaces.actions), model, kwargs, dtype, spaces)
 
     @property
     @override
@@ -60,8 +51,8 @@ class ModuleSpec(NetworkSpec):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._contract().facts().shapes
 
+    @override
     def module(self, seed: int) -> nn.Module:
-        """Build the module on the CPU with weights drawn from `seed`; raise ConfigError if it breaks the contract."""
         self._contract().facts()
         return self._contract().build(seed)
 
