@@ -86,4 +86,3 @@ def test_a_model_scores_actions_among_the_allowed_ones() -> None:
     scored = model.forward(obs, torch.tensor([2, 1]), masks)
     assert scored.policy.logprobs[1].item() == 0.0
     assert scored.policy.logprobs[0].item() == pytest.approx(-math.log(2), abs=0.05)
-    np.testing.assert_array_equal(model.log_probs(obs, torch.tensor([2, 1]), masks), scored.policy.logprobs)

@@ -36,21 +36,16 @@ def packer(
 def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
     """Return `pack` with a short cut for arrays of the right form."""
     dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array, zeros = np.ndarray, np.zeros(shape, dtype if dtype.kind == "f" else np.float32)
+    array, zeros = np.ndarray, np.zeros(shape, dtype) if dtype.kind == "f" else None
 
     def quick(returned: Any) -> np.ndarray:
         if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-            return returned.copy()
-        return pack(returned)
-
-    def quick_floats(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
             copied = returned.copy()
-            if not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
+            if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
                 return copied
         return pack(returned)
 
-    return pack if obs.names is not None else quick_floats if dtype.kind == "f" else quick
+    return quick if obs.names is None else pack
 
 
 def leaf_packer(

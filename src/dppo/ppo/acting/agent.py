@@ -33,13 +33,12 @@ class PPOAgent:
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
         self._value_scale: ValueScale | None = None
-        self._scales: dict[np.dtype[Any], ObsScale | None] = {}  # by the dtype of observations
 
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
-        self._obs_scale, self._value_scale = snapshot.obs_scale, snapshot.value_scale
-        self._scales = {}
+        self._obs_scale = scale_for(snapshot.obs_scale, self.spec.spaces.obs, self._dtype)
+        self._value_scale = snapshot.value_scale
 
     def start(self, *rows: int) -> np.ndarray:
         """Return the state [*rows, S] with which episodes start: zeros."""
@@ -68,9 +67,7 @@ class PPOAgent:
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)
-        if obs.dtype not in self._scales:
-            self._scales[obs.dtype] = scale_for(self._obs_scale, obs.dtype, self._dtype)
-        scale = self._scales[obs.dtype]
+        scale = self._obs_scale
         if obs.dtype.names is not None or self._reads_image:
             inputs: Any = unprocessed_inputs(obs, self._dtype, scale)
         else:

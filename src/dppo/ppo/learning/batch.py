@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -15,7 +15,7 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment, stack_numbers
-from dppo.ppo.learning.advantages import generalized_advantages, reward_shaping
+from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.spaces.spaces import is_image
 
@@ -121,10 +121,11 @@ class Batch:
         """Return consecutive pieces with `sizes` sequences each, as views."""
         return [self._piece(end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
-    def pieces(self, rows: int) -> list[Batch]:
-        """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
+    def pieces(self, rows: int) -> Iterator[Batch]:
+        """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
         most = max(1, rows // self.sequence_length)
-        return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
+        sizes = [min(most, self.sequences - start) for start in range(0, self.sequences, most)]
+        return (piece.formed() for piece in self.split(sizes))
 
     def _piece(self, start: int, size: int) -> Batch:
         first, rows = start * self.sequence_length, size * self.sequence_length
@@ -175,9 +176,7 @@ def make_batch(
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
     terminated, some = merged("terminated"), rewards[valid]
     informed = bool(terminated.any() or (some != some[:1]).any())
-    dtype, all_valid, shape_rewards = values.dtype, valid.all(), reward_shaping(ppo)
-    if shape_rewards is not None:
-        rewards = shape_rewards(rewards)
+    dtype, all_valid, rewards = values.dtype, valid.all(), shaped_rewards(rewards, ppo)
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     estimate = partial(

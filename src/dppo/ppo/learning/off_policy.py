@@ -56,9 +56,7 @@ class OffPolicyTrainer:
     def _moved(self, batch: Batch, rows: int, clip: float) -> tuple[float, float]:
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
-        pieces = batch.pieces(rows)
-        new = torch.cat([self.model.log_probs(one.obs, one.actions, one.masks, one.recurrent) for one in pieces])
-        moved = batch.importance * ((new - batch.logprobs).exp() - 1).abs()
+        moved = batch.importance * ((self.model.log_probs(batch.pieces(rows)) - batch.logprobs).exp() - 1).abs()
         counted = torch.ones_like(moved) if batch.weights is None else batch.weights
         moved = torch.where(counted > 0, moved, 0.0)
         own = torch.stack([moved.sum() / 2, (moved > clip).to(moved.dtype).sum(), counted.sum()])

@@ -191,7 +191,7 @@ class PPOTrainer:
         """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
         if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
             return self._backward(ppo, minibatch)
-        return self._sum_of_pieces(ppo, minibatch, minibatch.pieces(self.micro_batch_size))
+        return self._sum_of_pieces(ppo, minibatch, list(minibatch.pieces(self.micro_batch_size)))
 
     def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
         shares = [len(piece) / len(minibatch) for piece in pieces]
