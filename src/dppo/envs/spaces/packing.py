@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.spaces.spaces import joined
+from dppo.spaces.spaces import joined, parts_of
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
@@ -114,13 +114,10 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
     expected, fills = set(parts), list(parts.items())
 
     def fill(row: np.ndarray, returned: Any) -> None:
-        if isinstance(returned, Mapping):
-            found = {str(key): value for key, value in returned.items()}
-        elif isinstance(returned, tuple | list):
-            found = {str(index): value for index, value in enumerate(returned)}
-        else:
+        if not isinstance(returned, Mapping | tuple | list):
             kind = type(returned).__name__
             raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(parts)}")
+        found = dict(parts_of(tuple(returned) if isinstance(returned, list) else returned) or ())
         for key in sorted((found.keys() ^ expected) - dropped):
             raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in fills:

@@ -1,6 +1,6 @@
 """PPOModel: the policy as a trainer uses it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
+from dppo.ppo.networks.parameters import ZerosLike
 
 
 class Scored(NamedTuple):
@@ -34,7 +35,7 @@ class PPOModel:
         seed: int,
         *,
         device: str = "cpu",
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        zeros_like: ZerosLike | None = None,
         log_std: float = 0.0,
     ) -> None:
         """Draw the initial weights from `seed` alone; set the logs of deviations, where they are parameters."""

@@ -10,7 +10,7 @@ from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.recompute import estimates, from_current_policy
 from dppo.ppo.learning.trainer import PPOTrainer
 
@@ -36,7 +36,7 @@ class OffPolicyTrainer:
 
     def __init__(self, trainer: PPOTrainer, parallel: Parallel | None = None) -> None:
         """Wrap `trainer`, which may be one of several ranks of `parallel`."""
-        self._trainer, self._parallel, self.model = trainer, parallel or Alone(), trainer.model
+        self._trainer, self._parallel, self.model = trainer, parallel or Parallel(), trainer.model
         self.weights, self.rehearse, self.sum_gradients = trainer.weights, trainer.rehearse, trainer.sum_gradients
         self._width, self._factor = 2 / (trainer.ppo.reuse + 1), 1.0
 

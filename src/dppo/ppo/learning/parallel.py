@@ -1,12 +1,10 @@
 """Parallel: the collective operations of trainers that train one model together; and moments over all of them."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 
-class Parallel(Protocol):
+class Parallel:
     """A group of ranks with equal models, each training on its own share of the rows; as it stands, of a single one."""
 
     rank: int = 0
@@ -23,10 +21,6 @@ class Parallel(Protocol):
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the `tensor` of every rank, stacked in the order of ranks: [size, ...]."""
         return tensor.unsqueeze(0)
-
-
-class Alone(Parallel):
-    """A group of one trainer, with nothing to exchange."""
 
 
 def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from dppo.ppo.networks.parameters import ZerosLike
 
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
@@ -51,17 +50,9 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     encoder = _image_encoder(network, spaces)
     _check_effects(network, spaces, encoder)
     separate = encoder is None if network.trunk == "auto" else network.trunk == "separate"
-    layers = Layers(
-        image_encoder=encoder,
-        image_features=network.image_features or FEATURES[encoder or "flatten"],
-        hidden_sizes=network.hidden_sizes,
-        activation=network.activation,
-        layer_norm=network.layer_norm,
-        memory=network.memory,
-        memory_size=network.memory_size,
-        shared=not separate,
-        state_dependent_std=network.state_dependent_std,
-    )
+    chosen = {name: getattr(network, name) for name in Layers.__slots__ if hasattr(network, name)}
+    features = network.image_features or FEATURES[encoder or "flatten"]
+    layers = Layers(**chosen | {"image_encoder": encoder, "image_features": features, "shared": not separate})
     spec = BuiltInSpec(spaces, layers, network.dtype)
     if spec.is_mlp:
         return Choice(spec, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
@@ -176,7 +167,7 @@ def acting_network(spec: NetworkSpec) -> ActingNetwork:
 
 
 def learning_network(
-    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: ZerosLike | None = None
 ) -> LearningNetwork:
     """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 

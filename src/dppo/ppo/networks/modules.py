@@ -1,7 +1,7 @@
 """Any `torch.nn.Module` as a network: TorchActing for actors, Autograd for trainers."""
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
-from dppo.ppo.networks.parameters import FlatParameters, default_dtype, exact_on, matmul_precision
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on, matmul_precision
 from dppo.ppo.networks.products import HOOKS, forward_of, use_in
 from dppo.spaces.spaces import Spaces
 
@@ -76,10 +76,7 @@ class Autograd(LearningNetwork):
     """Train any module: the gradient of the parameters is one vector-Jacobian product by autograd."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: Iterable[nn.Parameter],
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        self, module: nn.Module, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None
     ) -> None:
         self.parameters = FlatParameters(parameters, zeros_like)
         use_in(module)
