@@ -6,7 +6,7 @@ from typing import Any
 from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
@@ -46,6 +46,8 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     )
     read = spaces.of_network()
     if "model" in model:
+        from dppo.ppo.networks.user.module_spec import ModuleSpec
+
         return spaces, ModuleSpec(read, own or model["model"], model["model_kwargs"], model["dtype"])
     own_std = {"state_dependent_std": model.get("state_dependent_std", False)}
     layers = model.get("layers") or {"shared": False, "activation": model["activation"]} | own_std

@@ -11,7 +11,7 @@ from dppo.ppo.networks.default.mlp import NumpyMemoryMLP, NumpyMLP
 from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec
-from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
@@ -65,6 +65,8 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
 
 def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
+    from dppo.ppo.networks.user.module_spec import ModuleSpec
+
     spec, name = ModuleSpec(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
@@ -182,7 +184,7 @@ def learning_network(
     from dppo.ppo.networks.modules import Autograd, quick
     from dppo.ppo.networks.parameters import settled, shapes_of
 
-    name = import_path(spec.model) if isinstance(spec, ModuleSpec) else "the built-in network"
+    name = spec.as_json().get("model", "the built-in network")
     module = quick(settled(lambda: spec.module(seed), name).to(device))
     assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
     return Autograd(module, module.parameters(), zeros_like)
