@@ -50,7 +50,8 @@ class TorchActing(ActingNetwork):
             each: Any = zip(*map(self.step, parts, states), strict=True)
             whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
             return Outputs(*whole)
-        inputs, before = each_leaf(obs, self._tensor), None if state is None else self._tensor(state)
+        inputs = each_leaf(obs, self._tensor)
+        before = None if state is None else self._tensor(state)
         undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
         if undisturbed and matmul_precision() == "highest":
             return self._outputs(inputs, before)

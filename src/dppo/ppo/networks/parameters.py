@@ -66,9 +66,13 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
+    return nullcontext() if torch.get_default_dtype() == dtype else _default(dtype)
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
