@@ -21,14 +21,15 @@ from dppo.envs.repairs import Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.result import Result
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
+from dppo.spaces.spaces import Spaces
 from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
@@ -47,8 +48,13 @@ def spec_of(
     hidden_sizes: tuple[int, ...] = (16, 8),
     activation: str = "tanh",
     dtype: str = "float64",
-) -> MLPSpec:
-    return MLPSpec((obs_size,), distribution_of(actions), hidden_sizes, activation, dtype)
+) -> BuiltInSpec:
+    return mlp_of(Spaces(np.dtype((np.float32, (obs_size,))), actions), hidden_sizes, activation, dtype)
+
+
+def mlp_of(spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str) -> BuiltInSpec:
+    layers = Layers(image_encoder=None, hidden_sizes=hidden_sizes, activation=activation, shared=False)
+    return BuiltInSpec(spaces, layers, dtype)
 
 
 def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
@@ -119,7 +125,7 @@ def sampler_of(
     **more: Any,
 ) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
-    agent = agent or PPOAgent(MLPSpec.of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
+    agent = agent or PPOAgent(mlp_of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
     ppo = {field.name: more.pop(field.name) for field in dataclasses.fields(PPO) if field.name in more}
     sampler = PPOSampler(
         sampler_id,

@@ -70,7 +70,7 @@ class Meeting:
         return results
 
 
-class _ThreadRank:
+class _ThreadRank(Parallel):
     def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
         self.rank, self.size, self._meeting = rank, size, meeting
 

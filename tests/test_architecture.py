@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
-    "policies.evaluation": {"config", "envs", "ppo.networks.user.module_spec", "records"},
+    "policies.evaluation": {"config", "envs", "ppo.networks.user.model_class", "records"},
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},

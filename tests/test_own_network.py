@@ -321,7 +321,7 @@ def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
 
 
 def initial_weights(amounts: Iterator[int]) -> np.ndarray:
-    spec = ModuleSpec.of(dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32")
+    spec = ModuleSpec(dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32")
     weights: np.ndarray = learning_network(spec, 0).parameters.weights.detach().numpy()
     return weights
 

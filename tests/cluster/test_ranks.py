@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from builders import mlp_of
 from commandline import QUICK_CHECKS, Command
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
@@ -32,7 +33,6 @@ from dppo.cluster.plans import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.learning.batch import Batch, make_batch
-from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -239,7 +239,7 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
     [(1.25, "Several learners do not pay off here; num_learners=0"), (0.55, "They are 1.8 times as fast.")],
 )
 def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
-    spec = MLPSpec.of(SPACES, (64, 64), "tanh", "float32")
+    spec = mlp_of(SPACES, (64, 64), "tanh", "float32")
     said = worth_in_words(trainer_plan(settings()), spec, alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5)
     assert said.startswith("2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes ")
     assert f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}" in said

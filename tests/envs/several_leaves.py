@@ -6,15 +6,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from builders import sampler_of
+from builders import sampler_of, spec_of
 from gymnasium import spaces
 
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.distributions.simple import Categorical
-from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.network import NetworkSpec, Outputs
+from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import leaves
 
 ROBOT = spaces.Dict(
@@ -68,5 +67,5 @@ class ReadsLeaves(PPOAgent):
 
 
 def robot_sampler(num_steps: int) -> tuple[PPOSampler, NetworkSpec]:
-    agent = ReadsLeaves(MLPSpec((2 + 1 + 6 + 1 + 3,), Categorical(3), (8,), "tanh", "float32"))
+    agent = ReadsLeaves(spec_of(DiscreteActions(3), obs_size=2 + 1 + 6 + 1 + 3, hidden_sizes=(8,), dtype="float32"))
     return sampler_of([Robot(7), Robot(5)], num_steps=num_steps, agent=agent)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import initial_weights
+from dppo.ppo.networks.default.spec import BuiltInSpec
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -16,11 +16,11 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 class MLP(nn.Module):
     """Map observations to head and value in two separate trunks (details 13 and 26)."""
 
-    def __init__(self, spec: MLPSpec) -> None:
+    def __init__(self, spec: BuiltInSpec) -> None:
         """Allocate the parameters without initializing them."""
         super().__init__()
         self.spec = spec
-        self.policy = self._trunk(spec.policy_outputs)
+        self.policy = self._trunk(spec.distribution.head_size - spec.distribution.free_size)
         self.value = self._trunk(1)
         self.log_std = None
         if spec.distribution.free_size:
@@ -28,11 +28,11 @@ class MLP(nn.Module):
 
     def _trunk(self, outputs: int) -> nn.Sequential:
         layers: list[nn.Module] = []
-        inputs = math.prod(self.spec.obs_shape)
-        for units in self.spec.hidden_sizes:
+        inputs = math.prod(self.spec.spaces.obs.shape)
+        for units in self.spec.layers.hidden_sizes:
             layers += [
                 nn.Linear(inputs, units, device="meta", dtype=torch.float32),
-                ACTIVATIONS[self.spec.activation](),
+                ACTIVATIONS[self.spec.layers.activation](),
             ]
             inputs = units
         layers.append(nn.Linear(inputs, outputs, device="meta", dtype=torch.float32))
@@ -48,14 +48,14 @@ class MLP(nn.Module):
         return head, self.value(flat).squeeze(1)
 
     def ordered_parameters(self) -> list[nn.Parameter]:
-        """Return all parameters in the order of `MLPSpec.shapes`, which differs from that of `named_parameters`."""
+        """Return all parameters in the order of `BuiltInSpec.shapes`, which differs from that of `named_parameters`."""
         named = dict(self.named_parameters())
         expected = self.spec.shapes
         assert {name: tuple(p.shape) for name, p in named.items()} == expected, "module and spec differ"
         return [named[name] for name in expected]
 
 
-def initial_mlp(spec: MLPSpec, seed: int) -> MLP:
+def initial_mlp(spec: BuiltInSpec, seed: int) -> MLP:
     """Return the module with the initial weights of training."""
     mlp = MLP(spec).to(getattr(torch, spec.dtype))
     mlp.load_state_dict(initial_weights(spec, seed))

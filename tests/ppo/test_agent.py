@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import BOX, DISCRETE, agent_of, random_weights, spec_of
+from builders import BOX, DISCRETE, agent_of, mlp_of, random_weights, spec_of
 from updates import ACTIONS
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.spaces.actions import Actions, DiscreteActions
 from dppo.spaces.spaces import Spaces
 
@@ -39,7 +38,7 @@ def test_actions_follow_from_head_and_noise(actions: Actions) -> None:
 
 
 def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
-    spec = MLPSpec.of(Spaces(np.dtype(("uint8", (2, 2))), DISCRETE), (8,), "tanh", "float64")
+    spec = mlp_of(Spaces(np.dtype(("uint8", (2, 2))), DISCRETE), (8,), "tanh", "float64")
     agent = agent_of(spec)
     flat = agent_of(spec_of(hidden_sizes=(8,)))
     obs = np.random.default_rng(3).integers(0, 255, (5, 2, 2)).astype(np.uint8)

@@ -82,8 +82,7 @@ def test_a_mask_renormalizes_over_the_allowed_choices(counts: tuple[int, ...]) -
 
 def test_a_model_scores_actions_among_the_allowed_ones() -> None:
     model = PPOModel(spec_of(dtype="float32"), 1)
-    obs, masks = torch.zeros(2, *model.spec.obs_shape), torch.tensor([[True, False, True], [False, True, False]])
+    obs, masks = torch.zeros(2, *model.spec.spaces.obs.shape), torch.tensor([[True, False, True], [False, True, False]])
     scored = model.forward(obs, torch.tensor([2, 1]), masks)
     assert scored.policy.logprobs[1].item() == 0.0
     assert scored.policy.logprobs[0].item() == pytest.approx(-math.log(2), abs=0.05)
-    np.testing.assert_array_equal(model.log_probs(obs, torch.tensor([2, 1]), masks), scored.policy.logprobs)

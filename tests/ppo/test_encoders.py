@@ -21,8 +21,7 @@ from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.choice import choose_network, learning_network
-from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
@@ -216,7 +215,9 @@ def described(space: Any, **more: Any) -> Spaces:
 def test_a_vector_keeps_the_handwritten_mlp() -> None:
     for space in (gym_spaces.Box(-1, 1, (3,)), gym_spaces.Box(-1, 1, (2, 3)), gym_spaces.MultiBinary(4),
                   gym_spaces.Box(0, 255, (128,), np.uint8), gym_spaces.Box(-1, 1, ())):  # fmt: skip
-        assert isinstance(choose_network(Network(), described(space)).spec, MLPSpec)
+        spec = choose_network(Network(), described(space)).spec
+        assert isinstance(spec, BuiltInSpec)
+        assert spec.is_mlp
 
 
 def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
@@ -254,7 +255,7 @@ def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     """No privilege: a user who gives the same class and arguments gets the same network."""
     spaces = described(gym_spaces.Box(0, 255, (40, 40, 3), np.uint8))
     spec = choose_network(Network(), spaces).spec
-    assert isinstance(spec, EncoderSpec)
+    assert isinstance(spec, BuiltInSpec)
     layers = {"image_encoder": "nature", "image_features": 512}
     own = Network(model="dppo.ppo.networks.encoders.encoder_network:EncoderNetwork", model_kwargs=layers)
     weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]

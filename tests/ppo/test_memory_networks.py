@@ -174,7 +174,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
 )
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        _ = ModuleSpec.of(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes
+        _ = ModuleSpec(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes
     assert str(caught.value).startswith(f"model=worlds.memory_models:{model.__name__}: ")
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

@@ -10,42 +10,42 @@ import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, agent_of
+from builders import BOX, DISCRETE, agent_of, mlp_of, spec_of
 from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
 
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import Joint, distribution_of
-from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.default.mlp import MLPSpec
 from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.modules import Autograd, quick
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user.module_spec import ModuleSpec
+from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces
 
 Sizes = tuple[int, ...]
 OBS = (2, 2)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 SCALE = ObsScale(np.array([[0.5, -1.0], [100.0, 0.0]]), np.array([[1.0, 2.0], [30.0, 1e-4]]))
-DISTRIBUTIONS: dict[str, Distribution] = {
-    "discrete": distribution_of(DISCRETE),
-    "box": distribution_of(BOX),
-    "joint": Joint((Categorical(3), DiagonalGaussian(2))),
+ACTIONS: dict[str, Actions] = {
+    "discrete": DISCRETE,
+    "box": BOX,
+    "joint": NestedActions((DiscreteActions(3), BOX), None),
 }
 
 
-def mlp(hidden_sizes: Sizes, activation: str) -> Callable[[Distribution, str], NetworkSpec]:
-    return lambda distribution, dtype: MLPSpec(OBS, distribution, hidden_sizes, activation, dtype)
+def mlp(hidden_sizes: Sizes, activation: str) -> Callable[[Actions, str], NetworkSpec]:
+    return lambda actions, dtype: mlp_of(spaces_of(actions), hidden_sizes, activation, dtype)
 
 
-def module(model: type[nn.Module], **kwargs: int) -> Callable[[Distribution, str], NetworkSpec]:
-    spaces = Spaces(np.dtype((np.float32, OBS)), DISCRETE)
-    return lambda distribution, dtype: ModuleSpec(OBS, distribution, model, kwargs, dtype, spaces)
+def module(model: type[nn.Module], **kwargs: int) -> Callable[[Actions, str], NetworkSpec]:
+    return lambda actions, dtype: ModuleSpec(spaces_of(actions), model, kwargs, dtype)
+
+
+def spaces_of(actions: Actions) -> Spaces:
+    return Spaces(np.dtype((np.float32, OBS)), actions)
 
 
 NETWORKS = {
@@ -57,8 +57,8 @@ NETWORKS = {
     "residual module": module(Residual, blocks=2),
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
-distributions = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-FLOAT32 = [(distribution, "float32") for distribution in DISTRIBUTIONS]
+distributions = pytest.mark.parametrize("distribution", ACTIONS)
+FLOAT32 = [(distribution, "float32") for distribution in ACTIONS]
 heads = pytest.mark.parametrize(("distribution", "dtype"), [*FLOAT32, ("joint", "float64")])
 dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -71,7 +71,7 @@ def observations(rows: int, *leading: int) -> np.ndarray:
 @heads
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
 def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
-    spec = NETWORKS[network](DISTRIBUTIONS[distribution], dtype)
+    spec = NETWORKS[network](ACTIONS[distribution], dtype)
     scale = SCALE if norm_obs else None
     agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
     checks.load_random(model.network, spec)
@@ -101,7 +101,7 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_gradients_by_hand_equal_autograd(distribution: str, hidden_sizes: Sizes, activation: str, pieces: int) -> None:
     """Compare with autograd through the same module, in float64."""
-    spec = MLPSpec(OBS, DISTRIBUTIONS[distribution], hidden_sizes, activation, "float64")
+    spec = mlp_of(spaces_of(ACTIONS[distribution]), hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
     plain = initial_mlp(spec, seed=1)
     by_hand, twin = HandwrittenMLP(spec, seed=1), Autograd(plain, plain.ordered_parameters())
@@ -117,7 +117,7 @@ def test_gradients_by_hand_equal_autograd(distribution: str, hidden_sizes: Sizes
 @networks
 @distributions
 def test_gradients_are_finite_differences(network: str, distribution: str) -> None:
-    spec = NETWORKS[network](DISTRIBUTIONS[distribution], "float64")
+    spec = NETWORKS[network](ACTIONS[distribution], "float64")
     learning = learning_network(spec, 3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
     frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes.items()}
@@ -131,7 +131,7 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
 @heads
 def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, distribution: str, dtype: str) -> None:
     """Compare everything that the agent returns."""
-    agent = agent_of(NETWORKS[network](DISTRIBUTIONS[distribution], dtype), SCALE)
+    agent = agent_of(NETWORKS[network](ACTIONS[distribution], dtype), SCALE)
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5, 16)):
         checks.acting_together(agent, observations(rows, samplers))
 
@@ -141,8 +141,9 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
 @dtypes
 def test_stacked_products_have_the_bits_of_single_ones(obs_size: int, hidden_sizes: Sizes, dtype: str) -> None:
     """A row of a larger product would differ in the last bits."""
-    for distribution in (Categorical(2), DiagonalGaussian(6)):
-        agent = agent_of(MLPSpec((obs_size,), distribution, hidden_sizes, "tanh", dtype), spread=0.1)
+    for actions in (DISCRETE, BOX):
+        spec = spec_of(actions, obs_size=obs_size, hidden_sizes=hidden_sizes, dtype=dtype)
+        agent = agent_of(spec, spread=0.1)
         for rows in (1, 3, 8, 33):
             checks.acting_together(agent, np.random.default_rng(1).normal(size=(8, rows, obs_size)).astype(dtype))
 
@@ -150,7 +151,7 @@ def test_stacked_products_have_the_bits_of_single_ones(obs_size: int, hidden_siz
 @networks
 @heads
 def test_parameters_follow_from_description_and_seed(network: str, distribution: str, dtype: str) -> None:
-    make = partial(NETWORKS[network], DISTRIBUTIONS[distribution])
+    make = partial(NETWORKS[network], ACTIONS[distribution])
     checks.parameters_of(make, dtype)
     expected = agent_of(make(dtype)).values(observations(2))
     with checks.float64_by_default():

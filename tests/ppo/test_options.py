@@ -26,7 +26,7 @@ from dppo.config import PPO
 from dppo.config.parts import annealed
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
-from dppo.ppo.learning.advantages import reward_shaping, shaped_rewards
+from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
 from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
@@ -223,7 +223,9 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
             return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4).astype(np.float64)))
 
         shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
-        ratios = np.exp(model.log_probs(inputs(segment.obs), actions).numpy().reshape(shape) - segment.logprobs)
+        ratios = np.exp(
+            model.forward(inputs(segment.obs), actions).policy.logprobs.numpy().reshape(shape) - segment.logprobs
+        )
         ratios[~segment.valid] = 1
         values, following = (model.values(inputs(obs)).numpy().reshape(shape) for obs in (segment.obs, after))
         advantages, returns = slow_advantages(segment, values, following, np.minimum(1, ratios))
@@ -257,7 +259,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     pairs = zip((one, two), trainers, strict=True)
     figures = [each.update(batch, at_rate(own, 1e-2), np.random.default_rng(0)).figures for each, own in pairs]
 
-    ratio = (one.model.log_probs(batch.obs, batch.actions) - batch.logprobs).exp()
+    ratio = (one.model.log_probs([batch]) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
     width, advantages = 2 / (3 + 1) * PPO().clip_coef, prepared.advantages
     clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
@@ -285,7 +287,7 @@ def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
     assert shaped_rewards(raw, PPO(sign_reward=True, scale_reward=0.5)).tolist() == [[-0.5, -0.5], [0, 0.5]]
     assert shaped_rewards(raw, PPO(scale_reward=3.0)).tolist() == [[-9, -1.5], [0, 7.5]]
     assert raw.tolist() == [[-3, -0.5], [0, 2.5]]
-    assert reward_shaping(PPO()) is None
+    assert shaped_rewards(raw, PPO()).tolist() == raw.tolist()
 
 
 @pytest.mark.parametrize("reward_scale", [None, 4.0])

@@ -23,7 +23,7 @@ from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.optimizer import ADAPTED
-from dppo.ppo.learning.parallel import Alone, Parallel, merged_moments, moments_of_all, row_moments
+from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
 
 ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
@@ -101,7 +101,7 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
     """Return rows with ratios on both sides of the clip, which differ more and more from the first ones."""
     trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
     spec = trainer.model.spec
-    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)).astype(dtype))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)).astype(dtype))
     chosen = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
     slope = np.linspace(0.5, 1.5, rows)
     drawn = (rng.normal(size=(4, rows)) * slope).astype(dtype)
@@ -324,5 +324,5 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
     moments = row_moments(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
-    assert torch.equal(moments_of_all(moments, Alone()), moments)
+    assert torch.equal(moments_of_all(moments, Parallel()), moments)
     assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

@@ -106,10 +106,10 @@ class Named(nn.Module):
 
 def test_the_last_layer_is_found_by_its_name() -> None:
     spaces = Spaces(np.dtype((np.float32, (4,))), DISCRETE)
-    spec = ModuleSpec.of(spaces, Named, {"name": "value"}, "float32")
+    spec = ModuleSpec(spaces, Named, {"name": "value"}, "float32")
     weight, bias = last_layer(spec)
     named = spec.unflatten(np.arange(spec.num_parameters, dtype=np.float32))
     assert named["value.2.weight"].flatten().tolist() == list(range(weight.start, weight.stop))
     assert named["value.2.bias"].tolist() == list(range(bias.start, bias.stop))
     with pytest.raises(ConfigError, match="no linear layer called `value`"):
-        last_layer(ModuleSpec.of(spaces, Named, {"name": "critic"}, "float32"))
+        last_layer(ModuleSpec(spaces, Named, {"name": "critic"}, "float32"))

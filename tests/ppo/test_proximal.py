@@ -23,7 +23,7 @@ def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions,
     lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches)
     plain = make_trainer(spec, norm_adv=False, minibatches=minibatches)
     batch = random_batch(spec, drift=1.0)
-    now, advantages = plain.model.log_probs(batch.obs, batch.actions), batch.advantages
+    now, advantages = plain.model.log_probs([batch]), batch.advantages
     importance = (now - batch.logprobs).exp().clamp(max=2)
     assert importance.max() == 2
     if norm_adv:

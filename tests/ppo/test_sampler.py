@@ -248,7 +248,7 @@ def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
 def test_samplers_that_collect_together_make_the_same_bytes_as_alone(envs: str, samplers: int) -> None:
     together, spec = a_lot(envs, samplers)
     alone, _ = a_lot(envs, samplers)
-    scale = ObsScale(*Moments.of(np.random.default_rng(1).normal(size=(9, *spec.obs_shape))).mean_and_std())
+    scale = ObsScale(*Moments.of(np.random.default_rng(1).normal(size=(9, *spec.spaces.obs.shape))).mean_and_std())
     for snapshot in snapshots(spec):
         policy = dataclasses.replace(snapshot, obs_scale=scale if snapshot.version % 2 else None)
         requests = [SegmentRequest(s, policy.version) for s in range(samplers)]

@@ -20,7 +20,7 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED
-from dppo.ppo.learning.parallel import Alone
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.actions import Actions
 
@@ -52,7 +52,7 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
     for factor in (1e-4, 1e4):
         scaled = dataclasses.replace(batch, advantages=factor * batch.advantages)
         order = np.random.default_rng(1)
-        (minibatch, _), *_ = draw_minibatches(scaled, order, 1, floor=0.1, parallel=Alone())
+        (minibatch, _), *_ = draw_minibatches(scaled, order, 1, floor=0.1, parallel=Parallel())
         assert minibatch.weights is not None
         counted = minibatch.advantages[minibatch.weights > 0]
         expected = float(scaled.advantages[weights > 0].std()) / 0.1 if factor < 1 else 1.0
@@ -61,7 +61,7 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
 
 @pytest.mark.parametrize("other", [False, True])
 def test_a_batch_is_informed_if_that_of_any_rank_is(other: bool) -> None:
-    class Two(Alone):
+    class Two(Parallel):
         """This rank, and one without weights."""
 
         def gather(self, tensor: Tensor) -> Tensor:

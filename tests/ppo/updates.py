@@ -19,12 +19,12 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.network import NetworkSpec
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
-DISCRETE_SPEC: MLPSpec = spec_of(DISCRETE)
+DISCRETE_SPEC: BuiltInSpec = spec_of(DISCRETE)
 
 
 def make_trainer(
@@ -42,11 +42,11 @@ def make_trainer(
     return trainer
 
 
-def random_batch(spec: MLPSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3) -> Batch:
+def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3) -> Batch:
     """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
     rng, shape = np.random.default_rng(seed), spec.distribution.action_shape
     actions = torch.from_numpy(rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows))
-    obs = torch.from_numpy(rng.normal(size=(rows, *spec.obs_shape)))
+    obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)))
     scored = make_trainer(spec).model.forward(obs, actions)
     logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
@@ -107,7 +107,7 @@ def slowly_adapted(rate: float, kl: float, desired_kl: float) -> float:
 def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, list[float]]:
     """Update both alike; return how far each weight moved, and the learning rate of each step."""
     spec, adapts = trainer.model.spec, trainer.ppo.desired_kl is not None
-    assert isinstance(spec, MLPSpec)
+    assert isinstance(spec, BuiltInSpec)
     twin, before = MLP(spec).double(), trainer.weights()
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()})
     rate = trainer.ppo.learning_rate if adapts else 3e-3

@@ -46,8 +46,7 @@ class Repairs:
     def incident(self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None = None) -> Incident:
         """Return the incident of a fault that the run goes on after; raise EnvironmentFault after any other.
 
-        Args:
-            replayed: [n, *A] if it happened in a replay of these actions.
+        `replayed`: [n, *A] if it happened in a replay of these actions.
         """
         assert error.place is not None
         place = self._placed(error.place, log, replayed)

@@ -56,8 +56,7 @@ def slow_cartpole(
         reset_s: time of a reset in seconds.
         burn: use CPU instead of sleeping; times are then CPU times.
 
-    Raises:
-        ValueError: a number is out of range.
+    Raise ValueError if a number is out of range.
     """
     return SlowSimulator(CartPoleEnv(render_mode=render_mode), step_s, reset_s, burn=burn)
 

@@ -3,11 +3,10 @@
 import json
 from typing import Any
 
-from dppo.ppo.networks.default.mlp import MLPSpec
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
@@ -47,25 +46,21 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     )
     read = spaces.of_network()
     if "model" in model:
-        return spaces, ModuleSpec.of(read, own or model["model"], model["model_kwargs"], model["dtype"])
-    if "layers" in model:
-        layers = model["layers"] | {"hidden_sizes": tuple(model["layers"]["hidden_sizes"])}
-        return spaces, EncoderSpec.of(read, Layers(**layers), model["dtype"])
-    return spaces, MLPSpec.of(
-        read,
-        tuple(model["hidden_sizes"]),
-        model["activation"],
-        model["dtype"],
-        state_dependent_std=model.get("state_dependent_std", False),
-    )
+        from dppo.ppo.networks.user.module_spec import ModuleSpec
+
+        return spaces, ModuleSpec(read, own or model["model"], model["model_kwargs"], model["dtype"])
+    own_std = {"state_dependent_std": model.get("state_dependent_std", False)}
+    layers = model.get("layers") or {"shared": False, "activation": model["activation"]} | own_std
+    hidden_sizes = tuple(model.get("layers", model)["hidden_sizes"])
+    return spaces, BuiltInSpec(read, Layers(**layers | {"hidden_sizes": hidden_sizes}), model["dtype"])
 
 
 def network_summary(spec: NetworkSpec) -> str:
     """Return `MLP 64x64 tanh, lstm 64`."""
-    if not isinstance(spec, EncoderSpec | MLPSpec):
+    if not isinstance(spec, BuiltInSpec):
         return f"network {spec.as_json()['model']}"
-    of = spec.layers if isinstance(spec, EncoderSpec) else spec
-    memory = f", {of.memory} {of.memory_size}" if isinstance(of, Layers) and of.memory != "none" else ""
-    if isinstance(spec, EncoderSpec) and not spec.acts_in_numpy:
-        return f"network of encoders {spec.layers.image_encoder or ''}".rstrip() + memory
+    of = spec.layers
+    memory = f", {of.memory} {of.memory_size}" if of.memory != "none" else ""
+    if not spec.acts_in_numpy:
+        return f"network of encoders {of.image_encoder or ''}".rstrip() + memory
     return f"MLP {'x'.join(map(str, of.hidden_sizes)) or 'without hidden layers'} {of.activation}{memory}"

@@ -21,7 +21,7 @@ from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
-from dppo.ppo.networks.user.module_spec import ModelClass
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.result import Evaluation, Result
 from dppo.spaces.spaces import holds_float64

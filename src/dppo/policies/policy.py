@@ -16,7 +16,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.user.module_spec import ModelClass
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.checkpoint import Found, find
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
 
@@ -66,10 +66,9 @@ class Policy:
                 `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 
-        Raises:
-            ValueError: `obs` is not an observation of the environment: another shape or kind of number, or a number
-                that training refuses; or `action_mask` is missing, allows nothing, or is not used by this policy; or
-                `state` does not fit, or there is no memory.
+        Raise ValueError if `obs` is not an observation of the environment: another shape or kind of number, or a number
+        that training refuses; or `action_mask` is missing, allows nothing, or is not used by this policy; or `state`
+        does not fit, or there is no memory.
         """
         rows, single = _rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)
@@ -124,11 +123,9 @@ class Policy:
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one.
 
-    Args:
-        obs: what an environment returns; or many of them: each leaf with an axis more, in front.
+    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front.
 
-    Raises:
-        ValueError: it is not an observation of `spaces`, with the reason.
+    Raise ValueError if it is not an observation of `spaces`, with the reason.
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
@@ -137,9 +134,7 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     limits = []
     for name, of in spaces.categories.items():
         if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):  # zero where not chosen
-            shape = leaves(spaces.returned)[name].shape
-            low, count = np.reshape(of.starts, shape), np.reshape(of.counts, shape)
-            limits.append(Limits(name, low, low + count - 1))
+            limits.append(Limits(name, *of.limits(leaves(spaces.returned)[name].shape)))
     outside = first_outside(limits, rows)
     if outside is not None:
         raise ValueError(f"obs is {outside.what}.")
@@ -181,11 +176,9 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
     Loading runs no code from the folder, with one exception: a network of your own is stored as the import path of its
     class, and that module is imported. Load such a policy only from a folder that you trust, or pass `model`.
 
-    Args:
-        model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
+    `model`: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
 
-    Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or its network cannot be built here.
+    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
     """
     return policy_from(read(path), model)
 

@@ -31,6 +31,11 @@ class Categories:
     starts: tuple[int, ...]
     """The first category of each element."""
 
+    def limits(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first and the last category of each element, in the `shape` of the leaf."""
+        first = np.reshape(self.starts, shape)
+        return first, first + np.reshape(self.counts, shape) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
@@ -135,11 +140,6 @@ def is_image(leaf: np.dtype[Any]) -> bool:
 def holds_float64(obs: np.dtype[Any]) -> bool:
     """Return whether a leaf of observations of this dtype is float64."""
     return any(leaf.base == np.float64 for leaf in leaves(obs).values())
-
-
-def is_continuous(leaf: np.dtype[Any]) -> bool:
-    """Return whether a leaf of several holds floats, which can be normalized."""
-    return leaf.base.kind == "f"
 
 
 def dtype_summary(dtype: np.dtype[Any]) -> str:

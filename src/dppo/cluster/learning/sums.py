@@ -9,12 +9,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor, distributed
 
+from dppo.ppo.learning.parallel import Parallel
+
 FEW = 1 << 18  # numbers up to which two ranks exchange messages faster than they pass two barriers
 TOKEN_BYTES = 8
 CACHED = 1 << 16  # elements that stay in the cache of a core between adding and copying
 
 
-class Group:
+class Group(Parallel):
     """Ranks that communicate through the default group of torch.distributed, which must have been joined.
 
     On CPUs numbers are added in the order of ranks on any machine, with the same bits. On GPUs nccl decides the order.

@@ -16,7 +16,7 @@ from dppo.config.parts import annealed
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import exact_on
 from dppo.spaces.spaces import Spaces, leaves, walk
@@ -61,7 +61,7 @@ class LocalTrainer:
     """Trains in this process, alone or as one of several ranks."""
 
     def __init__(self, plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> None:
-        self._plan, self._parallel = plan, parallel or Alone()
+        self._plan, self._parallel = plan, parallel or Parallel()
         self.interruptible: Callable[[], AbstractContextManager[None]] = nullcontext  # there, a signal raises
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(plan.learners.learner_threads)

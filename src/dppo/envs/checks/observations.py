@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.leaves import leaf_spaces, short
+from dppo.envs.spaces.leaves import NUMBERS, categories_of, leaf_spaces, short
 from dppo.envs.spaces.packing import LARGEST
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
@@ -137,10 +137,14 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]
     """Return the limits of the leaves of `space` that a stored observation can exceed, rounded as it is."""
     stored, found = leaves(obs), []
     for name, leaf in leaf_spaces(space).items():
-        low, high = _limits_of(leaf)
-        if low is None or name not in stored:
+        if name not in stored or not isinstance(leaf, NUMBERS):  # a OneOf has no limits of its own
             continue
-        dtype = stored[name].base
+        dtype, shape = stored[name].base, leaf.shape or ()
+        low, high = np.zeros(shape, np.int8), np.ones(shape, np.int8)  # of a MultiBinary
+        if isinstance(leaf, gym.spaces.Box):
+            low, high = leaf.low, leaf.high
+        elif categories := categories_of(leaf):
+            low, high = categories[""].limits(shape)
         if dtype.kind == "f":  # floats must be finite
             low, high = low.astype(dtype), high.astype(dtype)
             low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
@@ -148,18 +152,6 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]
         elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
             found.append(Limits(name, low.astype(dtype), high.astype(dtype)))
     return found
-
-
-def _limits_of(space: gym.Space[Any]) -> tuple[Any, Any]:
-    """Return the lowest and the highest numbers of a leaf; (None, None) for a kind that has none."""
-    if isinstance(space, gym.spaces.Box):
-        return space.low, space.high
-    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
-        return np.asarray(space.start), np.asarray(space.start + count - 1)
-    if isinstance(space, gym.spaces.MultiBinary):
-        return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
-    return None, None
 
 
 def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outside:

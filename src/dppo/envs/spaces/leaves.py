@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.errors import ConfigError
-from dppo.spaces.spaces import Categories, is_continuous, leaves, parts_of, walk
+from dppo.spaces.spaces import Categories, leaves, parts_of, walk
 
 NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -47,16 +47,12 @@ def names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str
     """
     if not drop_obs:
         return ()
-    known, found = {name for name, _, _ in walk(space, droppable_parts)} - {""}, []
-    all_leaves = list(leaf_spaces(space))
-    for name in drop_obs:
-        if name not in known and name.replace("/", ".") not in known:
-            raise ConfigError(f"drop_obs={name}: is not a leaf of the observation. {_choices(all_leaves)}")
-        found.append(name if name in known else name.replace("/", "."))
+    known, all_leaves = [name for name, _, _ in walk(space, droppable_parts)], list(leaf_spaces(space))
+    found = [_known(name, known, all_leaves, "drop_obs") for name in drop_obs]
     kept = leaf_spaces(space, found)
     if not kept:
         raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
-    empty = [part for part in sorted(known - set(found)) if not any(_is_in(leaf, part) for leaf in kept)]
+    empty = [part for part in sorted(set(known) - {"", *found}) if not any(_is_in(leaf, part) for leaf in kept)]
     return (*found, *(part for part in empty if part not in all_leaves))
 
 
@@ -69,12 +65,9 @@ def names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tu
         return None
     known, found = leaves(obs), set()
     for name in norm_obs_keys:
-        inside = [leaf for leaf in known if leaf and (_is_in(leaf, name) or _is_in(leaf, name.replace("/", ".")))]
-        if not inside:
-            raise ConfigError(
-                f"norm_obs_keys={name}: is not a leaf of the observation. {_choices(list(known), 'norm_obs_keys')}"
-            )
-        floats = [leaf for leaf in inside if is_continuous(known[leaf])]
+        part = _known(name, [one for one, _, _ in walk(obs)], list(known), "norm_obs_keys")
+        inside = [leaf for leaf in known if _is_in(leaf, part)]
+        floats = [leaf for leaf in inside if known[leaf].base.kind == "f"]
         if not floats:
             raise ConfigError(
                 f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "
@@ -88,10 +81,14 @@ def _is_in(leaf: str, part: str) -> bool:
     return leaf == part or leaf.startswith(f"{part}.")
 
 
-def _choices(names: list[str], setting: str = "drop_obs") -> str:
-    if names == [""]:
-        return f"It is a single array, which has no names: leave `{setting}` out."
-    return f"Its leaves are {', '.join(names)}."
+def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: str) -> str:
+    """Return the dotted form of a name in a setting; raise ConfigError if it is none of the `parts`."""
+    for one in (name, name.replace("/", ".")):
+        if one and one in parts:
+            return one
+    single = f"It is a single array, which has no names: leave `{setting}` out."
+    choices = single if all_leaves == [""] else f"Its leaves are {', '.join(all_leaves)}."
+    raise ConfigError(f"{setting}={name}: is not a leaf of the observation. {choices}")
 
 
 def short(space: Any, most: int = 80) -> str:

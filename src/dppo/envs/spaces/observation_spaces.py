@@ -41,8 +41,7 @@ def describe_spaces(
 ) -> Spaces:
     """Return the spaces of `env` as plain data; the other arguments are the settings of these names.
 
-    Raises:
-        ConfigError: a space is not supported. The text names the part, and a setting or wrapper that helps.
+    Raise ConfigError if a space is not supported. The text names the part, and a setting or wrapper that helps.
     """
     space = env.observation_space
     check_package(space, f"observation_space={short(space)}")

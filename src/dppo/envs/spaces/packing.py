@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.spaces.spaces import joined
+from dppo.spaces.spaces import joined, parts_of
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 
@@ -36,21 +36,16 @@ def packer(
 def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
     """Return `pack` with a short cut for arrays of the right form."""
     dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array, zeros = np.ndarray, np.zeros(shape, dtype if dtype.kind == "f" else np.float32)
+    array, zeros = np.ndarray, np.zeros(shape, dtype) if dtype.kind == "f" else None
 
     def quick(returned: Any) -> np.ndarray:
         if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-            return returned.copy()
-        return pack(returned)
-
-    def quick_floats(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
             copied = returned.copy()
-            if not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
+            if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
                 return copied
         return pack(returned)
 
-    return pack if obs.names is not None else quick_floats if dtype.kind == "f" else quick
+    return quick if obs.names is None else pack
 
 
 def leaf_packer(
@@ -119,13 +114,10 @@ def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
     expected, fills = set(parts), list(parts.items())
 
     def fill(row: np.ndarray, returned: Any) -> None:
-        if isinstance(returned, Mapping):
-            found = {str(key): value for key, value in returned.items()}
-        elif isinstance(returned, tuple | list):
-            found = {str(index): value for index, value in enumerate(returned)}
-        else:
+        if not isinstance(returned, Mapping | tuple | list):
             kind = type(returned).__name__
             raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(parts)}")
+        found = dict(parts_of(tuple(returned) if isinstance(returned, list) else returned) or ())
         for key in sorted((found.keys() ^ expected) - dropped):
             raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
         for part, fill_part in fills:

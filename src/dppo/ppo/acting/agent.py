@@ -29,17 +29,16 @@ class PPOAgent:
         self.spec, self.distribution, self.state_size = spec, spec.distribution, spec.state_size
         self.mask = mask
         self._network = acting_network(spec)
-        self._may_be_images = is_image(np.dtype((np.uint8, spec.obs_shape)))
+        self._reads_image = is_image(spec.spaces.obs)
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
         self._value_scale: ValueScale | None = None
-        self._scales: dict[np.dtype[Any], ObsScale | None] = {}  # by the dtype of observations
 
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
-        self._obs_scale, self._value_scale = snapshot.obs_scale, snapshot.value_scale
-        self._scales = {}
+        self._obs_scale = scale_for(snapshot.obs_scale, self.spec.spaces.obs, self._dtype)
+        self._value_scale = snapshot.value_scale
 
     def start(self, *rows: int) -> np.ndarray:
         """Return the state [*rows, S] with which episodes start: zeros."""
@@ -48,8 +47,7 @@ class PPOAgent:
     def act(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None) -> tuple[np.ndarray, Outputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 
-        Args:
-            state: [..., E, S] before the step, of a network with memory.
+        `state`: [..., E, S] before the step, of a network with memory.
         """
         outputs = self._outputs(obs, state)
         return self.distribution.sample(outputs.head, noise), outputs
@@ -69,10 +67,8 @@ class PPOAgent:
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)
-        if obs.dtype not in self._scales:
-            self._scales[obs.dtype] = scale_for(self._obs_scale, obs.dtype, self._dtype)
-        scale = self._scales[obs.dtype]
-        if obs.dtype.names is not None or (self._may_be_images and obs.dtype == np.uint8):
+        scale = self._obs_scale
+        if obs.dtype.names is not None or self._reads_image:
             inputs: Any = unprocessed_inputs(obs, self._dtype, scale)
         else:
             inputs = obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale)

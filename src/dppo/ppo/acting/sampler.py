@@ -23,7 +23,7 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
     frames_of,
 )
-from dppo.ppo.learning.advantages import reward_shaping
+from dppo.ppo.learning.advantages import shaped_rewards
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class PPOSampler:
         self.obs: np.ndarray | None = None  # [E, *O] where the next segment starts; None: the environments must start
         self.memory = agent.start(num_envs) if agent.state_size else None  # [E, S]
         self.keep_successors = self.ppo.recompute_advantages or self.ppo.reuse > 1  # those of `Segment`
-        self._shape_rewards, self._discounted_returns = reward_shaping(self.ppo), np.zeros(num_envs)
+        self._discounted_returns = np.zeros(num_envs)
 
     def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
         """Collect one segment, as `collect_together` does."""
@@ -110,8 +110,7 @@ class PPOSampler:
             return Statistics(obs)
         running, returns = self._discounted_returns, np.empty(segment.rewards.shape)
         going_on = ~(segment.terminated | segment.truncated) & valid
-        rewards = segment.rewards if self._shape_rewards is None else self._shape_rewards(segment.rewards)
-        rewards = np.where(valid, rewards, 0.0)
+        rewards = np.where(valid, shaped_rewards(segment.rewards, self.ppo), 0.0)
         for t in range(len(returns)):
             returns[t] = self.ppo.gamma * running + rewards[t]
             running = returns[t] * going_on[t]

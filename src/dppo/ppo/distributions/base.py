@@ -58,12 +58,6 @@ class Distribution(ABC):
         self.head_size, self.noise_size, self.free_size = head_size, noise_size, free_size
         self.action_shape, self.integer = action_shape, integer
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.head_size, self.action_shape))
-
     def action_dtype(self, dtype: str) -> str:
         """Return the dtype in which actions are stored, for a network of `dtype`."""
         return "int64" if self.integer else dtype

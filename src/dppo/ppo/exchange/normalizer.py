@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.spaces.spaces import Spaces, holds_float64, is_continuous, is_image, leaves
+from dppo.spaces.spaces import Spaces, holds_float64, is_image, leaves
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
@@ -103,10 +103,8 @@ class Statistics:
         """Return these statistics merged with those of an iteration's segments, in the order given."""
         obs, returns = self.obs, self.returns
         for one in seen:
-            if obs is not None and one.obs is not None:
-                obs = obs.merge(one.obs)
-            if returns is not None and one.returns is not None:
-                returns = returns.merge(one.returns)
+            obs = obs.merge(one.obs) if obs is not None and one.obs is not None else obs
+            returns = returns.merge(one.returns) if returns is not None and one.returns is not None else returns
         return replace(self, obs=obs, returns=returns)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -269,7 +267,7 @@ def _columns(obs: np.dtype[Any], names: Collection[str] | None) -> Iterator[tupl
     """Yield the name of each normalized leaf, and its columns in the normalized part."""
     start = 0
     for name, leaf in leaves(obs).items():
-        if is_continuous(leaf) and (names is None or name in names):
+        if leaf.base.kind == "f" and (names is None or name in names):
             end = start + int(np.prod(leaf.shape, dtype=int))
             yield name, slice(start, end)
             start = end

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,10 +65,3 @@ def shaped_rewards(rewards: Float[np.ndarray, "*any"], ppo: PPO) -> Float[np.nda
     elif ppo.clip_reward is not None:
         rewards = np.clip(rewards, -ppo.clip_reward, ppo.clip_reward)
     return rewards * ppo.scale_reward
-
-
-def reward_shaping(ppo: PPO) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return what the settings do to rewards before they are normalized; None: nothing."""
-    if not ppo.sign_reward and ppo.clip_reward is None and ppo.scale_reward == 1:
-        return None
-    return partial(shaped_rewards, ppo=ppo)

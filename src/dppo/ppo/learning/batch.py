@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -15,11 +15,9 @@ from torch import Tensor
 from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
 from dppo.ppo.exchange.records import Segment, stack_numbers
-from dppo.ppo.learning.advantages import generalized_advantages, reward_shaping
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.ppo.networks.user.module_spec import ModuleSpec
-from dppo.spaces.spaces import is_continuous, is_image
+from dppo.spaces.spaces import is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -123,10 +121,11 @@ class Batch:
         """Return consecutive pieces with `sizes` sequences each, as views."""
         return [self._piece(end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
-    def pieces(self, rows: int) -> list[Batch]:
-        """Return consecutive pieces of at most `rows` rows, but at least a sequence each, as views."""
+    def pieces(self, rows: int) -> Iterator[Batch]:
+        """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
         most = max(1, rows // self.sequence_length)
-        return self.split([min(most, self.sequences - start) for start in range(0, self.sequences, most)])
+        sizes = [min(most, self.sequences - start) for start in range(0, self.sequences, most)]
+        return (piece.formed() for piece in self.split(sizes))
 
     def _piece(self, start: int, size: int) -> Batch:
         first, rows = start * self.sequence_length, size * self.sequence_length
@@ -156,8 +155,7 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
     states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
     recurrent = states if spec.state_size else None
-    of_one = spec.spaces.obs if isinstance(spec, EncoderSpec | ModuleSpec) else np.dtype((spec.dtype, spec.obs_shape))
-    obs = _inputs(np.zeros((1, rows), of_one), np.dtype(spec.dtype), None, _flat_tensor)
+    obs = _inputs(np.zeros((1, rows), spec.spaces.obs), np.dtype(spec.dtype), None, _flat_tensor)
     return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
@@ -178,9 +176,7 @@ def make_batch(
     values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
     terminated, some = merged("terminated"), rewards[valid]
     informed = bool(terminated.any() or (some != some[:1]).any())
-    dtype, all_valid, shape_rewards = values.dtype, valid.all(), reward_shaping(ppo)
-    if shape_rewards is not None:
-        rewards = shape_rewards(rewards)
+    dtype, all_valid, rewards = values.dtype, valid.all(), shaped_rewards(rewards, ppo)
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     estimate = partial(
@@ -262,7 +258,7 @@ def _inputs(
         return rows(normalized(obs, dtype, scale))
     stored = unprocessed_inputs(obs, dtype, scale)
     inputs: Tensor | dict[str, Tensor]
-    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if is_continuous(leaf.dtype) else leaf))
+    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf))
     return inputs
 
 

@@ -1,14 +1,16 @@
 """PPOModel: the policy as a trainer uses it."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
+from dppo.ppo.learning.batch import Batch
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
+from dppo.ppo.networks.parameters import ZerosLike
 
 
 class Scored(NamedTuple):
@@ -33,7 +35,7 @@ class PPOModel:
         seed: int,
         *,
         device: str = "cpu",
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        zeros_like: ZerosLike | None = None,
         log_std: float = 0.0,
     ) -> None:
         """Draw the initial weights from `seed` alone; set the logs of deviations, where they are parameters."""
@@ -64,12 +66,11 @@ class PPOModel:
         with torch.no_grad():
             return self.network.forward(obs, recurrent)[1].detach().clone()
 
-    def log_probs(
-        self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
-    ) -> Tensor:
-        """Return the log-probabilities [rows] of actions; the next forward pass does not overwrite them."""
+    def log_probs(self, pieces: Iterable[Batch]) -> Tensor:
+        """Return the log-probabilities of the actions of all `pieces`, one after the other."""
         with torch.no_grad():
-            return self.forward(obs, actions, masks, recurrent).policy.logprobs.clone()
+            scored = (self.forward(one.obs, one.actions, one.masks, one.recurrent) for one in pieces)
+            return torch.cat([one.policy.logprobs.clone() for one in scored])
 
     def backward(self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor) -> None:
         """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""

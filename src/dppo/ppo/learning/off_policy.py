@@ -10,7 +10,7 @@ from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.parallel import Alone, Parallel
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.recompute import estimates, from_current_policy
 from dppo.ppo.learning.trainer import PPOTrainer
 
@@ -36,7 +36,7 @@ class OffPolicyTrainer:
 
     def __init__(self, trainer: PPOTrainer, parallel: Parallel | None = None) -> None:
         """Wrap `trainer`, which may be one of several ranks of `parallel`."""
-        self._trainer, self._parallel, self.model = trainer, parallel or Alone(), trainer.model
+        self._trainer, self._parallel, self.model = trainer, parallel or Parallel(), trainer.model
         self.weights, self.rehearse, self.sum_gradients = trainer.weights, trainer.rehearse, trainer.sum_gradients
         self._width, self._factor = 2 / (trainer.ppo.reuse + 1), 1.0
 
@@ -56,9 +56,7 @@ class OffPolicyTrainer:
     def _moved(self, batch: Batch, rows: int, clip: float) -> tuple[float, float]:
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
-        pieces = batch.pieces(rows)
-        new = torch.cat([self.model.log_probs(one.obs, one.actions, one.masks, one.recurrent) for one in pieces])
-        moved = batch.importance * ((new - batch.logprobs).exp() - 1).abs()
+        moved = batch.importance * ((self.model.log_probs(batch.pieces(rows)) - batch.logprobs).exp() - 1).abs()
         counted = torch.ones_like(moved) if batch.weights is None else batch.weights
         moved = torch.where(counted > 0, moved, 0.0)
         own = torch.stack([moved.sum() / 2, (moved > clip).to(moved.dtype).sum(), counted.sum()])

@@ -1,12 +1,10 @@
 """Parallel: the collective operations of trainers that train one model together; and moments over all of them."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 
-class Parallel(Protocol):
+class Parallel:
     """A group of ranks with equal models, each training on its own share of the rows; as it stands, of a single one."""
 
     rank: int = 0
@@ -25,15 +23,10 @@ class Parallel(Protocol):
         return tensor.unsqueeze(0)
 
 
-class Alone(Parallel):
-    """A group of one trainer, with nothing to exchange."""
-
-
 def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]. M2 is the sum of squared deviations.
 
-    Args:
-        weights: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
+    `weights`: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
     """
     if weights is None:
         means = samples.mean(dim=1)

@@ -48,8 +48,7 @@ def estimates(
         recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
         return model.values(each_leaf(inputs.successors, part), recurrent)
 
-    pieces = (piece.formed() for piece in batch.pieces(rows))
-    values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in pieces])
+    values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
@@ -92,8 +91,7 @@ def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
         model: `pi_now`.
         rows: most rows to pass to it at once.
     """
-    pieces = (piece.formed() for piece in batch.pieces(rows))
-    now = torch.cat([model.log_probs(piece.obs, piece.actions, piece.masks, piece.recurrent) for piece in pieces])
+    now = model.log_probs(batch.pieces(rows))
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
         now = torch.where(batch.weights > 0, now, batch.logprobs)
     return replace(batch, logprobs=now, importance=(now - batch.logprobs).exp().clamp(max=MOST_IMPORTANCE))

@@ -17,7 +17,7 @@ from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_
 from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.optimizer import ADAPTED, FlatAdam, adapted_rate
-from dppo.ppo.learning.parallel import Alone, Parallel, moments_of_all, row_moments
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
@@ -65,7 +65,7 @@ class PPOTrainer:
     """L, the steps of each sequence of a batch."""
 
     def __post_init__(self, parallel: Parallel | None) -> None:
-        self._parallel = parallel or Alone()
+        self._parallel = parallel or Parallel()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
         self._optimizer = FlatAdam(self._parameters)
@@ -191,7 +191,7 @@ class PPOTrainer:
         """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
         if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
             return self._backward(ppo, minibatch)
-        return self._sum_of_pieces(ppo, minibatch, minibatch.pieces(self.micro_batch_size))
+        return self._sum_of_pieces(ppo, minibatch, list(minibatch.pieces(self.micro_batch_size)))
 
     def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
         shares = [len(piece) / len(minibatch) for piece in pieces]

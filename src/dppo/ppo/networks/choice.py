@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.default.mlp import MLPSpec, NumpyMemoryMLP, NumpyMLP
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
+from dppo.ppo.networks.default.mlp import NumpyMemoryMLP, NumpyMLP
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec
-from dppo.ppo.networks.user.module_spec import ModelClass, ModuleSpec
+from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from dppo.ppo.networks.parameters import ZerosLike
 
 SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
@@ -43,8 +42,7 @@ class Choice:
 def choose_network(network: Network, spaces: Spaces) -> Choice:
     """Return the network for these spaces.
 
-    Raises:
-        ConfigError: a setting has no effect on the network for these spaces, or the user's own breaks its contract.
+    Raise ConfigError if a setting has no effect on the network for these spaces, or the user's own breaks its contract.
     """
     spaces = spaces.of_network()
     if network.model is not None:
@@ -52,31 +50,24 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     encoder = _image_encoder(network, spaces)
     _check_effects(network, spaces, encoder)
     separate = encoder is None if network.trunk == "auto" else network.trunk == "separate"
-    if spaces.is_vector and separate and network.memory == "none" and not network.layer_norm:
-        own_std = network.state_dependent_std
-        mlp = MLPSpec.of(spaces, network.hidden_sizes, network.activation, network.dtype, state_dependent_std=own_std)
-        return Choice(mlp, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
-    layers = Layers(
-        image_encoder=encoder,
-        image_features=network.image_features or FEATURES[encoder or "flatten"],
-        hidden_sizes=network.hidden_sizes,
-        activation=network.activation,
-        layer_norm=network.layer_norm,
-        memory=network.memory,
-        memory_size=network.memory_size,
-        shared=not separate,
-        state_dependent_std=network.state_dependent_std,
-    )
+    chosen = {name: getattr(network, name) for name in Layers.__slots__ if hasattr(network, name)}
+    features = network.image_features or FEATURES[encoder or "flatten"]
+    layers = Layers(**chosen | {"image_encoder": encoder, "image_features": features, "shared": not separate})
+    spec = BuiltInSpec(spaces, layers, network.dtype)
+    if spec.is_mlp:
+        return Choice(spec, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
     hidden = "" if _is_cnn_alone(spaces, encoder) else _hidden(network)
     trunks = "one each for policy and value" if separate else "shared by policy and value"
     memory = {"none": "", "gru": ", a GRU of {} units", "lstm": ", an LSTM of {} units"}[network.memory]
     words = f"{_encoders(spaces, encoder)}{hidden}{memory.format(network.memory_size)}, {trunks}"
-    return Choice(EncoderSpec.of(spaces, layers, network.dtype), words, _observed(spaces))
+    return Choice(spec, words, _observed(spaces))
 
 
 def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
-    spec, name = ModuleSpec.of(spaces, model, network.model_kwargs, network.dtype), import_path(model)
+    from dppo.ppo.networks.user.module_spec import ModuleSpec
+
+    spec, name = ModuleSpec(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
             f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
@@ -170,35 +161,30 @@ def _named(spaces: Spaces, name: str) -> str:
 
 def acting_network(spec: NetworkSpec) -> ActingNetwork:
     """Build the network for an actor, without torch if it acts in NumPy; raise ConfigError if a module is refused."""
-    if isinstance(spec, MLPSpec):
-        return NumpyMLP(spec)
-    if isinstance(spec, EncoderSpec) and spec.acts_in_numpy:
-        return NumpyMemoryMLP(spec)
+    if isinstance(spec, BuiltInSpec) and spec.acts_in_numpy:
+        return NumpyMLP(spec) if spec.is_mlp else NumpyMemoryMLP(spec)
     from dppo.ppo.networks.modules import TorchActing
 
-    assert isinstance(spec, EncoderSpec | ModuleSpec)
     return TorchActing(spec.module(0), spec.spaces)
 
 
 def learning_network(
-    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: ZerosLike | None = None
 ) -> LearningNetwork:
     """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 
-    Args:
-        zeros_like: allocates the vector of gradients, which several learners keep in shared memory.
+    `zeros_like`: allocates the vector of gradients, which several learners keep in shared memory.
 
     Raise ConfigError if a module of the user's does not keep the contract.
     """
-    if isinstance(spec, MLPSpec):
+    if isinstance(spec, BuiltInSpec) and spec.is_mlp:
         from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
 
         return HandwrittenMLP(spec, seed, device=device, zeros_like=zeros_like)
     from dppo.ppo.networks.modules import Autograd, quick
     from dppo.ppo.networks.parameters import settled, shapes_of
 
-    assert isinstance(spec, EncoderSpec | ModuleSpec)
-    name = import_path(spec.model) if isinstance(spec, ModuleSpec) else "the built-in network"
+    name = spec.as_json().get("model", "the built-in network")
     module = quick(settled(lambda: spec.module(seed), name).to(device))
     assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
     return Autograd(module, module.parameters(), zeros_like)

@@ -1,7 +1,8 @@
 """Any `torch.nn.Module` as a network: TorchActing for actors, Autograd for trainers."""
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from typing_extensions import override
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
-from dppo.ppo.networks.parameters import FlatParameters, default_dtype, exact_on, matmul_precision
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on, matmul_precision
 from dppo.ppo.networks.products import HOOKS, forward_of, use_in
 from dppo.spaces.spaces import Spaces
 
@@ -31,9 +32,6 @@ class TorchActing(ActingNetwork):
         self._parameters = list(self._module.parameters())
         self._dtype = self._parameters[0].dtype
         self._dims = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
-        self._inputs: dict[str, Tensor] = {}
-        self._rows: dict[str, np.ndarray] = {}
-        self._state, self._starts = torch.empty(0), torch.empty(0)
 
     @override
     def load(self, weights: np.ndarray) -> None:
@@ -45,45 +43,41 @@ class TorchActing(ActingNetwork):
     @override
     def step(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
-        named = obs if isinstance(obs, dict) else {"": obs}
-        for name, leaf in named.items():
-            if leaf.ndim > self._dims[name] + 1:
-                stacked = [{one: view[s] for one, view in named.items()} for s in range(len(leaf))]
-                states = [None] * len(leaf) if state is None else state
-                each = zip(*map(self.step, stacked, states), strict=True)
-                whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
-                return Outputs(*whole)
-            if name not in self._rows or leaf.shape != self._rows[name].shape:
-                self._inputs[name] = torch.empty(leaf.shape, dtype=self._dtype)  # aligned alike in every process
-                self._rows[name] = self._inputs[name].numpy()
-            np.copyto(self._rows[name], leaf)
-        inputs: Any = self._inputs.get("", self._inputs)
+        name, leaf = next(iter(obs.items())) if isinstance(obs, dict) else ("", obs)
+        if leaf.ndim > self._dims[name] + 1:
+            states = [None] * len(leaf) if state is None else state
+            parts = (each_leaf(obs, itemgetter(s)) for s in range(len(leaf)))
+            each: Any = zip(*map(self.step, parts, states), strict=True)
+            whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
+            return Outputs(*whole)
+        inputs = each_leaf(obs, self._tensor)
+        before = None if state is None else self._tensor(state)
         undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
         if undisturbed and matmul_precision() == "highest":
-            return self._outputs(inputs, state)
+            return self._outputs(inputs, before)
         with default_dtype(self._dtype), exact_on(1):
-            return self._outputs(inputs, state)
+            return self._outputs(inputs, before)
 
-    def _outputs(self, inputs: Any, state: np.ndarray | None) -> Outputs:
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        """Copy `array` into memory that is aligned alike in every process."""
+        tensor = torch.empty(array.shape, dtype=self._dtype)
+        np.copyto(tensor.numpy(), array)
+        return tensor
+
+    def _outputs(self, inputs: Any, state: Tensor | None) -> Outputs:
         if state is None:
             head, values = self._module(inputs)
             return Outputs(head.numpy(), values.numpy())
-        if self._state.shape != state.shape:
-            self._state = torch.empty(state.shape, dtype=self._dtype)
-            self._starts = torch.zeros((1, len(state)), dtype=torch.bool)
-        np.copyto(self._state.numpy(), state)
-        head, values, after = self._module(each_leaf(inputs, lambda leaf: leaf[None]), self._state, self._starts)
-        return Outputs(head[0].numpy(), values[0].numpy(), after.numpy().copy())  # may be a view of our own
+        starts = torch.zeros((1, len(state)), dtype=torch.bool)
+        head, values, after = self._module(each_leaf(inputs, itemgetter(None)), state, starts)
+        return Outputs(head[0].numpy(), values[0].numpy(), after.numpy())
 
 
 class Autograd(LearningNetwork):
     """Train any module: the gradient of the parameters is one vector-Jacobian product by autograd."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: Iterable[nn.Parameter],
-        zeros_like: Callable[[Tensor], Tensor] | None = None,
+        self, module: nn.Module, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None
     ) -> None:
         self.parameters = FlatParameters(parameters, zeros_like)
         use_in(module)
@@ -158,8 +152,7 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
 
     Source: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (arXiv:1905.12322).
 
-    Raises:
-        ConfigError: the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
+    Raise ConfigError if the network is the MLP with a gradient by hand, or the device has no instructions for bfloat16.
     """
     if not isinstance(network, Autograd):
         raise ConfigError(

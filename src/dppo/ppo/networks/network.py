@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 import numpy as np
 
 from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Bool, Float
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from dppo.ppo.networks.parameters import FlatParameters
 
@@ -47,8 +49,7 @@ class ActingNetwork(Protocol):
         Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes
         [..., E, *O], each group of E rows gets the same bits as it would alone.
 
-        Args:
-            state: of the memory before the step, [..., E, S]; None without memory.
+        `state`: of the memory before the step, [..., E, S]; None without memory.
         """
 
 
@@ -106,12 +107,20 @@ class NetworkSpec(ABC):
     `acting_network` and `learning_network` build it.
     """
 
-    obs_shape: tuple[int, ...]
-    """Shape of one observation."""
-    distribution: Distribution
-    """Distribution of actions; the head holds its parameters."""
+    spaces: Spaces
+    """Those that it reads and acts in, without masks."""
     dtype: str
     """Dtype of parameters and outputs: "float32" or "float64"."""
+
+    @property
+    def state_dependent_std(self) -> bool:
+        """Return whether the deviations of real-valued actions depend on the observation."""
+        return False
+
+    @cached_property
+    def distribution(self) -> Distribution:
+        """Return the distribution of actions; the head holds its parameters."""
+        return distribution_of(self.spaces.actions, state_dependent_std=self.state_dependent_std)
 
     @property
     @abstractmethod
@@ -122,6 +131,10 @@ class NetworkSpec(ABC):
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return names and shapes of all parameters, in the order of the flat vector."""
+
+    @abstractmethod
+    def module(self, seed: int) -> nn.Module:
+        """Build the module on the CPU with weights drawn from `seed`; raise ConfigError if it breaks the contract."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dppo.errors import ConfigError
 
+ZerosLike = Callable[[Tensor], Tensor]
 MOST_DRAWS = 20  # of a module, to find two with equal weights
 
 
@@ -18,9 +19,7 @@ class FlatParameters:
     The gradient's norm, its clipping and its sum over learners, Adam, and a snapshot are then one operation each.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], zeros_like: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None) -> None:
         """Move `parameters`, all of a module, into one vector; `zeros_like` allocates that of the gradients."""
         parameters = list(parameters)
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
@@ -67,9 +66,13 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
+    return nullcontext() if torch.get_default_dtype() == dtype else _default(dtype)
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -107,7 +107,11 @@ def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
     weight: Tensor | None = parameters.get("weight")
     if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
         return linear(inputs, layer.weight, layer.bias)
-    return _forward(inputs, (_views_of(layer),), (None,), (weight, parameters["bias"]))
+    bias, (w, b) = parameters["bias"], _views_of(layer)
+    learns = inputs.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if learns and torch.is_grad_enabled():
+        return _Layers.apply(inputs, ((w, b),), (None,), weight, bias)  # type: ignore[no-untyped-call]
+    return torch.from_numpy(_affine(inputs.numpy(force=True), w, b))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,21 +159,26 @@ def _forward(x: Tensor, arrays: Arrays, activations: Activations, parameters: Se
         for one in (x, *parameters):  # the biases alone learn where a user has frozen the weights
             if one is not None and one.requires_grad:
                 return _Layers.apply(x, arrays, activations, *parameters)  # type: ignore[no-untyped-call]
-    return torch.from_numpy(_outputs(x, arrays, activations)[-1])
+    return torch.from_numpy(_outputs(x.numpy(force=True), arrays, activations)[-1])
 
 
-def _outputs(x: Tensor, arrays: Arrays, activations: Activations) -> list[np.ndarray]:
-    """Return the outputs of all layers, behind the inputs."""
-    rows = x.numpy(force=True)
+def _outputs(rows: np.ndarray, arrays: Arrays, activations: Activations) -> list[np.ndarray]:
+    """Return the outputs of all layers, behind the inputs `rows`."""
     outputs = [rows]
     for (weight, bias), activation in zip(arrays, activations, strict=True):
-        rows = product(rows, weight.T)
-        if bias is not None:
-            rows += bias
+        rows = _affine(rows, weight, bias)
         if activation is not None:
             ACTIVATIONS[activation][0](rows, out=rows)
         outputs.append(rows)
     return outputs
+
+
+def _affine(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Return rows [n, k] times weight [m, k] transposed, plus bias [m]."""
+    sums = product(rows, weight.T)
+    if bias is not None:
+        sums += bias
+    return sums
 
 
 class _Layers(Function):
@@ -178,15 +187,15 @@ class _Layers(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, arrays: Arrays, activations: Activations, *parameters: Tensor | None) -> Tensor:
         ctx.arrays, ctx.activations, ctx.biases = arrays, activations, parameters[1::2]
-        ctx.outputs = _outputs(x, arrays, activations)
-        last = torch.from_numpy(ctx.outputs[-1])
-        ctx.save_for_backward(x, *parameters[::2], *(() if activations[-1] is None else (last,)))
+        ctx.outputs = outputs = _outputs(x.numpy(), arrays, activations)
+        last = torch.from_numpy(outputs[-1])
+        ctx.save_for_backward(x, *parameters[::2], None if activations[-1] is None else last)
         return last
 
     @staticmethod
     def backward(ctx: Any, by_y: Tensor) -> Any:
-        arrays, (of_x, _, _, *needed) = ctx.arrays, ctx.needs_input_grad
-        x, *weights = ctx.saved_tensors[: 1 + len(arrays)]  # raises if one has been modified since
+        arrays, outputs, (of_x, _, _, *needed) = ctx.arrays, ctx.outputs, ctx.needs_input_grad
+        x, *weights, _ = ctx.saved_tensors  # raises if one has been modified since
         gradients: list[Tensor | None] = [None] * len(needed)
         if torch.is_grad_enabled():  # a network of a user takes the gradient of a gradient
             y, parameters = x, [one for pair in zip(weights, ctx.biases, strict=True) for one in pair]
@@ -198,10 +207,10 @@ class _Layers(Function):
             return by_x, None, None, *gradients
         for number in reversed(range(len(arrays))):
             if (activation := ctx.activations[number]) is not None:
-                by_y = ACTIVATIONS[activation][1](by_y, torch.from_numpy(ctx.outputs[number + 1]))
+                by_y = ACTIVATIONS[activation][1](by_y, torch.from_numpy(outputs[number + 1]))
             rows = by_y.numpy()
             if needed[2 * number]:
-                gradients[2 * number] = torch.from_numpy(product(rows.T, ctx.outputs[number]))
+                gradients[2 * number] = torch.from_numpy(product(rows.T, outputs[number]))
             if needed[2 * number + 1]:
                 gradients[2 * number + 1] = by_y.sum(dim=0)
             if number or of_x:

@@ -1,86 +1,34 @@
-"""The default network, two separate multilayer perceptrons, as plain data; and the networks that act in NumPy."""
+"""The networks that act in NumPy: two MLPs, and hidden layers with memory."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import distribution_of
-from dppo.ppo.networks.encoders.encoder_spec import EncoderSpec
-from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs, shapes_of_layers
-from dppo.spaces.spaces import Spaces
+from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.network import ActingNetwork, Outputs
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a cell
 
 
-@dataclass(frozen=True)
-class MLPSpec(NetworkSpec):
-    """Two trunks with hidden layers of equal sizes, one for the policy and one for the value (details 13 and 26).
-
-    The free part of the head, `log_std` of a Gaussian, is one parameter vector for all observations.
-    """
-
-    obs_shape: tuple[int, ...]
-    distribution: Distribution
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    dtype: str
-    state_dependent_std: bool = False
-
-    state_size = 0
-
-    @staticmethod
-    def of(
-        spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str, *, state_dependent_std: bool = False
-    ) -> MLPSpec:
-        """Return the network for these spaces."""
-        distribution = distribution_of(spaces.actions, state_dependent_std=state_dependent_std)
-        return MLPSpec(spaces.obs.shape, distribution, hidden_sizes, activation, dtype, state_dependent_std)
-
-    @property
-    def policy_outputs(self) -> int:
-        """Return the number of outputs of the policy trunk."""
-        return self.distribution.head_size - self.distribution.free_size
-
-    @cached_property
-    @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for trunk, outputs in (("policy", self.policy_outputs), ("value", 1)):
-            shapes |= shapes_of_layers(trunk, (math.prod(self.obs_shape), *self.hidden_sizes, outputs))
-        if self.distribution.free_size:
-            shapes["log_std"] = (self.distribution.free_size,)
-        return shapes
-
-    @override
-    def as_json(self) -> dict[str, Any]:
-        described = {"hidden_sizes": list(self.hidden_sizes), "activation": self.activation, "dtype": self.dtype}
-        return described | {"state_dependent_std": True} if self.state_dependent_std else described
-
-
 class NumpyMLP(ActingNetwork):
-    """The network in NumPy.
+    """Two MLPs in NumPy.
 
     For few rows this takes a quarter of torch's time. An actor without torch starts in a fifth of the time and needs a
     third of the memory.
     """
 
-    def __init__(self, spec: MLPSpec) -> None:
+    def __init__(self, spec: BuiltInSpec) -> None:
         self._spec = spec
-        self._dims = len(spec.obs_shape)
+        self._dims = len(spec.spaces.obs.shape)
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        named = self._spec.unflatten(weights)
-        last = 2 * len(self._spec.hidden_sizes)
-        self._hidden = StackedLayers(named, ("policy.", "value."), last, self._spec.activation)
+        named, layers = self._spec.unflatten(weights), self._spec.layers
+        last = 2 * len(layers.hidden_sizes)
+        self._hidden = StackedLayers(named, ("policy.", "value."), last, layers.activation)
         self._outputs = LastLayers(named, f"policy.{last}", f"value.{last}")
 
     @override
@@ -144,9 +92,9 @@ class NumpyMemoryMLP(ActingNetwork):
     Separate trunks are stacked, so that one product of E rows computes two layers, and one step two cells.
     """
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: BuiltInSpec) -> None:
         self._spec = spec
-        self._dims = len(spec.obs_shape)
+        self._dims = len(spec.spaces.obs.shape)
 
     @override
     def load(self, weights: np.ndarray) -> None:

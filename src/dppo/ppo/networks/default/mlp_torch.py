@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -11,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dppo.ppo.networks.default.mlp import MLPSpec
+from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.network import LearningNetwork
-from dppo.ppo.networks.parameters import FlatParameters
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 from dppo.ppo.networks.products import multiply, tanh_
 
 
-def initial_weights(spec: MLPSpec, seed: int) -> dict[str, Tensor]:
+def initial_weights(spec: BuiltInSpec, seed: int) -> dict[str, Tensor]:
     """Return orthogonal weights drawn from `seed` alone, and zeros for biases and `log_std` (details 2 and 24).
 
     The weights are drawn in float32 for every dtype. torch's global generator is neither used nor changed.
     """
-    generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.hidden_sizes)
+    generator, last = torch.Generator().manual_seed(seed), 2 * len(spec.layers.hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}
     named = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in spec.shapes.items()}
     for name, parameter in named.items():
@@ -53,20 +52,19 @@ class HandwrittenMLP(LearningNetwork):
     """Train with a hand-written gradient: equal to that of autograd at half the cost, which is mostly bookkeeping."""
 
     def __init__(
-        self, spec: MLPSpec, seed: int, *, device: str = "cpu", zeros_like: Callable[[Tensor], Tensor] | None = None
+        self, spec: BuiltInSpec, seed: int, *, device: str = "cpu", zeros_like: ZerosLike | None = None
     ) -> None:
         """Draw the initial weights from `seed`; arguments as those of `learning_network`."""
         named = {name: nn.Parameter(weights.to(device)) for name, weights in initial_weights(spec, seed).items()}
         self.parameters = FlatParameters(named.values(), zeros_like)
-        numbers = range(0, 2 * len(spec.hidden_sizes) + 1, 2)
-        self._policy = [_Layer.of(named, f"policy.{number}") for number in numbers]
-        self._value = [_Layer.of(named, f"value.{number}") for number in numbers]
+        numbers = range(0, 2 * len(spec.layers.hidden_sizes) + 1, 2)
+        self._trunks = [[_Layer.of(named, f"{trunk}.{number}") for number in numbers] for trunk in ("policy", "value")]
         free = named.get("log_std")
         self._free = None if free is None else free.detach()
         self._by_free = None if free is None else free.grad
-        self._outputs = spec.policy_outputs
-        self._tanh = spec.activation == "tanh"
-        buffers = partial(_Workspace, self.parameters.gradient, self._policy, self._value, self._free)
+        self._outputs = spec.distribution.head_size - spec.distribution.free_size
+        self._tanh = spec.layers.activation == "tanh"
+        buffers = partial(_Workspace, self.parameters.gradient, self._trunks, self._free)
         self._workspace = lru_cache(maxsize=2)(buffers)  # minibatches have at most two sizes, which differ by one row
 
     @override
@@ -74,8 +72,8 @@ class HandwrittenMLP(LearningNetwork):
         """Return head [rows, H], values [rows] and the flat observations; the next call overwrites head and values."""
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         space = self._workspace(len(flat))
-        self._through(self._policy, flat, space.policy)
-        self._through(self._value, flat, space.value)
+        for layers, outputs in zip(self._trunks, space.outputs, strict=True):
+            self._through(layers, flat, outputs)
         if self._free is not None:
             space.free.copy_(self._free)
         return space.head, space.values, flat
@@ -83,9 +81,9 @@ class HandwrittenMLP(LearningNetwork):
     @override
     def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor) -> None:
         space = self._workspace(len(residuals))
-        policy, value = [residuals, *space.policy[:-1]], [residuals, *space.value[:-1]]
-        self._back(self._policy, policy, space.by_hidden, by_head[:, : self._outputs])
-        self._back(self._value, value, space.by_hidden, by_values.unsqueeze(1))
+        by_outputs = by_head[:, : self._outputs], by_values.unsqueeze(1)
+        for layers, outputs, by_output in zip(self._trunks, space.outputs, by_outputs, strict=True):
+            self._back(layers, [residuals, *outputs[:-1]], space.by_hidden, by_output)
         if self._by_free is not None:
             torch.sum(by_head[:, self._outputs :], dim=0, out=self._by_free)
 
@@ -120,14 +118,13 @@ class _Workspace:
     Buffers of wide layers that are allocated for each minibatch are returned to the system and mapped again by page.
     """
 
-    def __init__(self, like: Tensor, policy: list[_Layer], value: list[_Layer], free: Tensor | None, rows: int) -> None:
-        bound = len(policy[-1].bias)
+    def __init__(self, like: Tensor, trunks: list[list[_Layer]], free: Tensor | None, rows: int) -> None:
+        bound = len(trunks[0][-1].bias)
         self.head = like.new_empty((rows, bound + (0 if free is None else len(free))))
         self.free = self.head[:, bound:]
         """The part of the head that is the same for all observations."""
-        self.policy = [*(like.new_empty((rows, len(layer.bias))) for layer in policy[:-1]), self.head[:, :bound]]
-        """The output of each linear layer; its activation overwrites it."""
-        self.value = [like.new_empty((rows, len(layer.bias))) for layer in value]
-        self.values = self.value[-1].squeeze(1)
-        self.by_hidden = [like.new_empty((rows, layer.weight.shape[1])) for layer in policy[1:]]
+        self.outputs = [[like.new_empty((rows, len(layer.bias))) for layer in layers] for layers in trunks]
+        """Of each linear layer of policy and value; its activation overwrites it."""
+        self.outputs[0][-1], self.values = self.head[:, :bound], self.outputs[1][-1].squeeze(1)
+        self.by_hidden = [like.new_empty((rows, layer.weight.shape[1])) for layer in trunks[0][1:]]
         """The loss's gradient of the input of each linear layer but the first; of one trunk at a time."""

@@ -106,8 +106,6 @@ def _cell(layers: Layers, features: int) -> Cell | None:
     if layers.memory == "none":
         return None
     cell = CELLS[layers.memory](features, layers.memory_size)
-    for weight in (cell.weight_ih, cell.weight_hh):
-        nn.init.orthogonal_(weight)
-    for bias in (cell.bias_ih, cell.bias_hh):
-        nn.init.zeros_(bias)
+    for name, parameter in cell.named_parameters():
+        (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(parameter)
     return cell

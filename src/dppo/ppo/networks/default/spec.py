@@ -1,4 +1,4 @@
-"""The built-in network of encoders, hidden layers and memory, as plain data."""
+"""The built-in networks as plain data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import distribution_of
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec, shapes_of_layers
 from dppo.spaces.spaces import Spaces
@@ -22,20 +20,16 @@ GATES = {"gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True)
-class EncoderSpec(NetworkSpec):
-    """`EncoderNetwork`. With memory, for a single array of numbers, it acts without torch."""
+class BuiltInSpec(NetworkSpec):
+    """Two MLPs for a single array of numbers, one for the policy and one for the value (details 13 and 26).
 
-    obs_shape: tuple[int, ...]
-    distribution: Distribution
+    `EncoderNetwork` for other observations, and where the layers are shared, are normalized or have memory. The free
+    part of the head, `log_std` of a Gaussian, is one parameter vector for all observations.
+    """
+
+    spaces: Spaces = field(compare=False, repr=False)
     layers: Layers
     dtype: str
-    spaces: Spaces = field(compare=False, repr=False)
-
-    @staticmethod
-    def of(spaces: Spaces, layers: Layers, dtype: str) -> EncoderSpec:
-        """Return the network for these spaces."""
-        distribution = distribution_of(spaces.actions, state_dependent_std=layers.state_dependent_std)
-        return EncoderSpec(spaces.obs.shape, distribution, layers, dtype, spaces)
 
     @property
     @override
@@ -43,12 +37,23 @@ class EncoderSpec(NetworkSpec):
         return self.layers.state_size
 
     @property
-    def acts_in_numpy(self) -> bool:
-        """Return whether an actor needs no torch: a memory behind plain hidden layers that read numbers."""
-        return self.layers.memory != "none" and self.spaces.is_vector and not self.layers.layer_norm
+    @override
+    def state_dependent_std(self) -> bool:
+        return self.layers.state_dependent_std
 
+    @cached_property
+    def acts_in_numpy(self) -> bool:
+        """Return whether an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
+        of = self.layers
+        return self.spaces.is_vector and not of.layer_norm and (of.memory != "none" or not of.shared)
+
+    @property
+    def is_mlp(self) -> bool:
+        """Return whether it is two MLPs, whose gradient is written by hand."""
+        return self.acts_in_numpy and self.layers.memory == "none"
+
+    @override
     def module(self, seed: int) -> nn.Module:
-        """Build the module on the CPU with weights drawn from `seed`; imports torch."""
         from dppo.ppo.networks.parameters import drawn
 
         return drawn(self._made, seed, self.dtype)
@@ -69,18 +74,26 @@ class EncoderSpec(NetworkSpec):
             with torch.device("meta"):  # allocates nothing: the layers may be too large
                 return shapes_of(self._made())
         layers, free = self.layers, self.distribution.free_size
-        units, gates = layers.memory_size, GATES[layers.memory] * layers.memory_size
-        shapes: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}
-        sizes = (math.prod(self.obs_shape), *layers.hidden_sizes)
+        log_std: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}
+        sizes = (math.prod(self.spaces.obs.shape), *layers.hidden_sizes)
+        last = {"policy": self.distribution.head_size - free, "value": 1}
+        if self.is_mlp:
+            of_policy, of_value = (shapes_of_layers(name, (*sizes, outputs)) for name, outputs in last.items())
+            return of_policy | of_value | log_std
+        units, gates, shapes = layers.memory_size, GATES[layers.memory] * layers.memory_size, log_std
         for trunk in layers.trunks:
             shapes |= shapes_of_layers(f"{trunk}body.hidden", sizes)
         for trunk in layers.trunks:
             shapes |= {f"{trunk}memory.weight_ih": (gates, sizes[-1]), f"{trunk}memory.weight_hh": (gates, units)}
             shapes |= {f"{trunk}memory.{name}": (gates,) for name in ("bias_ih", "bias_hh")}
-        for name, outputs in (("policy", self.distribution.head_size - free), ("value", 1)):
+        for name, outputs in last.items():
             shapes |= {f"{name}.weight": (outputs, units), f"{name}.bias": (outputs,)}
         return shapes
 
     @override
     def as_json(self) -> dict[str, Any]:
-        return {"layers": asdict(self.layers), "dtype": self.dtype}
+        of = self.layers
+        if not self.is_mlp:
+            return {"layers": asdict(of), "dtype": self.dtype}
+        described = {"hidden_sizes": list(of.hidden_sizes), "activation": of.activation, "dtype": self.dtype}
+        return described | {"state_dependent_std": True} if of.state_dependent_std else described
