@@ -105,7 +105,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
         axis.set_xlim(left=0)
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
-    _save(figure, path)
+    save(figure, path)
 
 
 def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
@@ -141,13 +141,13 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
     figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, 125)), color=GREY, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Write the picture aside and rename it, so that nothing is written through a link of that name."""
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG or SVG aside and rename it, so that nothing is written through a link of that name."""
     png = BytesIO()
-    figure.savefig(png, format="png")
+    figure.savefig(png, format=path.suffix.removeprefix(".") or "png")
     write_file(path, png.getvalue())
 
 
