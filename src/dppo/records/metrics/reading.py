@@ -70,6 +70,14 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
         yield from file.read(LONGEST).splitlines(keepends=True)[1:]
 
 
+def last_row(run: Path) -> dict[str, float]:
+    """Return the last row of a run, reading only the end of the file; {} if there is none."""
+    with suppress(OSError), os.fdopen(open_file(run / FILE), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST))
+        return next((row for _, row in reversed(list(parsed(file.read(LONGEST)))) if row is not None), {})
+    return {}
+
+
 def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
     """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
     for line in data.splitlines(keepends=True):
