@@ -13,26 +13,8 @@ import numpy as np
 from dppo.errors import printable
 from dppo.records.plots import short
 
-BINS, WIDE_BINS = 240, 80  # points of a line, and of areas; each is the mean of as many rows as it takes
-MOST_MARKS = 60
-LARGEST = 1e30
-Bars = Mapping[str, Sequence[tuple[float, float, str]]]
-
-
-class Mark(NamedTuple):
-    """A vertical line at `x`, of a kind that style sheet and legend know."""
-
-    x: float
-    kind: str
-    text: str
-
-
-class Series(NamedTuple):
-    """Values with a spread around them; without `low` and `high`, that of neighboring rows is drawn."""
-
-    y: np.ndarray
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
+LINE, AREA, FEW = 240, 80, 20  # points, each the mean of neighboring rows; fewer are drawn as dots, too
+MOST_MARKS, LARGEST = 60, 1e30
 
 
 class Axis(NamedTuple):
@@ -41,16 +23,17 @@ class Axis(NamedTuple):
     low: float
     high: float
 
-    def percent(self, values: np.ndarray) -> np.ndarray:
+    def percent(self, values: float | np.ndarray) -> np.ndarray:
         """Return places along the axis."""
         return np.asarray(100 * (values - self.low) / (self.high - self.low))
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Yield place and label of some round numbers."""
-        step = 10.0 ** math.ceil(math.log10((self.high - self.low) / 2))
-        step *= next(part for part in (0.1, 0.2, 0.25, 0.5, 1) if (self.high - self.low) / (part * step) < 6)
+        span = self.high - self.low
+        step = 10.0 ** math.ceil(math.log10(span / 2))
+        step *= next(part for part in (0.1, 0.2, 0.25, 0.5, 1) if span / (part * step) < 6)
         for count in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1):
-            yield float(self.percent(np.array(count * step))), short(float(f"{count * step:.6g}"), 0)
+            yield float(self.percent(count * step)), short(float(f"{count * step:.6g}"), 0)
 
 
 def text(value: object) -> str:
@@ -59,93 +42,95 @@ def text(value: object) -> str:
 
 
 def chart(
-    title: str, x: np.ndarray, series: Series, x_label: str, *, name: str = "last", marks: Sequence[Mark] = ()
+    title: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    label: str,
+    *,
+    name: str = "last",
+    marks: Sequence[tuple[float, str, str]] = (),
 ) -> str:
-    """Return a figure of a line with its spread and the last value under its `name`; "" without any finite value."""
-    px, mean, low, high = _binned(x, series, BINS)
+    """Return a figure of a line with its spread and its last value; "" if none is finite.
+
+    Args:
+        y: [3, n]: values, and the ends of the spread around them.
+        marks: vertical lines: place, kind as in the style sheet, text.
+    """
+    px, mean, low, high = _binned(np.array([x, *y]), LINE)
     if not len(px):
         return ""
-    across, up = _axis(px, 0.0), _axis(np.concatenate([low, high]), 0.05)
-    at, y, dots = across.percent(px), 100 - up.percent(np.array([mean, low, high])), len(px) < 20
-    paths = [_mark(mark, across) for mark in marks[:MOST_MARKS]]
-    paths.append(f'<path class="band f0" d="{_path(at, y[1])}L{_path(at[::-1], y[2][::-1])[1:]}Z"/>')
-    paths.append(f'<path class="line s0{" few" * dots}" d="{_path(at, y[0], dots=dots)}"/>')
-    return _figure(title, {name: f"{mean[-1]:.4g}"}, paths, across, x_label, up=up)
+    across, up, dots = _axis(px, 0.0), _axis(np.concatenate([low, high]), 0.05), len(px) < FEW
+    at, (line, bottom, top) = across.percent(px), 100 - up.percent(np.array([mean, low, high]))
+    inside = "".join(
+        f'<path class="mark {kind}" d="M{across.percent(place):.2f} 0V100"><title>{text(said)}</title></path>'
+        for place, kind, said in marks[:MOST_MARKS]
+    )
+    inside += f'<path class="band f0" d="{_area(at, bottom, top)}"/>'
+    inside += f'<path class="line{" few" * dots}" d="{_line(at, line, dots=dots)}"/>'
+    return _figure(title, {name: f"{mean[-1]:.4g}"}, inside, across, label, list(up.ticks()))
 
 
-def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], x_label: str) -> str:
+def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
     """Return a figure of parts that add up to 1, on top of each other; "" without any."""
-    drawn = [_binned(x, Series(np.nan_to_num(y)), WIDE_BINS) for y in parts.values()]
-    if not drawn or not drawn[0].size:
+    px, *heights = _binned(np.nan_to_num(np.array([x, *parts.values()])), AREA, spread=False)
+    if not len(px) or not heights:
         return ""
-    across, tops = _axis(drawn[0][0], 0.0), np.clip(np.cumsum([bins[1] for bins in drawn], axis=0), 0, 1)
-    at, y = across.percent(drawn[0][0]), 100 * (1 - np.vstack([np.zeros(tops.shape[1]), tops]))
-    paths = [
-        f'<path class="f{color}" d="{_path(at, y[color])}L{_path(at[::-1], y[color + 1][::-1])[1:]}Z"/>'
-        for color in range(len(drawn))
-    ]
-    mean = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
-    return _figure(title, mean, paths, across, x_label, up=Axis(0, 1))
+    across, edges = _axis(px, 0.0), 100 * (1 - np.clip(np.cumsum([0 * px, *heights], axis=0), 0, 1))
+    at, shares = across.percent(px), {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
+    areas = (f'<path class="f{one}" d="{_area(at, *edges[one : one + 2])}"/>' for one in range(len(heights)))
+    return _figure(title, shares, "".join(areas), across, label, list(Axis(0, 1).ticks()))
 
 
-def lanes(title: str, rows: Bars, unit: float, x_label: str) -> str:
-    """Return a figure with a lane for each of `rows`: bars from and to a time in seconds, with the words about each."""
-    across, bars = _axis(np.array([0.0, *(bar[1] / unit for bars in rows.values() for bar in bars)]), 0.0), []
-    for lane, of_lane in enumerate(rows.values()):
-        for turn, (begin, end, said) in enumerate(of_lane):
-            left, right = across.percent(np.array([begin, end]) / unit)
-            bars.append(
-                f'<rect class="f{turn % 2}" x="{left:.2f}" y="{100 * (lane + 0.2) / len(rows):.3f}" '
-                f'width="{max(0.4, right - left - 0.1):.2f}" height="{60 / len(rows):.3f}"><title>{text(said)}</title>'
-                "</rect>"
-            )
-    labels = [((lane + 0.5) * 100 / len(rows), name) for lane, name in enumerate(rows)]
-    return _figure(title, {}, bars, across, x_label, lanes=labels)
+def lanes(title: str, rows: Mapping[str, Sequence[tuple[float, float, str]]], label: str) -> str:
+    """Return a figure with a lane for each of `rows`, which holds bars: begin, end, and a text about each."""
+    across, height = _axis(np.array([0.0, *(bar[1] for bars in rows.values() for bar in bars)]), 0.0), 100 / len(rows)
+    inside = "".join(
+        f'<rect class="f{turn % 2}" x="{across.percent(begin):.2f}" y="{(lane + 0.2) * height:.3f}" '
+        f'width="{max(0.4, across.percent(end) - across.percent(begin) - 0.1):.2f}" height="{0.6 * height:.3f}">'
+        f"<title>{text(said)}</title></rect>"
+        for lane, bars in enumerate(rows.values())
+        for turn, (begin, end, said) in enumerate(bars)
+    )
+    names = [(100 - (lane + 0.5) * height, name) for lane, name in enumerate(rows)]
+    return _figure(title, {}, inside, across, label, names, height=22 * len(rows))
 
 
 def _figure(
     title: str,
-    legend: Mapping[str, str],
-    inside: Sequence[str],
+    keys: Mapping[str, str],
+    inside: str,
     across: Axis,
-    x_label: str,
+    label: str,
+    up: Sequence[tuple[float, str]],
     *,
-    up: Axis | None = None,
-    lanes: Sequence[tuple[float, str]] = (),
+    height: int = 0,
 ) -> str:
-    ticks, levels = list(across.ticks()), [(100 - at, label) for at, label in (() if up is None else up.ticks())]
-    keys = "".join(
-        f'<span class="k{i}">{text(name)} <b>{value}</b></span>' for i, (name, value) in enumerate(legend.items())
-    )
-    grid = "".join(f'<line x1="{at:.2f}%" x2="{at:.2f}%" y2="100%"/>' for at, _ in ticks)
-    grid += "".join(f'<line x2="100%" y1="{at:.2f}%" y2="{at:.2f}%"/>' for at, _ in levels)
-    grid += "".join(
-        f'<text x="{at:.2f}%" y="100%" dy="1.3em" class="middle">{text(label)}</text>' for at, label in ticks
-    )
-    grid += "".join(
-        f'<text x="-0.5em" y="{at:.2f}%" dy="0.35em" class="end">{text(label)}</text>'
-        for at, label in (*levels, *lanes)
-    )
-    height = f' height="{22 * len(lanes)}"' if lanes else ""
+    legend = "".join(f'<span class="k{one}">{text(key)} <b>{keys[key]}</b></span>' for one, key in enumerate(keys))
+    grid = ""
+    for at, said in across.ticks():
+        grid += f'<line x1="{at:.2f}%" x2="{at:.2f}%" y2="100%"/>'
+        grid += f'<text x="{at:.2f}%" y="100%" dy="1.3em">{text(said)}</text>'
+    for at, said in up:
+        grid += f'<line x2="100%" y1="{100 - at:.2f}%" y2="{100 - at:.2f}%"/>' if not height else ""
+        grid += f'<text class="end" x="-0.5em" y="{100 - at:.2f}%" dy="0.35em">{text(said)}</text>'
+    kind, size = (" class=lanes", f' height="{height}"') if height else ("", "")
     return (
-        f'<figure{" class=lanes" if lanes else ""}><figcaption>{text(title)}</figcaption><p class="legend">{keys}</p>'
-        f'<svg class="plot"{height} role="img" aria-label="{text(title)}"><g class="grid">{grid}</g><svg '
-        f'viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(inside)}</svg></svg><p class="unit">{x_label}</p>'
-        "</figure>"
+        f'<figure{kind}><figcaption>{text(title)}</figcaption><p class="legend">{legend}</p><svg class="plot"{size} '
+        f'role="img" aria-label="{text(title)}"><g>{grid}</g><svg viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f'{inside}</svg></svg><p class="unit">{text(label)}</p></figure>'
     )
 
 
-def _binned(x: np.ndarray, series: Series, most: int) -> np.ndarray:
-    """Return [4, n <= most]: x, mean, low and high of groups of neighbors with finite values."""
-    known = np.flatnonzero(np.isfinite(x) & np.isfinite(series.y))
-    if not len(known):
-        return np.zeros((4, 0))
-    starts = np.unique(np.linspace(0, len(known), min(most, len(known)), endpoint=False).astype(np.int64))
-    each = (series.y if one is None else np.where(np.isfinite(one), one, series.y) for one in series)
-    of = np.clip([x, *each], -LARGEST, LARGEST)[:, known]
-    means = np.add.reduceat(of, starts, axis=1) / np.diff(starts, append=len(known))
-    if series.low is None:
-        means[2:] = np.minimum.reduceat(of[2], starts), np.maximum.reduceat(of[3], starts)
+def _binned(rows: np.ndarray, most: int, *, spread: bool = True) -> np.ndarray:
+    """Return [k, n <= most] of [k, m]: means of neighboring finite columns; of `spread`, the lowest and highest."""
+    rows = np.clip(rows[:, np.isfinite(rows).all(axis=0)], -LARGEST, LARGEST)
+    count = rows.shape[1]
+    if not count:
+        return rows
+    starts = np.unique(np.linspace(0, count, min(most, count), endpoint=False).astype(np.int64))
+    means = np.add.reduceat(rows, starts, axis=1) / np.diff(starts, append=count)
+    if spread:
+        means[2:] = np.minimum.reduceat(rows[2], starts), np.maximum.reduceat(rows[3], starts)
     return np.asarray(means)
 
 
@@ -158,12 +143,11 @@ def _axis(values: np.ndarray, margin: float) -> Axis:
     return Axis(low - more * (low != 0), high + more)
 
 
-def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
-    """Return a line; with `dots`, its points too, as lines without a length, which have round ends."""
+def _line(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
+    """Return a path; with `dots`, its points too, as lines without a length, which have round ends."""
     points = [f"{a:.2f} {b:.2f}" for a, b in zip(x, y, strict=True)]
     return f"M{'L'.join(points)}{''.join(f'M{one}h0' for one in points) if dots else ''}"
 
 
-def _mark(mark: Mark, across: Axis) -> str:
-    at = float(across.percent(np.array(mark.x)))
-    return f'<path class="mark {mark.kind}" d="M{at:.2f} 0V100"><title>{text(mark.text)}</title></path>'
+def _area(x: np.ndarray, bottom: np.ndarray, top: np.ndarray) -> str:
+    return f"{_line(x, bottom)}L{_line(x[::-1], top[::-1])[1:]}Z"

@@ -3,9 +3,10 @@
 import base64
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,24 @@ from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted
 from dppo.records.plots import joined_times, time_unit
-from dppo.records.report.charts import Mark, Series, chart, lanes, stacked, text
+from dppo.records.report.charts import chart, lanes, stacked, text
 from dppo.records.terminal.view import PHASES, duration, number
 
 Row = Mapping[str, float]
-MOST_CHARTS, MOST_LANES = 40, 64
-NAMES = ("environments", "policy", "waiting", "sync", "update", "other")
-RETURN = "charts/episodic_return"
-LOSSES = ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy", "explained_variance", "grad_norm")
-STEPS = "env steps"
-OTHERS = {
-    "length of an episode": "charts/episodic_length",
-    "success rate": "charts/success_rate",
-    "learning rate": "charts/learning_rate",
+MOST, MOST_LANES = 40, 64  # charts of one kind; actors
+STEPS, RETURN, LOSSES = "env steps", "charts/episodic_return", "losses/"
+ENDS = ("_std", "_min", "_max")  # of keys with the spread of another
+SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
+    "Evaluation": ("eval/",),
+    "Reported by the environment": ("info/",),
+    "Losses and policy": (
+        *(f"losses/{name}" for name in ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy")),
+        *("losses/explained_variance", "losses/grad_norm", "charts/learning_rate"),
+        *("charts/episodic_length", "charts/success_rate"),
+    ),
+    "Where the time goes": ("perf/iteration_s", "charts/SPS_iteration", "actors/"),
 }
-SPEED = {"seconds of an iteration": "perf/iteration_s", "env steps / s": "charts/SPS_iteration"}
-OF_ACTORS = {"actors alive": "actors/alive", "memory of the largest actor, GB": "actors/memory_gb"}
+TIMES = dict(zip(PHASES, ("environments", "policy", "waiting", "sync", "update", "other"), strict=True))
 KINDS = {
     "actor": "actor lost or replaced",
     "env": "fault of an environment",
@@ -43,7 +46,6 @@ KINDS = {
 class Facts:
     """All that a page shows of a run."""
 
-    run: Path
     config: Config
     rows: Sequence[Row]
     """Of metrics.jsonl, perhaps a sample."""
@@ -53,148 +55,112 @@ class Facts:
     """Severity and text, by `dppo doctor RUN`."""
     incidents: Sequence[Mapping[str, Any]]
     actors: Mapping[str, Sequence[tuple[float, float, str]]]
-    """Lifetimes of processes by actor: begin and end in seconds since the first, and how it ended."""
+    """Processes of each actor: begin and end in seconds since the first, and how it ended."""
     versions: Mapping[str, Any]
     command: str
 
 
 def page(facts: Facts) -> str:
     """Return the page. All text in it is escaped, and its policy allows nothing but its own style sheet."""
-    css = Path(__file__).with_name("report.css").read_text(encoding="utf8")
+    css, template = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf8") for kind in ("css", "html"))
     allowed = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    title = f"{facts.config.env_name}, seed {facts.config.seed}"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'\">"
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><meta name="referrer" content="no-referrer"><title>{text(title)}</title>'
-        f"<style>{css}</style></head>\n<body><h1>{text(title)}</h1>\n{''.join(_sections(facts))}</body></html>\n"
-    )
+    title = text(f"{facts.config.env_name}, seed {facts.config.seed}")
+    return Template(template).substitute(title=title, css=css, allowed=allowed, body="\n".join(_sections(facts)))
 
 
 def _sections(facts: Facts) -> Iterator[str]:
-    yield _summary(facts)
-    if facts.rows:
-        yield from _charts(facts)
-    else:
-        yield "<p>No iteration has finished yet: there is nothing to draw.</p>"
-    if facts.findings:
-        found = "".join(f'<li class="{text(kind)}">{text(said)}</li>' for kind, said in facts.findings)
-        yield f"<h2>Diagnosis</h2><ul>{found}</ul>"
-    yield from _incidents(facts)
-    yield from _settings(facts)
+    tiles = "".join(f"<div><dt>{key}</dt><dd>{text(value)}</dd></div>" for key, value in _tiles(facts).items())
+    yield f"<dl>{tiles}</dl>"
+    yield from _charts(facts) if facts.rows else ["<p>No iteration has finished yet: there is nothing to draw.</p>"]
+    found = "".join(f'<li class="{text(kind)}">{text(said)}</li>' for kind, said in facts.findings)
+    yield f"<h2>Diagnosis</h2><ul>{found}</ul>" if found else ""
+    row, keys = facts.rows[-1] if facts.rows else {}, ("number", "time", "kind", "message")
+    counts = [(key.partition("/")[2], f"{row[key]:g}") for key in row if key.startswith(("incidents/", "faults/"))]
+    if counts or facts.incidents:
+        folders = [[one.get(key, "") for key in keys] for one in facts.incidents]
+        yield f"<h2>Incidents</h2>{_table(counts[:100])}{_table(folders, keys)}"
+    values = {name: plain(getattr(facts.config, name)) for name in settings_by_name() if name != "env_id"}
+    own = [(name, value, plain(default_of(name))) for name, value in values.items() if value != plain(default_of(name))]
+    yield f"<h2>Settings</h2>{_table(own, ('setting', 'value', 'default'))}"
+    rest = [(name, value) for name, value in values.items() if value == plain(default_of(name))]
+    yield f"<details><summary>{counted(len(rest), 'setting')} with their defaults</summary>{_table(rest)}</details>"
     yield f"<h2>Reproduce it</h2><pre>{text(facts.command)}</pre>{_table(facts.versions.items())}"
 
 
-def _summary(facts: Facts) -> str:
+def _tiles(facts: Facts) -> dict[str, str]:
     row, of = facts.rows[-1] if facts.rows else {}, facts.config
-    total, steps = of.iterations * of.batch_size, row.get("global_step", 0)
     best = max((one[RETURN] for one in facts.rows if math.isfinite(one.get(RETURN, math.nan))), default=math.nan)
     times = joined_times([one.get("time/training_s", 0.0) for one in facts.rows])
-    tiles = {
+    return {
         "state": facts.state,
-        "env steps": f"{steps:,.0f} of {total:,}",
+        "env steps": f"{row.get('global_step', 0):,.0f} of {of.iterations * of.batch_size:,}",
         "episodes": number(row.get("charts/episodes"), 0),
         "return, last 100": number(row.get(RETURN)),
         "best return": number(best),
         "training": duration(float(times[-1]) if len(times) else math.nan),
-        "env steps / s": number(row.get("charts/SPS"), 0 if row.get("charts/SPS", 0) >= 10 else None),
+        "env steps / s": number(row.get("charts/SPS")),
         "actors": number(row.get("actors/alive"), 0) if of.num_actors else "in process",
-        "incidents": f"{sum(value for key, value in row.items() if key.startswith('incidents/')):,.0f}",
+        "incidents": f"{sum(row[key] for key in row if key.startswith('incidents/')):,.0f}",
     }
-    return (
-        f"<dl>{''.join(f'<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>' for key, value in tiles.items())}</dl>"
-    )
 
 
 def _charts(facts: Facts) -> Iterator[str]:
-    rows = facts.rows
-    of = {key: np.array([row.get(key, math.nan) for row in rows]) for key in _keys(rows)}
-    steps, seconds = of["global_step"], joined_times(np.nan_to_num(of.get("time/training_s", np.zeros(len(rows)))))
+    keys = list(dict.fromkeys(key for row in facts.rows for key in list(row)[:300]))[:1000]  # of a million, perhaps
+    of = {key: np.array([row.get(key, math.nan) for row in facts.rows]) for key in ("global_step", *keys)}
+    steps, seconds = of["global_step"], joined_times(np.nan_to_num(of.get("time/training_s", 0 * of["global_step"])))
     scale, unit = time_unit(seconds)
-
-    def small(named: Mapping[str, str]) -> list[str]:
-        return [chart(name, steps, _with_spread(of, key), STEPS) for name, key in named.items() if key in of]
-
-    axes, last = ((steps, STEPS), (seconds / scale, f"training time ({unit})")), "mean of the last 100"
-    returns = _with_spread(of, RETURN)
-    both = [chart("Episode return", x, returns, label, name=last, marks=marks(rows, x)) for x, label in axes]
-    seen = [kind for kind in KINDS if any(f'"mark {kind}"' in one for one in both)]
-    legend = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in seen)
-    yield _group("Learning", both, legend) if any(both) else "<p>No episode has finished yet.</p>"
-    for title, prefix in (("Evaluation", "eval/"), ("Reported by the environment", "info/")):
-        keys = [key for key in of if key.startswith(prefix) and not key.endswith(("_std", "_min", "_max"))]
-        yield _group(title, small({key.removeprefix(prefix): key for key in keys[:MOST_CHARTS]}))
-    yield _group("Losses and policy", small({name: f"losses/{name}" for name in LOSSES} | OTHERS))
-    parts = {name: of[f"perf/{key}_frac"] for name, key in zip(NAMES, PHASES, strict=True) if f"perf/{key}_frac" in of}
-    spent = small(SPEED | (OF_ACTORS if facts.config.num_actors else {}))
-    yield _group("Where the time goes", [stacked("share of each iteration", steps, parts, STEPS), *spent])
+    both = [
+        chart(
+            "Episode return",
+            x,
+            _with_spread(of, RETURN),
+            label,
+            name="mean of the last 100",
+            marks=marks(facts.rows, x),
+        )
+        for x, label in ((steps, STEPS), (seconds / scale, f"training time ({unit})"))
+        if RETURN in of
+    ]
+    seen = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in KINDS if f'"mark {kind}"' in "".join(both))
+    yield _group("Learning", both, seen) if any(both) else "<p>No episode has finished yet.</p>"
+    parts = {TIMES[name]: of[f"perf/{name}_frac"] for name in PHASES if f"perf/{name}_frac" in of}
+    for title, prefixes in SECTIONS.items():
+        named = [key for prefix in prefixes for key in of if key.startswith(prefix) and not key.endswith(ENDS)]
+        shares = [stacked("share of each iteration", steps, parts, STEPS)] if title.startswith("Where") else []
+        yield _group(title, shares + [chart(key, steps, _with_spread(of, key), STEPS) for key in named[:MOST]])
     if facts.actors:
         shown = dict(list(facts.actors.items())[:MOST_LANES])
-        scale, unit = time_unit(np.array([bar[1] for bars in shown.values() for bar in bars]))
-        more = f", the first {MOST_LANES} of {len(facts.actors)}" if len(facts.actors) > MOST_LANES else ""
-        since = f"time since the first began ({unit})"
-        yield _group("Actors", [lanes(f"processes of each actor{more}", shown, scale, since)])
+        of_actors = f"processes of {len(shown)} of {counted(len(facts.actors), 'actor')}"
+        yield _group("Actors", [lanes(of_actors, shown, "seconds since the first began")])
 
 
-def _keys(rows: Sequence[Row]) -> list[str]:
-    """Return the keys of all rows, in the order of their first appearance; not all of a million."""
-    return list(dict.fromkeys(key for row in rows for key in list(row)[:300]))[:1000]
+def _with_spread(of: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    """Return [3, n]: a mean, and it less and plus its deviation, or its lowest and highest value, where these exist."""
+    y, stem = of[key], key.removesuffix("_mean")
+    deviation = of.get(f"{stem}_std", 0 * y)
+    ends = of.get(f"{stem}_min", y - deviation), of.get(f"{stem}_max", y + deviation)
+    return np.array([y, *(np.where(np.isfinite(end), end, y) for end in ends)])
 
 
-def _with_spread(of: Mapping[str, np.ndarray], key: str) -> Series:
-    """Return a mean with its deviation, or its lowest and highest value, if there are such keys beside it."""
-    y, stem = of.get(key, np.zeros(0)), key.removesuffix("_mean")
-    if f"{stem}_std" in of:
-        return Series(y, y - of[f"{stem}_std"], y + of[f"{stem}_std"])
-    low, high = of.get(f"{stem}_min"), of.get(f"{stem}_max")
-    return Series(y) if low is None or high is None else Series(y, low, high)
-
-
-def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:
-    """Return where the run was resumed, and where each kind of incident was counted."""
+def marks(rows: Sequence[Row], x: np.ndarray) -> list[tuple[float, str, str]]:
+    """Return where the run was resumed, and where each kind of incident was counted: place, kind and text."""
     found = []
     for before, row, at in zip(rows[:-1], rows[1:], x[1:].tolist(), strict=True):
         if row.get("time/training_s", 0) < before.get("time/training_s", 0):
-            found.append(Mark(at, "resume", f"resumed before step {row['global_step']:,.0f}"))
-        for key in row:
-            if key.startswith("incidents/") and (new := row[key] - before.get(key, 0)) > 0:
-                name = key.removeprefix("incidents/")
-                kind = next(
-                    (one for one in ("actor", "env") if name.startswith(one) or (one, name) == ("env", "bad_step")),
-                    "other",
-                )
-                found.append(Mark(at, kind, f"{new:g} x {name}, at step {row['global_step']:,.0f}"))
+            found.append((at, "resume", f"resumed before step {row['global_step']:,.0f}"))
+        for key in (key for key in row if key.startswith("incidents/") and row[key] > before.get(key, 0)):
+            name = key.removeprefix("incidents/").replace("bad_step", "env_bad_step")
+            kind = next((kind for kind in KINDS if name.startswith(kind)), "other")
+            found.append((at, kind, f"{name}, before step {row['global_step']:,.0f}"))
     return found
 
 
 def _group(title: str, figures: Sequence[str], legend: str = "") -> str:
-    shown = "".join(figures)
     keys = f'<p class="legend">{legend}</p>' if legend else ""
-    return f"<h2>{title}</h2>{keys}<section>{shown}</section>\n" if shown else ""
+    return f"<h2>{title}</h2>{keys}<section>{''.join(figures)}</section>" if any(figures) else ""
 
 
-def _table(rows: Any, names: Sequence[str] = ()) -> str:
-    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>" if names else ""
+def _table(rows: Iterable[Sequence[object]], names: Sequence[str] = ()) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>" if names else ""
     return f'<div class="wide"><table>{head}{body}</table></div>' if body else ""
-
-
-def _incidents(facts: Facts) -> Iterator[str]:
-    row = facts.rows[-1] if facts.rows else {}
-    counts = [
-        (key.partition("/")[2], f"{value:g}") for key, value in row.items() if key.startswith(("incidents/", "faults/"))
-    ]
-    if counts or facts.incidents:
-        yield f"<h2>Incidents</h2>{_table(counts[:100])}"
-        keys = ("number", "time", "kind", "message")
-        yield _table([[one.get(key, "") for key in keys] for one in facts.incidents], keys)
-
-
-def _settings(facts: Facts) -> Iterator[str]:
-    values = {name: plain(getattr(facts.config, name)) for name in settings_by_name()}
-    own = {name: value for name, value in values.items() if value != plain(default_of(name)) or name == "env_id"}
-    rows = [(name, value, "" if name == "env_id" else plain(default_of(name))) for name, value in own.items()]
-    yield f"<h2>Settings</h2>{_table(rows, ('setting', 'value', 'default'))}"
-    rest = [(name, value) for name, value in values.items() if name not in own]
-    yield f"<details><summary>{counted(len(rest), 'setting')} with their defaults</summary>{_table(rest)}</details>"
