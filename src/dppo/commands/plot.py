@@ -6,7 +6,7 @@ from pathlib import Path
 from dppo.commands.flags import Parser, UsageError, asks_for_help
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.records.files.disk import cause, remedy
-from dppo.records.together import Group, draw_together, grouped_by_settings, interval, read_curve, run_folders
+from dppo.records.together import draw_together, grouped_by_settings, interval, read_one, run_folders
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -18,7 +18,7 @@ KINDS = (".png", ".svg")
 
 
 def main(argv: list[str]) -> int:
-    """Draw the picture, and print the last value of each group with its interval; return the exit code."""
+    """Draw the picture, and print the mean of each group with an interval; return the exit code."""
     parser = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION)
     parser.add_argument("--over", choices=["steps", "time"], help="Horizontal axis. (default: steps)")
     parser.add_argument("--metric", metavar="KEY", help=f"A key of metrics.jsonl. (default: {RETURN})")
@@ -38,23 +38,19 @@ def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RET
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
-    read = {run: read_curve(run, metric) for run in run_folders(runs)}
-    for run in (run for run, curve in read.items() if not len(curve.values)):
-        yield f"{run}: has no value of {metric} yet, and is left out"
-    groups = grouped_by_settings([curve for curve in read.values() if len(curve.values)])
+    read = {run: read_one(run, metric) for run in run_folders(runs)}
+    yield from (f"{run}: has no {metric} yet, and is left out" for run, one in read.items() if not len(one.values))
+    groups = grouped_by_settings([one for one in read.values() if len(one.values)])
     if not groups:
         raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(read), 'run')}.")
-    environments = dict.fromkeys(str(curve.settings.get("env_id")) for group in groups for curve in group.curves)
+    environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
+    drawn = "mean return of the last 100 episodes" if metric == RETURN else metric
     try:
-        draw_together(groups, out, printable(", ".join(environments))[:90], metric, over_time=over == "time")
+        draw_together(groups, out, printable(environments)[:80], printable(drawn), over_time=over == "time")
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be written: {cause(error)} {remedy(error)}") from None
-    yield from map(summary, groups)
+    for group in groups:
+        mean, low, high = interval([group.last()])
+        several = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
+        yield f"{group}: {mean:.4g}{several}"
     yield f"Picture: {out}"
-
-
-def summary(group: Group) -> str:
-    """Return one line: the mean of the last values, with an interval if there are several runs."""
-    several = len(group.last) > 1
-    shown = str(interval([group.last])) if several else f"{group.last[0]:.4g}"
-    return f"{group.label}, {counted(len(group.last), 'seed')}: {'mean ' * several}{shown}"

@@ -3,17 +3,16 @@
 import ctypes
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import psutil
 import yaml
 from rich.console import Console
@@ -32,12 +31,12 @@ from dppo.records.files.disk import make_folder, write_file
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
-from dppo.records.together import grouped_by_settings, interval, read_curve
+from dppo.records.together import interval, read_one
 from dppo.signals import StopSignals
 
 RUN_MB = 600  # of memory, for a run in its own process
-POLL_S, PRINT_S = 0.25, 60.0  # between two looks; between two lines about a seed, where there is no terminal
-MOST_SEEDS = 1000
+LOOK_S, PRINT_S = 0.25, 60.0  # between two looks; between two lines about a seed, where there is no terminal
+MOST = 1000
 
 
 def seeds_of(words: str) -> list[int]:
@@ -47,67 +46,60 @@ def seeds_of(words: str) -> list[int]:
         if not (ends := re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part)):
             raise ConfigError(f"seeds={words}: {part!r} is not a seed. Use --seeds 1..5 or --seeds 1,3,7.")
         first, last = int(ends[1]), int(ends[2] or ends[1])
-        found += range(first, min(last, first + MOST_SEEDS) + 1)
-    if not 2 <= len(found) <= MOST_SEEDS or len(set(found)) < len(found):
-        fact = "names a seed twice" if len(set(found)) < len(found) else f"names {counted(len(found), 'seed')}"
-        raise ConfigError(f"seeds={words}: {fact}. Name 2 to {MOST_SEEDS:,} different ones: 1..5, or 1,3,7.")
+        found += range(first, min(last, first + MOST) + 1)
+    if not 2 <= len(set(found)) == len(found) <= MOST:
+        fact = f"names {counted(len(found), 'seed')}, {len(set(found)):,} of them different"
+        raise ConfigError(f"seeds={words}: {fact}. Name 2 to {MOST:,} different ones: 1..5, or 1,3,7.")
     return found
 
 
 @dataclass
 class Seed:
-    """A run of one seed."""
+    """A run of one seed, in the folder `run_dir` of its settings."""
 
     config: Config
     folder: Path
     state: str = "waiting"
     process: subprocess.Popen[bytes] | None = None
 
-    def line(self) -> str:
-        """Return its state and its progress."""
-        row, of = last_row(self.folder), self.config
-        total, steps = of.iterations * of.batch_size, row.get("global_step", 0)
-        left = (total - steps) / row["charts/SPS"] if row.get("charts/SPS") else float("nan")
-        ends = f", {duration(left)} left" if self.state == "running" else ""
-        reached = f"{steps / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}{ends}" if row else ""
-        return f"seed {of.seed:<4} {self.state:9} {reached}".rstrip()
-
     @property
-    def finished(self) -> bool:
-        """True if the last checkpoint of the run exists."""
-        return (self.folder / FOLDER / file_name(self.config.iterations)).exists()
-
-    def start(self, settings: Path) -> None:
-        """Train it in a process that ends, after saving, when this one does."""
-        words = ["--config", settings, "--preset", "none", "--seed", self.config.seed, "--run-dir", self.folder]
-        words = ["train", *words, "--resume", "auto", "--progress", "plain"]
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dppo", *map(str, words)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches it once, from here
-                preexec_fn=_ends_with_parent(),  # noqa: PLW1509  no thread runs here
-            )
-        self.state = "running"
-
-    @property
-    def output(self) -> Path:
+    def log(self) -> Path:
         """The file that its process prints to."""
         return self.folder.with_suffix(".log")
 
-    def look(self, *, stopping: bool) -> None:
+    def line(self) -> str:
+        """Return its state and its progress."""
+        row, total = last_row(self.folder), self.config.iterations * self.config.batch_size
+        if not row:
+            return f"seed {self.config.seed:<4} {self.state}"
+        share, left = row["global_step"] / total, (total - row["global_step"]) / (row.get("charts/SPS") or 1.0)
+        ends = f", {duration(left)} left" if self.state == "running" else ""
+        reached = f"{share:4.0%} of {total:,} steps, return {number(row.get(RETURN))}{ends}"
+        return f"seed {self.config.seed:<4} {self.state:8} {reached}"
+
+    def start(self, settings: Path) -> None:
+        """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
+        words = ["--config", settings, "--preset", "none", "--seed", self.config.seed, "--run-dir", self.folder]
+        prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dppo", "train", *map(str, words), "--resume", "auto", "--progress", "plain"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: prctl(1, signal.SIGTERM),  # noqa: PLW1509  PR_SET_PDEATHSIG; there are no threads
+            )
+        self.state = "running"
+
+    def look(self, stopped: signal.Signals | None) -> None:
         """Take note of its end."""
-        if self.process is not None and self.state == "running" and (code := self.process.poll()) is not None:
-            self.state = "done" if code == 0 else "stopped" if stopping else "failed"
+        if self.state == "running" and self.process is not None and (code := self.process.poll()) is not None:
+            self.state = "done" if code == 0 else "stopped" if stopped else f"failed (exit code {code})"
 
-
-def _ends_with_parent() -> Callable[[], Any] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    def last_line(self) -> str:
+        """Return the last line that its process has printed."""
+        return self.log.read_bytes()[-2000:].decode("utf8", "replace").strip().rpartition("\n")[2]
 
 
 def train_seeds(wanted: Arguments) -> int:
@@ -115,41 +107,31 @@ def train_seeds(wanted: Arguments) -> int:
 
     Raises a ConfigError before the first starts if a setting is invalid, or differs from that of a run that exists.
     """
-    settings, words, at_once = wanted.settings, str(wanted.seeds), wanted.seeds_at_once
-    runs, parent = _planned(settings, seeds_of(words))
-    number, why = _number_at_once(runs[0].config, len(runs)) if at_once is None else (at_once, "as you asked for")
-    if number < 1:
-        raise ConfigError(f"seeds_at_once={number}: must be at least 1. Leave it out.")
+    runs, parent = _planned(wanted)
+    at_once, why = _number_at_once(runs[0].config, wanted.seeds_at_once)
     make_folder(parent)
-    shared = parent / "settings.yaml"
-    write_file(shared, yaml.safe_dump(plain({k: v for k, v in settings.items() if k != "run_dir"})).encode())
-    console = Console(highlight=False, quiet=settings.get("progress") == "off")
-    together = f"{number} at a time" if number > 1 else "one after another"
-    for note in wanted.notes:
-        console.print(note, soft_wrap=True)
-    console.print(f"{counted(len(runs), 'seed')}, {together}, {why}. Folder: {parent}", soft_wrap=True)
-    received = _run(runs, number, shared, console)
-    finished = [run.folder for run in runs if run.state == "done"]
-    if received is None and finished:
-        for line in _aggregate(runs, parent):
-            console.print(line, soft_wrap=True, markup=False)
-    failed = [run for run in runs if run.state == "failed"]
+    shared = {name: value for name, value in wanted.settings.items() if name != "run_dir"}
+    write_file(parent / "settings.yaml", yaml.safe_dump(plain(shared)).encode())
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off")
+    together = "one after another" if at_once == 1 else f"{at_once} at a time"
+    console.print(*wanted.notes, f"{counted(len(runs), 'seed')}, {together}: {why}. Folder: {parent}", sep="\n")
+    received = _run(runs, at_once, parent / "settings.yaml", console)
+    failed = [run for run in runs if run.state.startswith("failed")]
     for run in failed:
-        code = "" if run.process is None else run.process.returncode
-        last = run.output.read_bytes()[-2000:].decode("utf8", "replace").strip().rpartition("\n")[2]
-        print(
-            printable(f"seed {run.config.seed} failed (exit code {code}): {last}\n  see {run.output}"), file=sys.stderr
-        )
+        print(printable(f"seed {run.config.seed} {run.state}: {run.last_line()}\n  see {run.log}"), file=sys.stderr)
     if received is not None or failed:
-        env = runs[0].config.env_name
-        again = shlex.join(["dppo", "train", env, "--seeds", words, "--run-dir", str(parent)])
-        print(f"Continue with the same flags: {again} ...", file=sys.stderr)
-    return 128 + received if received is not None else int(bool(failed))
+        print(f"The same command with --run-dir {parent} continues the seeds that have not finished.", file=sys.stderr)
+    if received is not None:
+        return 128 + received
+    for line in _aggregated([run for run in runs if run.state == "done"], parent):
+        console.print(printable(line))
+    return int(bool(failed))
 
 
-def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> tuple[list[Seed], Path]:
-    """Return the runs in their folders, those that have finished marked, and the folder around them."""
-    first = Config(**{**settings, "seed": seeds[0]})
+def _planned(wanted: Arguments) -> tuple[list[Seed], Path]:
+    """Return the runs, those that have finished marked, and the folder around them."""
+    seeds = seeds_of(str(wanted.seeds))
+    first = Config(**{**wanted.settings, "seed": seeds[0]})
     name = f"{as_file_name(first.env_name)}__{first.name}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
     parent = (first.run_dir or Path("runs") / name).absolute()
     if (parent / CONFIG).exists():
@@ -158,67 +140,70 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> tuple[list[Se
     for seed in seeds:
         folder = parent / f"seed_{seed}"
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
-        if run.finished:
-            changes_on_resume(settings_to_resume(folder), run.config, folder, run.config.iterations)
+        if (folder / FOLDER / file_name(first.iterations)).exists():
+            changes_on_resume(settings_to_resume(folder), run.config, folder, first.iterations)
             run.state = "done"
         runs.append(run)
     return runs, parent
 
 
-def _number_at_once(config: Config, most: int) -> tuple[int, str]:
-    """Return the number of runs at a time, and why."""
-    if config.num_actors or config.num_learners:
-        return 1, "because each uses Ray"
-    if config.device != "cpu":
-        return 1, "because each uses the GPU"
-    threads = max(config.learner_threads, 1)
-    cores, memory = usable_cores() // threads, psutil.virtual_memory().available // (RUN_MB * 2**20)
-    number = max(1, min(most, cores, memory))
-    return number, f"for {counted(usable_cores(), 'core')} and {memory * RUN_MB / 1000:.0f} GB of free memory"
+def _number_at_once(config: Config, asked: int | None) -> tuple[int, str]:
+    """Return how many run at the same time, and why."""
+    if asked is not None:
+        if asked < 1:
+            raise ConfigError(f"seeds_at_once={asked}: must be at least 1. Leave it out.")
+        return asked, "as asked for"
+    if config.num_actors or config.num_learners or config.device != "cpu":
+        return 1, "each uses Ray, or a GPU"
+    memory_mb = psutil.virtual_memory().available / 2**20
+    number = max(1, min(usable_cores() // max(1, config.learner_threads), int(memory_mb / RUN_MB)))
+    return number, f"{counted(usable_cores(), 'core')}, {memory_mb / 1024:.0f} GB of free memory"
 
 
-def _run(runs: Sequence[Seed], at_once: int, settings: Path, console: Console) -> int | None:
-    """Run all that have not finished, so many at a time; return the number of the signal that stopped them."""
+def _run(runs: Sequence[Seed], at_once: int, settings: Path, console: Console) -> signal.Signals | None:
+    """Run all that have not finished; return the signal that stopped them."""
     shown, printed = dict[int, str](), time.monotonic()
     with StopSignals() as stop, ExitStack() as stack:
-        live = None if not console.is_terminal else stack.enter_context(Live(console=console, auto_refresh=False))
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
         passed_on = False
         while True:
             for run in runs:
-                run.look(stopping=stop.received is not None)
+                run.look(stop.received)
             running = [run for run in runs if run.state == "running"]
             waiting = [run for run in runs if run.state == "waiting" and stop.received is None]
-            for run in waiting[: at_once - len(running)]:
-                run.start(settings)
             if stop.received is not None and not passed_on:
-                for run in running:
-                    assert run.process is not None
-                    run.process.send_signal(stop.received)
                 passed_on = True
+                for run in running:
+                    run.process.send_signal(stop.received) if run.process else None
+            for run in waiting[: max(0, at_once - len(running))]:
+                run.start(settings)
             due = time.monotonic() - printed > PRINT_S
             printed = time.monotonic() if due else printed
             if live is not None:
                 live.update(Text("\n".join(run.line() for run in runs)), refresh=True)
             for run in runs if live is None else ():
                 if shown.get(run.config.seed) != run.state or (due and run.state == "running"):
-                    console.print(run.line(), soft_wrap=True)
+                    console.print(run.line())
                     shown[run.config.seed] = run.state
             if not running and not waiting:
                 return stop.received
-            time.sleep(POLL_S)
+            time.sleep(LOOK_S)
 
 
-def _aggregate(runs: Sequence[Seed], parent: Path) -> list[str]:
+def _aggregated(finished: Sequence[Seed], parent: Path) -> list[str]:
     """Write seeds.png and seeds.json; return lines about the mean of the finished seeds, and its interval."""
-    finished = [run for run in runs if run.state == "done"]
-    curves = {run.config.seed: read_curve(run.folder, RETURN) for run in finished}
-    each = {seed: float(curve.values[-1]) for seed, curve in curves.items() if len(curve.values)}
-    if not each:
-        return ["No episode has finished in any of them."]
-    (group,) = grouped_by_settings([curve for curve in curves.values() if len(curve.values)])
-    found = interval([group.last])
-    states = {run.config.seed: run.state for run in runs}
-    result = {"env_id": runs[0].config.env_name, "metric": RETURN, "seeds": states, "last": each, "mean": found.value}
-    text = json.dumps(result | {"interval_95": [found.low, found.high]}, indent=1)
-    write_file(parent / "seeds.json", text.encode() + b"\n")
+    read = {run.config.seed: read_one(run.folder, RETURN) for run in finished}
+    last = {seed: float(one.values[-1]) for seed, one in read.items() if len(one.values)}
+    if not last:
+        return ["There is no episode to report."]
+    mean, low, high = interval([np.array(list(last.values()))])
+    found = {
+        "env_id": finished[0].config.env_name,
+        "metric": RETURN,
+        "last": last,
+        "mean": mean,
+        "low": low,
+        "high": high,
+    }
+    write_file(parent / "seeds.json", json.dumps(found, indent=1).encode() + b"\n")
     return [*plot([run.folder for run in finished], parent / "seeds.png"), f"Figures: {parent / 'seeds.json'}"]
