@@ -149,8 +149,8 @@ def marks(rows: Sequence[Row], x: np.ndarray) -> list[tuple[float, str, str]]:
         if row.get("time/training_s", 0) < before.get("time/training_s", 0):
             found.append((at, "resume", f"resumed before step {row['global_step']:,.0f}"))
         for key in (key for key in row if key.startswith("incidents/") and row[key] > before.get(key, 0)):
-            name = key.removeprefix("incidents/").replace("bad_step", "env_bad_step")
-            kind = next((kind for kind in KINDS if name.startswith(kind)), "other")
+            name = key.removeprefix("incidents/")
+            kind = "env" if name == "bad_step" else next((kind for kind in KINDS if name.startswith(kind)), "other")
             found.append((at, kind, f"{name}, before step {row['global_step']:,.0f}"))
     return found
 
