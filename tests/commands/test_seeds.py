@@ -125,7 +125,7 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
     assert [run.state for run in runs] == ["done", "done", "failed (exit code 1)", "done", "done"]
     said = capsys.readouterr().out.splitlines()
     assert [line for line in said if "seed 1 " in line] == ["seed 1    done"], "one line for each change"
-    assert len([line for line in said if "seed 3 " in line]) == 3, "waiting, running, failed"
+    assert len([line for line in said if "seed 4 " in line]) == 3, "waiting, running, done"
 
 
 @pytest.mark.slow

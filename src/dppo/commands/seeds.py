@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,7 +22,6 @@ from rich.text import Text
 
 from dppo.cluster.ray.capacity import usable_cores
 from dppo.commands.plot import RETURN, plot
-from dppo.commands.train import Arguments
 from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.resume import changes_on_resume
@@ -30,7 +30,8 @@ from dppo.records.files.checkpoint import FOLDER, file_name
 from dppo.records.files.disk import make_folder, write_file
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
-from dppo.records.terminal.view import duration, number
+from dppo.records.terminal.view import duration
+from dppo.records.terminal.view import number as figure
 from dppo.records.together import interval, read_one
 from dppo.signals import StopSignals
 
@@ -74,7 +75,7 @@ class Seed:
             return f"seed {self.config.seed:<4} {self.state}"
         share, left = row["global_step"] / total, (total - row["global_step"]) / (row.get("charts/SPS") or 1.0)
         ends = f", {duration(left)} left" if self.state == "running" else ""
-        reached = f"{share:4.0%} of {total:,} steps, return {number(row.get(RETURN))}{ends}"
+        reached = f"{share:4.0%} of {total:,} steps, return {figure(row.get(RETURN))}{ends}"
         return f"seed {self.config.seed:<4} {self.state:8} {reached}"
 
     def start(self, settings: Path) -> None:
@@ -102,20 +103,20 @@ class Seed:
         return self.log.read_bytes()[-2000:].decode("utf8", "replace").strip().rpartition("\n")[2]
 
 
-def train_seeds(wanted: Arguments) -> int:
-    """Train all seeds; return the exit code: 0, 1 if a seed failed, or 128 + n if signal n stopped them.
+def train_seeds(settings: Mapping[str, Any], words: str, at_once: int | None, notes: Sequence[str]) -> int:
+    """Train the seeds that `words` name; return the exit code: 0, 1 if one failed, or 128 + n if signal n stopped them.
 
     Raises a ConfigError before the first starts if a setting is invalid, or differs from that of a run that exists.
     """
-    runs, parent = _planned(wanted)
-    at_once, why = _number_at_once(runs[0].config, wanted.seeds_at_once)
+    runs, parent = _planned(settings, seeds_of(words))
+    number, why = _number_at_once(runs[0].config, at_once)
     make_folder(parent)
-    shared = {name: value for name, value in wanted.settings.items() if name != "run_dir"}
+    shared = {name: value for name, value in settings.items() if name != "run_dir"}
     write_file(parent / "settings.yaml", yaml.safe_dump(plain(shared)).encode())
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off")
-    together = "one after another" if at_once == 1 else f"{at_once} at a time"
-    console.print(*wanted.notes, f"{counted(len(runs), 'seed')}, {together}: {why}. Folder: {parent}", sep="\n")
-    received = _run(runs, at_once, parent / "settings.yaml", console)
+    together = "one after another" if number == 1 else f"{number} at a time"
+    console.print(*notes, f"{counted(len(runs), 'seed')}, {together}: {why}. Folder: {parent}", sep="\n")
+    received = _run(runs, number, parent / "settings.yaml", console)
     failed = [run for run in runs if run.state.startswith("failed")]
     for run in failed:
         print(printable(f"seed {run.config.seed} {run.state}: {run.last_line()}\n  see {run.log}"), file=sys.stderr)
@@ -128,10 +129,9 @@ def train_seeds(wanted: Arguments) -> int:
     return int(bool(failed))
 
 
-def _planned(wanted: Arguments) -> tuple[list[Seed], Path]:
+def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> tuple[list[Seed], Path]:
     """Return the runs, those that have finished marked, and the folder around them."""
-    seeds = seeds_of(str(wanted.seeds))
-    first = Config(**{**wanted.settings, "seed": seeds[0]})
+    first = Config(**{**settings, "seed": seeds[0]})
     name = f"{as_file_name(first.env_name)}__{first.name}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
     parent = (first.run_dir or Path("runs") / name).absolute()
     if (parent / CONFIG).exists():
