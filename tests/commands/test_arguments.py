@@ -139,7 +139,7 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytes
     assert groups == ["ENV_ID", "several seeds", "most used", "files, presets and earlier runs", *parts]
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert len(FIRST) == 10
-    assert flags[: len(FIRST) + len(EXTRA)] == [flag(name) for name in (*FIRST, *EXTRA)]
+    assert flags[: 2 + len(FIRST) + len(EXTRA)] == [flag(name) for name in ("seeds", "seeds_at_once", *FIRST, *EXTRA)]
     for words in ("CartPole-v1", "module:Name-v0", "module:factory"):
         assert words in text.partition("most used")[0]
 

@@ -64,7 +64,8 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
         yield file.readline(LONGEST)
         for number in range(MOST_ROWS):
             file.seek(size * number // MOST_ROWS)
-            file.readline(LONGEST)
+            if not file.readline(LONGEST).endswith(b"\n"):
+                break  # these are no rows of ours
             yield file.readline(LONGEST)
         file.seek(size - LONGEST)
         yield from file.read(LONGEST).splitlines(keepends=True)[1:]
