@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dppo.commands.flags import Parser, UsageError, asks_for_help
+from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.records.files.disk import cause, remedy
 from dppo.records.together import draw_together, grouped_by_settings, interval, read_one, run_folders
@@ -23,9 +23,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--over", choices=["steps", "time"], help="Horizontal axis. (default: steps)")
     parser.add_argument("--metric", metavar="KEY", help=f"A key of metrics.jsonl. (default: {RETURN})")
     parser.add_argument("--out", type=Path, metavar="FILE", help="A .png or .svg. (default: plot.png)")
-    if asks_for_help(argv):
-        parser.print_help()
-        return 0
     flags, words = parser.split(argv)
     if not words:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/a runs/b")

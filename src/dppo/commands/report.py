@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.doctor import of_run
-from dppo.commands.flags import Parser, UsageError, as_words, asks_for_help, one_word
+from dppo.commands.flags import Parser, UsageError, as_words, one_word
 from dppo.config import Config
 from dppo.config.files import versions_in
 from dppo.errors import ConfigError, DppoError, printable
@@ -35,9 +35,6 @@ def main(argv: list[str]) -> int:
     """Write the page; return the exit code."""
     parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION)
     parser.add_argument("--out", type=Path, metavar="FILE", help="The page. (default: RUN/report.html)")
-    if asks_for_help(argv):
-        parser.print_help()
-        return 0
     flags, words = parser.split(argv)
     if (word := one_word(words, "RUN", PROG)) is None:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/...")

@@ -103,13 +103,17 @@ class Seed:
         return self.log.read_bytes()[-2000:].decode("utf8", "replace").strip().rpartition("\n")[2]
 
 
-def train_seeds(settings: Mapping[str, Any], words: str, at_once: int | None, notes: Sequence[str]) -> int:
-    """Train the seeds that `words` name; return the exit code: 0, 1 if one failed, or 128 + n if signal n stopped them.
+def train_seeds(
+    settings: Mapping[str, Any], notes: Sequence[str], seeds: str | None = None, seeds_at_once: int | None = None
+) -> int:
+    """Train several seeds; return the exit code: 0, 1 if one failed, or 128 + n if signal n stopped them.
 
     Raises a ConfigError before the first starts if a setting is invalid, or differs from that of a run that exists.
     """
-    runs, parent = _planned(settings, seeds_of(words))
-    number, why = _number_at_once(runs[0].config, at_once)
+    if seeds is None:
+        raise ConfigError(f"seeds_at_once={seeds_at_once} has no effect without --seeds. Leave it out.")
+    runs, parent = _planned(settings, seeds_of(seeds))
+    number, why = _number_at_once(runs[0].config, seeds_at_once)
     make_folder(parent)
     shared = {name: value for name, value in settings.items() if name != "run_dir"}
     write_file(parent / "settings.yaml", yaml.safe_dump(plain(shared)).encode())
