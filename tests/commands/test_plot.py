@@ -69,7 +69,12 @@ def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquar
 def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(tmp_path: Path, monkeypatch: Any) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(together, "DPI", 50)
-    monkeypatch.setattr(together, "save", lambda figure, path: (figure.canvas.draw(), drawn.append(figure)))
+
+    def keep(figure: Any, path: Path) -> None:
+        figure.canvas.draw()
+        drawn.append(figure)
+
+    monkeypatch.setattr(together, "save", keep)
     long = "env_kwargs={'terrain': '$\\\\frac{x}'}, hidden_sizes=[256, 256, 256], learning_rate=0.0003, gamma=0.99" * 2
     groups = [Group(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
     draw_together(groups, tmp_path / "a.png", "$title", "metric", over_time=True)

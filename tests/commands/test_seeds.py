@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import make_config
 from commandline import Command
 from rich.console import Console
 
@@ -149,8 +150,15 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
     figures = json.loads((tmp_path / "study" / "seeds.json").read_text())
     assert (tmp_path / "study" / "seeds.png").stat().st_size > 10_000
     for seed in range(1, 4):
-        settings = {"num_samplers": 2, "num_steps": 64, "total_timesteps": 512, "update_epochs": 1, "seed": seed}
-        alone = dppo.train(Config(env_id="CartPole-v1", run_dir=tmp_path / f"alone_{seed}", progress="off", **settings))
+        settings = {
+            "num_samplers": 2,
+            "num_steps": 64,
+            "total_timesteps": 512,
+            "update_epochs": 1,
+            "seed": seed,
+            "progress": "off",
+        }
+        alone = dppo.train(make_config(settings | {"env_id": "CartPole-v1", "run_dir": tmp_path / f"alone_{seed}"}))
         there, here = (find(run).checkpoint.arrays["model"] for run in (tmp_path / f"study/seed_{seed}", alone.run_dir))
         assert all(np.array_equal(there[name], here[name]) for name in here)
         assert figures["last"][str(seed)] == read_metrics(alone.run_dir)[-1]["charts/episodic_return"]

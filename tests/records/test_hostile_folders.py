@@ -27,7 +27,7 @@ from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.metrics.reading import read_metrics
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
-Trick = Callable[[Path], object]
+Trick = Callable[[Path], None]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -103,10 +103,20 @@ def array(part: str, name: str, value: Any) -> Trick:
     return forged(change)
 
 
+def placed(name: str, make: Callable[[Path], object]) -> Trick:
+    """Make something in place of a file."""
+
+    def trick(run: Path) -> None:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        make(run / name)
+
+    return trick
+
+
 def written(name: str, content: str | bytes) -> Trick:
     """Replace a file."""
     data = content.encode() if isinstance(content, str) else content
-    return lambda run: void((run / name).write_bytes(data))
+    return placed(name, lambda path: path.write_bytes(data))
 
 
 def appended(line: str) -> Trick:
@@ -215,20 +225,15 @@ TRICKS: dict[str, Trick] = {
     "a checkpoint of a terabyte": lambda run: os.truncate(run / "checkpoints" / "iter_000001.safetensors", 2**40),
     "a row without numbers": appended('{"iteration": 1}'),
     "markup in a row": appended('{"iteration": 2, "global_step": 32, "eval/</svg><script>alert(1)</script>": 1}'),
-    "a link as the report": lambda run: os.symlink("../../precious/file", run / "report.html"),
-    "a folder as the report": lambda run: (run / "report.html").mkdir(),
-    "links as incidents": lambda run: ((run / "incidents").mkdir(), os.symlink("/dev", run / "incidents" / "001")),
-    "a pipe as an incident": lambda run: (
-        (run / "incidents" / "001").mkdir(parents=True),
-        os.mkfifo(run / "incidents" / "001" / "incident.json"),
+    "a link as the report": placed("report.html", lambda path: path.symlink_to("../../precious/file")),
+    "a folder as the report": placed("report.html", Path.mkdir),
+    "links as incidents": placed("incidents/001", lambda path: path.symlink_to("/dev")),
+    "a pipe as an incident": placed("incidents/001/incident.json", os.mkfifo),
+    "an incident of markup": written(
+        "incidents/001/incident.json", json.dumps({"kind": [ESCAPE], "message": "<script>"})
     ),
-    "an incident of markup": lambda run: (
-        (run / "incidents" / "001").mkdir(parents=True),
-        (run / "incidents" / "001" / "incident.json").write_text(json.dumps({"kind": [ESCAPE], "message": "<script>"})),
-    ),
-    "a log of an actor with escapes": lambda run: (
-        (run / "logs").mkdir(),
-        (run / "logs" / "actor-0.log").write_text(f"\n9999-99-99 99:99:99 dppo: process 1 began {ESCAPE}<img>\n"),
+    "a log of an actor with escapes": written(
+        "logs/actor-0.log", f"\n9999-99-99 99:99:99 dppo: process 1 began {ESCAPE}<img>\n"
     ),
     "a row of words": appended(json.dumps({"iteration": 1, "global_step": ESCAPE, "time/training_s": [1]})),
     "a deep row": appended('{"iteration": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),

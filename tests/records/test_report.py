@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from browser import CHROMIUM, Browser
+from builders import make_config
 
 from dppo.__main__ import main
 from dppo.commands.flags import as_words
@@ -25,7 +26,8 @@ from dppo.config import Config, grouped, resolved
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.report import charts
-from dppo.records.report.page import PHASES, page
+from dppo.records.report.page import page
+from dppo.records.terminal.view import PHASES
 
 VOID = {"meta", "path", "line", "rect"}  # elements that are closed by themselves here
 ACTIVE = {"script", "iframe", "object", "embed", "link", "img", "image", "use", "base", "form", "a", "foreignobject"}
@@ -201,8 +203,16 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
-    settings = {"hidden_sizes": (8, 4), "norm_obs": False, "target_kl": 0.02, "env_kwargs": {"a b": [1]}, "seed": 3}
-    config = Config(env_id="mysim:make", **settings, num_actors="2..4", actor_resources={"licence": 1.0})
+    settings = {
+        "hidden_sizes": (8, 4),
+        "norm_obs": False,
+        "target_kl": 0.02,
+        "env_kwargs": {"a b": [1]},
+        "num_actors": "2..4",
+    }
+    config = make_config(
+        {"env_id": "mysim:make", **settings, "num_actors": "2..4", "actor_resources": {"licence": 1.0}}
+    )
     again = Config(**parse(as_words(config)).settings)
     assert resolved(again) == resolved(config)
     assert shlex.join(as_words(Config(env_id="CartPole-v1"))).startswith("CartPole-v1 --preset none")
@@ -240,7 +250,7 @@ def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> Non
     assert main(["report", str(run)]) == 0
     with Browser(tmp_path / "profile") as browser:
         for how in ({}, {"dark": True}, {"width": 360}, {"media": "print", "width": 794}):
-            browser.open(run / "report.html", **how)  # type: ignore[arg-type]
+            browser.open(run / "report.html", **how)
             assert browser.complaints() == []
             assert browser.requests() == [(run / "report.html").resolve().as_uri()]
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is beside the page"
