@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run.replay": {"config", "ppo", "envs", "cluster", "records"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
-    "commands": {"config", "doctor", "envs", "cluster.ray.session", "policies", "records", "run", "signals"},
+    "commands": {"config", "doctor", "envs", "cluster.ray", "policies", "records", "run", "signals"},
     "__init__": {"config", "policies", "ppo.networks.memory.recurrence", "records", "run"},
     "__main__": {"__init__", "commands"},
 }

@@ -7,7 +7,7 @@ from importlib import import_module
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = ("train", "compare", "eval", "doctor", "diff", "replay", "presets", "test")
+COMMANDS = ("train", "compare", "eval", "doctor", "diff", "report", "plot", "replay", "presets", "test")
 MEANT = {
     "resume": "train --resume RUN",
     "play": "eval RUN",
@@ -25,6 +25,8 @@ usage: dppo COMMAND ...
   eval     Play episodes with a trained policy.
   doctor   Find out what is wrong with an environment or a run, and how fast it can be.
   diff     Name the first quantity in which two runs differ.
+  report   Write a run as one HTML page.
+  plot     Draw runs together: mean and spread over seeds.
   replay   Play an episode again in which an environment failed.
   presets  List settings that are tuned for environments, or print some to edit.
   test     Run the tests of a source checkout.

@@ -126,7 +126,9 @@ def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_every_setting_is_a_flag_and_every_flag_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
     flags = set(re.findall(r"^  (--[a-z-]+)", shown("--help", capsys), re.MULTILINE))
-    assert flags == {flag(name) for name in (*settings_by_name(), *EXTRA, "trust")} - {"--env-id"}
+    assert flags == {flag(name) for name in (*settings_by_name(), *EXTRA, "trust", "seeds", "seeds_at_once")} - {
+        "--env-id"
+    }
 
 
 def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,10 +136,10 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytes
     assert max(map(len, text.splitlines())) <= 80
     groups = re.findall(r"^(\w[\w, ]*):", text, re.MULTILINE)[1:]
     parts = ["env", "sampling", "ppo", "network", "actors", "learners", "run"]
-    assert groups == ["ENV_ID", "most used", "files, presets and earlier runs", *parts]
+    assert groups == ["ENV_ID", "several seeds", "most used", "files, presets and earlier runs", *parts]
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert len(FIRST) == 10
-    assert flags[: len(FIRST) + len(EXTRA)] == [flag(name) for name in (*FIRST, *EXTRA)]
+    assert flags[: 2 + len(FIRST) + len(EXTRA)] == [flag(name) for name in ("seeds", "seeds_at_once", *FIRST, *EXTRA)]
     for words in ("CartPole-v1", "module:Name-v0", "module:factory"):
         assert words in text.partition("most used")[0]
 

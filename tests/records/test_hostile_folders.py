@@ -103,10 +103,20 @@ def array(part: str, name: str, value: Any) -> Trick:
     return forged(change)
 
 
+def placed(name: str, make: Callable[[Path], object]) -> Trick:
+    """Make something in place of a file."""
+
+    def trick(run: Path) -> None:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        make(run / name)
+
+    return trick
+
+
 def written(name: str, content: str | bytes) -> Trick:
     """Replace a file."""
     data = content.encode() if isinstance(content, str) else content
-    return lambda run: void((run / name).write_bytes(data))
+    return placed(name, lambda path: path.write_bytes(data))
 
 
 def appended(line: str) -> Trick:
@@ -214,6 +224,17 @@ TRICKS: dict[str, Trick] = {
     "a format that is a letter": metadata("format", "²"),
     "a checkpoint of a terabyte": lambda run: os.truncate(run / "checkpoints" / "iter_000001.safetensors", 2**40),
     "a row without numbers": appended('{"iteration": 1}'),
+    "markup in a row": appended('{"iteration": 2, "global_step": 32, "eval/</svg><script>alert(1)</script>": 1}'),
+    "a link as the report": placed("report.html", lambda path: path.symlink_to("../../precious/file")),
+    "a folder as the report": placed("report.html", Path.mkdir),
+    "links as incidents": placed("incidents/001", lambda path: path.symlink_to("/dev")),
+    "a pipe as an incident": placed("incidents/001/incident.json", os.mkfifo),
+    "an incident of markup": written(
+        "incidents/001/incident.json", json.dumps({"kind": [ESCAPE], "message": "<script>"})
+    ),
+    "a log of an actor with escapes": written(
+        "logs/actor-0.log", f"\n9999-99-99 99:99:99 dppo: process 1 began {ESCAPE}<img>\n"
+    ),
     "a row of words": appended(json.dumps({"iteration": 1, "global_step": ESCAPE, "time/training_s": [1]})),
     "a deep row": appended('{"iteration": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
     "a large number": appended('{"iteration": 1, "global_step": 1' + "0" * 400 + "}"),
@@ -227,6 +248,8 @@ COMMANDS: dict[str, list[str]] = {
     "help": ["train", "--resume", "run", "--help"],
     "branch": ["train", "--resume", "run", "--branch", "new", "--total-timesteps", "16"],
     "resume": ["train", "--resume", "run", "--total-timesteps", "32"],
+    "report": ["report", "run"],
+    "plot": ["plot", "run", "--out", "run/plot.png"],
 }
 
 
@@ -251,6 +274,10 @@ def check(desk: Path, capsys: pytest.CaptureFixture[str], commands: Iterable[str
         said = capsys.readouterr()
         assert all(one.isprintable() for one in (said.out + said.err).replace("\n", "")), said
         assert len(said.err) < 10_000
+    if (page := desk / "run" / "report.html").is_file():
+        html = page.read_text(encoding="utf8")
+        assert all(one.isprintable() or one in "\n\t" for one in html)
+        assert not re.search("(?i)<(script|img|iframe|a|link)\\b|javascript:| on[a-z]+=", html)
     with suppress(DppoError):
         assert all(math.isfinite(row["iteration"] + row["global_step"]) for row in read_metrics(desk / "run"))
     assert {path.name for path in desk.parent.rglob("*") if "run" not in path.parts and "new" not in path.parts} <= {
@@ -269,6 +296,7 @@ SLOW = {  # either slow themselves, or like another one
     "an origin with escapes", "a part is missing", "a weight is missing", "weights of text", "a negative count",
     "a negative episode", "actions of another shape", "actions outside", "deep parts", "deep state", "long numbers",
     "a format that is a letter", "a large number", "rows of a terabyte", "a lock with escapes", "blank lines",
+    "a folder as the report", "links as incidents", "a log of an actor with escapes",
 }  # fmt: skip
 
 
@@ -279,7 +307,7 @@ def test_a_hostile_folder_is_refused_or_used(
     name: str, honest: Path, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     TRICKS[name](Path(shutil.copytree(honest, desk / "run")))
-    check(desk, capsys, COMMANDS if name in SLOW else ("eval", "resume"))
+    check(desk, capsys, COMMANDS if name in SLOW else ("eval", "report", "resume"))
 
 
 VALUES: list[Any] = [None, -1, 0, 2**63, 10**30, 0.5, -1e300, "", "x", ESCAPE, [], {}, [[]], [ESCAPE], {ESCAPE: 1}]

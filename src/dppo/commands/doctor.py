@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -87,9 +87,9 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}
 
 
-def of_run(run: Path) -> Iterator[tuple[str, str]]:
-    """Yield findings about a run: what limited it, its incidents, and why it may not have learned."""
-    config, rows, split = Config(**settings_to_resume(run)), read_metrics(run), TimeSplit()
+def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield findings about a run, or a sample of its `rows`: its limits, incidents, and why it may not have learned."""
+    config, split, rows = Config(**settings_to_resume(run)), TimeSplit(), read_metrics(run) if rows is None else rows
     epochs = config.epochs()
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])

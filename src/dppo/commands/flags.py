@@ -9,6 +9,8 @@ from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.aliases import meant_by
+from dppo.config import Config, resolved
+from dppo.config.files import plain
 from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
@@ -189,6 +191,19 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         missing = text == "none" and NoneType in get_args(hint)
         settings[name] = None if missing else parsed_json(name, text) if _metavar(hint) == "JSON" else text
     return settings
+
+
+def as_words(config: Config) -> list[str]:
+    """Return the words of a command line with these settings, without run_dir: ENV_ID, and flags for other values.
+
+    Objects of a Python program are shown, but no command line can pass them.
+    """
+    words, values = [config.env_name, "--preset", "none"], resolved(config)
+    for name, value in values.items():
+        if name != "env_id" and value != plain(default_of(name)):
+            on = [] if isinstance(value, bool) else map(str, value) if isinstance(value, list) else [shown(value)]
+            words += [flag(f"no_{name}" if value is False else name), *on]
+    return words
 
 
 def parsed_json(name: str, text: str) -> Any:

@@ -20,8 +20,18 @@ from dppo.records.observer import Observer, RunInfo
 
 def main(argv: list[str]) -> int:
     """Train with the settings of the command line; return the exit code: 0, or 128 + n if signal n stopped the run."""
-    wanted = parse(argv)
+    several, given, env_id = COMMAND.split(argv)
+    for name in ("seed", "resume", "branch") if several else ():
+        if name in given:
+            raise ConfigError(
+                f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
+            )
+    wanted = arguments_of(given, env_id, COMMAND.prog)
     try:
+        if several:
+            from dppo.commands.seeds import train_seeds
+
+            return train_seeds(wanted.settings, wanted.notes, **several)
         config = Config(**wanted.settings)
     except ConfigError as error:
         if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
@@ -124,6 +134,19 @@ COMMAND = Command(
     usage="ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]",
     description="Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the "
     "run.",
+    title="several seeds",
+    own={
+        "seeds": {
+            "metavar": "A..B|A,B,...",
+            "help": "Train a run for each of these seeds, in processes of their own and in folders below --run-dir, "
+            "and report the mean with an interval. The same command continues those that have not finished.",
+        },
+        "seeds_at_once": {
+            "type": int,
+            "metavar": "N",
+            "help": "Runs at the same time. (default: one with actors, else as many as there are cores and memory)",
+        },
+    },
 )
 
 

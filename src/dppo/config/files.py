@@ -91,6 +91,17 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
 
     One that may not be the user's `own`, of a run folder, must be small, a regular file, and without aliases.
     """
+    data = _read(path, own)
+    return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+
+
+def versions_in(path: Path) -> dict[str, Any]:
+    """Return the versions in the config.yaml of a run, perhaps a stranger's; raise as `read_settings`."""
+    found = _read(path, own=False).get("versions")
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path, own: bool) -> dict[str, Any]:
     import yaml
 
     if sys.version_info >= (3, 11):
@@ -109,7 +120,7 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
         raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
-    return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    return data
 
 
 def _check_events(events: Iterable[Any], *, aliases: bool) -> None:

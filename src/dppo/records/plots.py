@@ -90,7 +90,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     known = np.isfinite(returns)
     seconds, returns = times[known], returns[known]
     steps = np.array([row["global_step"] for row in rows], dtype=float)[known]
-    scale, unit = _time_unit(seconds)
+    scale, unit = time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
     at = thinned(len(returns))
@@ -105,7 +105,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
         axis.set_xlim(left=0)
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
-    _save(figure, path)
+    save(figure, path)
 
 
 def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
@@ -117,7 +117,7 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     """
     assert groups, "nothing to compare"
     bands = [over_seeds(group.curves) for group in groups]
-    scale, unit = _time_unit(np.concatenate([band.wall_s for band in bands]))
+    scale, unit = time_unit(np.concatenate([band.wall_s for band in bands]))
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
@@ -141,13 +141,13 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     left.set_xlabel(f"training time ({unit})", color=INK)
     right.set_xlabel("env steps", color=INK)
     figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, 125)), color=GREY, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Write the picture aside and rename it, so that nothing is written through a link of that name."""
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG or SVG aside and rename it, so that nothing is written through a link of that name."""
     png = BytesIO()
-    figure.savefig(png, format="png")
+    figure.savefig(png, format=path.suffix.removeprefix(".") or "png")
     write_file(path, png.getvalue())
 
 
@@ -204,7 +204,8 @@ def legend_time(seconds: float | None, first: float | None, target: float | None
     return f": {time}{factor}" if target is None else f": {target:g} after {time}{factor}"
 
 
-def _time_unit(seconds: np.ndarray) -> tuple[float, str]:
+def time_unit(seconds: np.ndarray) -> tuple[float, str]:
+    """Return the length and the name of a unit for these times."""
     longest = float(seconds.max(initial=0.0))
     return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from dppo.ppo.exchange.records import Episode, Timings
 from dppo.run.learner import Iteration, PPOLearner
@@ -31,9 +31,9 @@ def iteration_row(
     }
     if recent:
         row["charts/episodic_return"] = mean_return(recent)
+        row["charts/episodic_return_std"] = pstdev(episode.episode_return for episode in recent)
         row["charts/episodic_length"] = fmean(episode.length for episode in recent)
-        successes = [episode.success for episode in recent if episode.success is not None]
-        if successes:
+        if successes := [episode.success for episode in recent if episode.success is not None]:
             row["charts/success_rate"] = fmean(successes)
     row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
     row |= _shares(iteration, iteration_s)

@@ -56,7 +56,7 @@ def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
             text = text.rpartition(f"dppo: process {pid} began")[2]
             lines = ["", *(line[:CHARACTERS] for line in text.splitlines() if line.strip())]
         time.sleep(0.02)
-    how = lines.pop().removeprefix(last).strip() if last in lines[-1] else ""
+    how = lines.pop().partition(last)[2].strip() if last in lines[-1] else ""
     return how, lines[1:][-LINES:]
 
 
@@ -89,7 +89,7 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
                 file.truncate(0)
     time.sleep(0.05)  # for its parent to take note, before which the kernel does not tell how it ended
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
-        file.write(f"\n{_last_line(pid, _status(watched))}\n")
+        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, _status(watched))}\n")
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + GRACE_S
         while (left := _marked(marker.encode())) and time.monotonic() < until:

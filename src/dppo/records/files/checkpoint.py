@@ -67,6 +67,11 @@ class _Entry:
     problem: str = ""
 
 
+def file_name(iteration: int) -> str:
+    """Return the name of the checkpoint after so many iterations."""
+    return f"iter_{iteration:06d}{sealed.SUFFIX}"
+
+
 def save(
     folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, make_room: bool = False
 ) -> Path:
@@ -77,7 +82,7 @@ def save(
     resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises CheckpointNotWritten, for
     example because the disk is full; earlier checkpoints are untouched then.
     """
-    path = folder / f"iter_{iteration:06d}{sealed.SUFFIX}"
+    path = folder / file_name(iteration)
     score = float(score) if score is not None and math.isfinite(score) else None
     try:
         check_kind(folder, stat.S_IFDIR)

@@ -2,17 +2,19 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dppo.errors import DppoError
-from dppo.files import read_file
+from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
 
 FILE, TRACE = "metrics.jsonl", "trace.jsonl"
 COUNTERS = ("iteration", "global_step")  # in each row
+MOST_ROWS, LONGEST, WHOLE = 4000, 2**16, 2**24  # of a sample; bytes of a row in it, and of a file that is read whole
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -32,6 +34,49 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         elif line.endswith(b"\n"):
             raise DppoError(f"{path}:{number}: not a row of metrics. Delete this line.")
     return rows
+
+
+def sampled_metrics(run: Path) -> list[dict[str, float]]:
+    """Return up to about MOST_ROWS rows of a run, evenly spread, with the first and the last; none without a file.
+
+    Takes about as long, and as much memory, for a file of any size. Leaves out what is not a row or not a number.
+    """
+    rows: dict[float, dict[str, float]] = {}
+    try:
+        for _, row in (one for line in _sampled_lines(run / FILE) for one in parsed(line)):
+            if row is not None:
+                rows[row["iteration"]] = {key: value for key, value in row.items() if _is_number(value)}
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DppoError(f"{run / FILE}: {cause(error)} Pass the folder of a run.") from error
+    return [rows[iteration] for iteration in sorted(rows)]
+
+
+def _sampled_lines(path: Path) -> Iterator[bytes]:
+    with os.fdopen(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= WHOLE:
+            lines = file.read(WHOLE).splitlines(keepends=True)
+            every = max(1, len(lines) // MOST_ROWS)
+            yield from (*lines[::every], *lines[-2:])  # the last may be incomplete
+            return
+        yield file.readline(LONGEST)
+        for number in range(MOST_ROWS):
+            file.seek(size * number // MOST_ROWS)
+            if not file.readline(LONGEST).endswith(b"\n"):
+                break  # these are no rows of ours
+            yield file.readline(LONGEST)
+        file.seek(size - LONGEST)
+        yield from file.read(LONGEST).splitlines(keepends=True)[1:]
+
+
+def last_row(run: Path) -> dict[str, float]:
+    """Return the last row of a run, reading only the end of the file; {} if there is none."""
+    with suppress(OSError), os.fdopen(open_file(run / FILE), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST))
+        return next((row for _, row in reversed(list(parsed(file.read(LONGEST)))) if row is not None), {})
+    return {}
 
 
 def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:

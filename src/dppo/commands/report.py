@@ -1,0 +1,90 @@
+"""`dppo report`: write a run as one HTML page that needs no network."""
+
+import json
+import os
+import re
+import shlex
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dppo.commands.doctor import of_run
+from dppo.commands.flags import Parser, UsageError, as_words, one_word
+from dppo.config import Config
+from dppo.config.files import versions_in
+from dppo.errors import ConfigError, DppoError, printable
+from dppo.files import check_kind, lock, read_file
+from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.run_folder import CONFIG, settings_to_resume
+from dppo.records.metrics.reading import sampled_metrics
+from dppo.records.report.page import Facts, page
+
+PROG = "dppo report"
+DESCRIPTION = (
+    "Write one HTML page about a RUN that goes on, has finished or has failed: curves, evaluation, losses, where the "
+    "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network."
+)
+MOST, MOST_BYTES = 100, 2**22  # incidents and logs that are read; of one of them
+PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
+
+
+def main(argv: list[str]) -> int:
+    """Write the page; return the exit code."""
+    parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="The page. (default: RUN/report.html)")
+    flags, words = parser.split(argv)
+    if (word := one_word(words, "RUN", PROG)) is None:
+        raise UsageError(f"RUN is missing. For example: {PROG} runs/...")
+    out = flags.get("out", Path(word) / "report.html")
+    data = page(facts_of(Path(word))).encode("utf8", "replace")
+    try:
+        write_file(out, data)
+    except OSError as error:
+        raise ConfigError(f"out={out}: cannot be written: {cause(error)} {remedy(error)}") from None
+    print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))
+    return 0
+
+
+def facts_of(run: Path) -> Facts:
+    """Read a run folder, perhaps a stranger's; raise a DppoError if it is not one, or damaged."""
+    config, rows, findings = Config(**settings_to_resume(run)), sampled_metrics(run), [("note", "not examined")]
+    with suppress(DppoError):
+        findings = list(of_run(run, rows))
+    state = "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
+    if (run / "run.lock").exists():
+        if (handle := lock(run / "run.lock")) is None:
+            state = "running"
+        else:
+            os.close(handle)
+    versions = versions_in(run / CONFIG) if (run / CONFIG).is_file() else {}
+    command = shlex.join(["dppo", "train", *as_words(config)])
+    return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, command)
+
+
+def _incidents(run: Path) -> Iterator[dict[str, Any]]:
+    for folder in sorted(run.glob("incidents/*"))[:MOST]:
+        with suppress(OSError, RecursionError, ValueError):
+            check_kind(folder, stat.S_IFDIR)
+            found = json.loads(read_file(folder / "incident.json", MOST_BYTES))
+            yield {**found, "number": folder.name} if isinstance(found, dict) else {}
+
+
+def _lifetimes(run: Path) -> dict[str, list[tuple[float, float, str]]]:
+    """Return begin and end of each process of each actor, and how it ended, from the logs of the actors."""
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    until = max((path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0)
+    for path in sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))[:MOST]:
+        bars = found.setdefault(path.stem, [])
+        with suppress(OSError, OverflowError, ValueError):
+            for when, said in PROCESS.findall(read_file(path, MOST_BYTES).decode("utf8", "replace")):
+                at = time.mktime(time.strptime(when, "%Y-%m-%d %H:%M:%S")) if when else until
+                if "began" in said:
+                    bars.append((at, max(at, until), f"{said} {when}"))
+                elif bars:
+                    begin, _, before = bars.pop()
+                    bars.append((begin, max(begin, at), f"{before}, {said} {when}"))
+    first = min((bar[0] for bars in found.values() for bar in bars), default=0.0)
+    return {name: [(a - first, b - first, said) for a, b, said in bars[-MOST:]] for name, bars in found.items() if bars}

@@ -1,0 +1,186 @@
+"""`dppo train --seeds`: its flags, how many run at once, how it ends and goes on, and what it reports."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_config
+from commandline import Command
+from rich.console import Console
+
+import dppo
+from dppo.__main__ import main
+from dppo.commands import seeds
+from dppo.commands.seeds import Seed, seeds_of
+from dppo.config import Config
+from dppo.errors import ConfigError
+from dppo.records.files.checkpoint import find
+
+TINY = ["--num-samplers", "2", "--num-steps", "64", "--total-timesteps", "512", "--update-epochs", "1"]
+
+
+@pytest.mark.parametrize(("words", "found"), [("1..5", [1, 2, 3, 4, 5]), ("7, 3", [7, 3]), ("0..1,9", [0, 1, 9])])
+def test_seeds_are_named_as_a_range_or_one_by_one(words: str, found: list[int]) -> None:
+    assert seeds_of(words) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("5", "names 1 seed"),
+        ("1,1", "names 2 seeds, 1 of them different"),
+        ("5..1", "names 0 seeds"),
+        ("1..99999999", "Name 2 to 1,000"),
+        ("a", "'a' is not a seed"),
+        ("-3..1", "'-3..1' is not a seed"),
+        ("", "'' is not a seed"),
+    ],
+)
+def test_what_names_no_seeds_is_refused(words: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        seeds_of(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "1..3", "--seed", "4"], "--seed has no effect with --seeds"),
+        (["--seeds", "1..3", "--resume", "auto", "--run-dir", "x"], "--resume has no effect with --seeds"),
+        (["--seeds-at-once", "2"], "seeds_at_once=2 has no effect without --seeds"),
+        (["--seeds", "1..3", "--seeds-at-once", "0"], "seeds_at_once=0: must be at least 1"),
+        (["--seeds", "1..3", "--gamma", "2"], "gamma"),
+        (["--seeds", "1..3", "--run-dir", "single"], "contains a single run"),
+        (["--seeds", "1..3", "--run-dir", "study"], "cannot be resumed with another value"),
+    ],
+)
+def test_invalid_words_are_refused_before_a_process_starts(
+    words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
+    checkpoints = tmp_path / "study" / "seed_2" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints.parent / "config.yaml").write_text("env: {env_id: CartPole-v1}\nppo: {gamma: 0.5}\n")
+    (checkpoints / "iter_000004.safetensors").touch()
+    assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "expected"),
+    [
+        ({}, None, 4),
+        ({}, 7, 7),
+        ({"num_actors": 2}, None, 1),
+        ({"learner_threads": 2}, None, 2),
+        ({"num_actors": 2}, 2, 2),
+    ],
+)
+def test_as_many_run_at_once_as_there_are_cores_and_one_with_actors(
+    settings: dict[str, Any], asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeds, "usable_cores", lambda: 4)
+    monkeypatch.setattr(seeds, "RUN_MB", 1)
+    assert seeds._number_at_once(Config(env_id="CartPole-v1", **settings), asked)[0] == expected
+    monkeypatch.setattr(seeds, "RUN_MB", 10**9)
+    assert seeds._number_at_once(Config(env_id="CartPole-v1"), None)[0] == 1, "little memory"
+
+
+class Pretended(Seed):
+    """A seed whose process ends by itself, with an exit code for each."""
+
+    running, most = 0, 0
+
+    def start(self) -> None:
+        code = f"import time; time.sleep(0.05); raise SystemExit({int(self.config.seed == 3)})"
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", code])
+        self.state = "running"
+        Pretended.running += 1
+        Pretended.most = max(Pretended.most, Pretended.running)
+
+    def look(self, stopped: signal.Signals | None) -> None:
+        before = self.state
+        super().look(stopped)
+        Pretended.running -= self.state != before
+
+
+def test_no_more_run_than_fit_and_each_end_is_noted(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeds, "LOOK_S", 0.01)
+    runs = [Pretended(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in range(1, 6)]
+    runs[0].state = "done"
+    assert seeds._run(runs, 2, Console(markup=False, soft_wrap=True)) is None
+    assert Pretended.most == 2
+    assert [run.state for run in runs] == ["done", "done", "failed (exit code 1)", "done", "done"]
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "seed 1 " in line] == ["seed 1    done"], "one line for each change"
+    assert len([line for line in said if "seed 4 " in line]) == 3, "waiting, running, done"
+
+
+@pytest.mark.slow
+def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
+    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs, *TINY, "--seeds", "1..3", "--run-dir", "study"]
+    with Command(["train", *world], tmp_path) as command:
+        command.wait_until(lambda: len(list(tmp_path.glob("study/seed_*/metrics.jsonl"))) >= 1)
+        time.sleep(1.0)
+        command.press_ctrl_c()
+        assert command.wait(30.0) == 130, command.err
+        command.leaves_nothing_within(10.0)
+        assert "continues the seeds that have not finished" in command.err
+    (tmp_path / "slow").unlink()
+    with Command(["train", *world], tmp_path) as command:
+        assert command.wait(120.0) == 0, command.err
+        assert "(3 seeds)" in command.out
+        assert "95 % interval" in command.out
+    assert (tmp_path / "study" / "seeds.png").stat().st_size > 10_000
+    for seed in range(1, 4):
+        settings = {
+            "num_samplers": 2,
+            "num_steps": 64,
+            "total_timesteps": 512,
+            "update_epochs": 1,
+            "seed": seed,
+            "progress": "off",
+        }
+        alone = dppo.train(make_config(settings | {"env_id": "CartPole-v1", "run_dir": tmp_path / f"alone_{seed}"}))
+        there, here = (find(run).checkpoint.arrays["model"] for run in (tmp_path / f"study/seed_{seed}", alone.run_dir))
+        assert all(np.array_equal(there[name], here[name]) for name in here)
+    with Command(["train", *world], tmp_path) as command:
+        assert command.wait(30.0) == 0
+        assert not re.search("running", command.out), "finished seeds are skipped"
+
+
+@pytest.mark.slow
+def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "study" / "seed_2").mkdir(parents=True)
+    (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
+    words = ["train", "CartPole-v1", "--preset", "none", *TINY, "--seeds", "1,2", "--run-dir", "study"]
+    with Command(words, tmp_path) as command:
+        assert command.wait(90.0) == 1
+        assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
+        assert "(1 seed)" in command.out
+
+
+@pytest.mark.slow
+def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
+    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs, *TINY, "--seeds", "1..2", "--run-dir", "study"]
+    with Command(["train", *world], tmp_path) as command:
+        command.wait_until(lambda: list(tmp_path.glob("study/seed_*/metrics.jsonl")))
+        command.send(signal.SIGKILL)
+        command.leaves_nothing_within(30.0)

@@ -1,0 +1,261 @@
+"""The page of a run: valid HTML without scripts, whatever the folder holds, and what it shows of the rows."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from browser import CHROMIUM, Browser
+from builders import make_config
+
+from dppo.__main__ import main
+from dppo.commands.flags import as_words
+from dppo.commands.report import facts_of
+from dppo.commands.train import parse
+from dppo.config import Config, grouped, resolved
+from dppo.records.metrics import reading
+from dppo.records.metrics.reading import last_row, sampled_metrics
+from dppo.records.report import charts
+from dppo.records.report.page import page
+from dppo.records.terminal.view import PHASES
+
+VOID = {"meta", "path", "line", "rect"}  # elements that are closed by themselves here
+ACTIVE = {"script", "iframe", "object", "embed", "link", "img", "image", "use", "base", "form", "a", "foreignobject"}
+EVIL = "<script>alert(1)</script>\"' onload=x \x1b[2J\u202e&amp;"
+
+
+class Strict(HTMLParser):
+    """Check nesting and policy of a page; collect its text, and what is inside of each kind of element."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.words = ""
+        self.style = self.policy = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ACTIVE
+        assert len(dict(attrs)) == len(attrs), "an attribute twice"
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("style", "href", "src")]
+        values = dict(attrs)
+        if values.get("http-equiv") == "Content-Security-Policy":
+            self.policy = values["content"] or ""
+        for name in ("d", "x", "y", "width", "height", "points", "x1", "x2", "y1", "y2"):
+            assert not re.search("nan|inf", values.get(name) or "")
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID, tag
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            self.style += data
+        else:
+            self.words += data
+
+
+def checked(html: str) -> Strict:
+    """Return the page, whose policy allows nothing but its own style sheet."""
+    found = Strict(html)
+    allowed = base64.b64encode(hashlib.sha256(found.style.encode()).digest()).decode()
+    assert found.policy == f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
+    assert "http" not in html.replace("http-equiv", "")
+    assert all(one.isprintable() or one in "\n\t" for one in html)
+    return found
+
+
+def rows(count: int) -> list[dict[str, float]]:
+    made = []
+    for i in range(1, count + 1):
+        row: dict[str, Any] = {"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i, "charts/SPS": 2560}
+        row |= {f"perf/{name}_frac": 1 / 6 for name in PHASES} | {"perf/iteration_s": 0.1, "losses/approx_kl": 0.01 / i}
+        if i > 2:
+            row |= {"charts/episodic_return": 100 * math.tanh(i / 50), "charts/episodic_return_std": 7.0}
+        made.append(row)
+    return made
+
+
+def a_run(folder: Path, lines: list[dict[str, float]], **settings: Any) -> Path:
+    config = Config(**{"env_id": "CartPole-v1", "total_timesteps": 51_200, "num_steps": 32, **settings})
+    content = grouped(resolved(config)) | {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return folder
+
+
+@pytest.mark.parametrize(("count", "figures"), [(0, 0), (1, 4), (3, 6), (200, 6), (6000, 6)])
+def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path: Path) -> None:
+    lines = [row | {"actors/alive": 3} for row in rows(count)]
+    assert main(["report", str(a_run(tmp_path / "run", lines))]) == 0
+    html = (tmp_path / "run" / "report.html").read_text(encoding="utf8")
+    found = checked(html)
+    assert found.count.get("figure", 0) == figures, "return twice, the only loss, shares, times and actors"
+    assert ("No episode has finished yet" in found.words) == (count == 1)
+    assert ("No iteration has finished yet" in found.words) == (count == 0)
+    assert f"{256 * count:,} of 51,200" in found.words
+    assert len(html) < 250_000, "lines are thinned out"
+
+
+def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) -> None:
+    lines = rows(100)
+    for number, row in enumerate(lines, 1):
+        row.update({"eval/episode_reward_mean": 5.0, "eval/episode_reward_std": 1.0} if number % 20 == 0 else {})
+        row.update({"incidents/actor_lost": 1.0} if number >= 30 else {})
+        row.update({"incidents/env_raised": 2.0, "info/energy": 0.5} if number >= 40 else {})
+        row["time/training_s"] -= 5.0 if number > 50 else 0.0
+    run = a_run(tmp_path / "run", lines, num_actors=2)
+    (run / "logs").mkdir()
+    log = "\n2026-11-23 09:00:00 dppo: process 7 began\n\ndppo: process 7 ended by SIGKILL\n"
+    (run / "logs" / "actor-0.log").write_text(log + "\n2026-11-23 09:01:00 dppo: process 8 began\nhello\n")
+    (run / "incidents" / "001").mkdir(parents=True)
+    incident = {"kind": "env_raised", "message": "sampler 3 raised", "time": "noon"}
+    (run / "incidents" / "001" / "incident.json").write_text(json.dumps(incident))
+    facts = facts_of(run)
+    html = page(facts)
+    found = checked(html)
+    assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [2, 2, 2, 0]
+    assert "resumed before step 13,056" in found.words
+    for words in ("eval/episode_reward_mean", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
+        assert words in found.words
+    [(first, *_), (second, *_)] = facts.actors["actor-0"]
+    assert (first, second) == (0.0, 60.0)
+    assert "process 7 ended by SIGKILL" in found.words
+
+
+def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
+    y = np.array([[1.0, 2.0, 3.0], [0.0, 1.0, 2.0], [2.0, 3.0, 4.0]])
+    html = charts.chart("title", np.array([0.0, 1.0, 2.0]), y, "env steps")
+    band = re.findall(r'class="band f0" d="M([^Z]*)Z"', html)[0]
+    heights = [float(point.split()[1]) for point in band.split("L")]
+    assert heights[:3] == pytest.approx([100 - 100 * low / 4.2 for low in y[1]], abs=0.01)
+    assert heights[:2:-1] == pytest.approx([100 - 100 * high / 4.2 for high in y[2]], abs=0.01)
+    assert html.count("h0") == 3, "few points are drawn as dots"
+    assert charts.chart("title", np.zeros(2), np.full((3, 2), np.nan), "env steps") == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (256, 40_192), (-3.3, 2.8), (1e-9, 3e-9), (5, 5), (0, 0), (-1e30, 1e30), (1e30, 1e30), (0.999, 1)],
+)
+def test_an_axis_has_some_round_numbers_inside(low: float, high: float) -> None:
+    axis = charts._axis(np.array([low, high]), 0.05)
+    ticks = list(axis.ticks())
+    assert 2 <= len(ticks) <= 6
+    assert all(-1e-6 <= at <= 100 + 1e-6 for at, _ in ticks)
+    assert len({label for _, label in ticks}) == len(ticks)
+    assert axis.low <= low <= high <= axis.high
+
+
+def test_rows_of_a_large_file_are_a_sample_with_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "WHOLE", 50_000)
+    monkeypatch.setattr(reading, "MOST_ROWS", 300)
+    run = a_run(tmp_path / "run", rows(5000))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 5001, "global')  # a row that is being written
+    iterations = [row["iteration"] for row in sampled_metrics(run)]
+    assert iterations == sorted(set(iterations))
+    assert (iterations[0], iterations[-1]) == (1, 5000)
+    assert 250 < len(iterations) < 700
+    assert np.diff(iterations).max() < 50
+    assert last_row(run)["iteration"] == 5000
+    assert sampled_metrics(tmp_path) == [], "without a file"
+    assert last_row(tmp_path) == {}
+
+
+def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
+    lines = [
+        row | {f"eval/{EVIL}": 1.0, f"incidents/{EVIL}": float(i), "losses/entropy": 1e308}
+        for i, row in enumerate(rows(9))
+    ]
+    run = a_run(tmp_path / "run", lines, env_kwargs={EVIL: EVIL}, name=EVIL)
+    (run / "incidents" / "001").mkdir(parents=True)
+    (run / "incidents" / "001" / "incident.json").write_text(
+        json.dumps({"kind": EVIL, "message": EVIL, "time": [EVIL]})
+    )
+    (run / "logs").mkdir()
+    (run / "logs" / "actor-0.log").write_text(
+        f"\n2026-11-23 09:00:00 dppo: process 7 began\ndppo: process 7 ended {EVIL}\n"
+    )
+    assert main(["report", str(run)]) == 0
+    assert checked((run / "report.html").read_text()).words.count("<script>alert(1)</script>") >= 6
+
+
+def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
+    settings = {
+        "hidden_sizes": (8, 4),
+        "norm_obs": False,
+        "target_kl": 0.02,
+        "env_kwargs": {"a b": [1]},
+        "num_actors": "2..4",
+    }
+    config = make_config(
+        {"env_id": "mysim:make", **settings, "num_actors": "2..4", "actor_resources": {"licence": 1.0}}
+    )
+    again = Config(**parse(as_words(config)).settings)
+    assert resolved(again) == resolved(config)
+    assert shlex.join(as_words(Config(env_id="CartPole-v1"))).startswith("CartPole-v1 --preset none")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "RUN is missing"),
+        (["nowhere"], "does not exist"),
+        (["run", "--out", "no/such/folder.html"], "out=no/such/folder.html: cannot be written"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path / "run", rows(3))
+    assert main(["report", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+OVERLAPS = """[...document.querySelectorAll('svg.plot')].flatMap(svg => {
+    const boxes = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()])
+    return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>
+        p.left < q.right && q.left < p.right && p.top < q.bottom && q.top < p.bottom).map(([b]) => a + ' on ' + b))
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> None:
+    lines = [row | {f"eval/{EVIL}": 1.0, "incidents/actor_lost": float(i > 50)} for i, row in enumerate(rows(120))]
+    run = a_run(tmp_path / "run", lines, num_actors=2, env_kwargs={"a_long_name" * 9: "x" * 300})
+    assert main(["report", str(run)]) == 0
+    with Browser(tmp_path / "profile") as browser:
+        for how in ({}, {"dark": True}, {"width": 360}, {"media": "print", "width": 794}):
+            browser.open(run / "report.html", **how)
+            assert browser.complaints() == []
+            assert browser.requests() == [(run / "report.html").resolve().as_uri()]
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is beside the page"
+            assert browser.evaluate("document.querySelectorAll('figure').length") == 6
+            assert browser.evaluate(OVERLAPS) == []
+            ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert ground == ("rgb(13, 17, 23)" if "dark" in how else "rgb(255, 255, 255)")
+            assert browser.evaluate("getComputedStyle(document.querySelector('path.line')).fill") == "none"
