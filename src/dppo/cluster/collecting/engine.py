@@ -189,7 +189,7 @@ class Collecting:
         for actor in alarmed:
             self._alarms.set(actor)
         if self._describing or self.requests.owed:
-            commands += self._hosting.check(now)
+            commands += self._hosting.check_enough(now)
             commands += self._ask_all_ready(now)
             late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]

@@ -146,7 +146,7 @@ class Hosting:
         actor.state = State.LEAVING if actor.has_process else State.LEFT
         return True
 
-    def check(self, now: float) -> list[Command]:
+    def check_enough(self, now: float) -> list[Command]:
         """Return a message once too few actors have been running for a while, and one once there are enough again.
 
         Raises:
