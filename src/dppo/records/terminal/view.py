@@ -37,7 +37,7 @@ class View:
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0
     """Time at which `progress` last showed new env steps."""
-    returns: array[float] = field(default_factory=lambda: array("d"))
+    returns: "array[float]" = field(default_factory=lambda: array("d"))
     """Mean returns after each iteration."""
     notes: tuple[tuple[str, str], ...] = ()
     """(clock time, text)"""
