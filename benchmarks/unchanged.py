@@ -243,7 +243,10 @@ def _aspect(key: str, before: Record, after: Record) -> Iterator[str]:
     if key == "error":
         yield f"failed: {old or 'not before'}, then {new or 'not after'}"
     elif key == "rows" and old and new:
-        first = next((number for number, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
+        pairs = enumerate(zip(old, new, strict=False))
+        first = next(
+            (number for number, (a, b) in pairs if not a.items() <= b.items()), None
+        )  # b may have more metrics
         if first is not None:
             yield f"row {first + 1} of metrics: {_named(old[first], new[first])}"
         elif len(old) != len(new):

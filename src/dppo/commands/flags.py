@@ -8,8 +8,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from dppo.config.aliases import meant_by
 from dppo.config import Config, resolved
+from dppo.config.aliases import meant_by
 from dppo.config.files import plain
 from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
