@@ -138,6 +138,7 @@ MUJOCO = {  # cleanrl/ppo_continuous_action.py, whose published scores are of ve
     "update_epochs": 10,
     "learning_rate": 3e-4,
     "ent_coef": 0.0,
+    "log_std_init": 0.0,
     "clip_vloss": True,
     "norm_obs": True,
     "norm_reward": True,

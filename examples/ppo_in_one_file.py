@@ -120,7 +120,8 @@ class Agent:
         self.value = mlp(args, (inputs, *args.hidden_sizes, 1), 1.0, generator)
         self.parameters: list[Tensor] = [*self.policy.parameters(), *self.value.parameters()]
         if not self.discrete:  # one standard deviation for all states, initially exp(0) = 1 (#24)
-            self.log_std = torch.zeros(self.outputs, dtype=self.dtype, requires_grad=True)
+            start = -0.5 if self.outputs > 1 else 0.0  # our default; 0 in (#24)
+            self.log_std = torch.full((self.outputs,), start, dtype=self.dtype, requires_grad=True)
             self.parameters.append(self.log_std)
         self.obs_moments = Moments(inputs) if args.norm_obs else None
 

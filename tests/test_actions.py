@@ -116,11 +116,23 @@ def test_the_deviation_may_depend_on_the_state(kind: str, outputs: int, trunk: s
 
 
 @pytest.mark.parametrize("trunk", ["auto", "shared"])
-def test_the_first_deviation_is_a_setting(trunk: str, tmp_path: Path) -> None:
-    """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each element."""
-    settings = small(tmp_path / "run", env_id="Pendulum-v1", trunk=trunk, log_std_init=-1.5, learning_rate=1e-12)
-    result = dppo.train(settings)
-    assert result.metrics[0]["losses/entropy"] == pytest.approx(-1.5 + 0.5 + 0.5 * math.log(2 * math.pi), abs=1e-4)
+@pytest.mark.parametrize(
+    ("given", "task", "numbers", "log_std"),
+    [
+        ({"log_std_init": -1.5}, {"env_id": "Pendulum-v1"}, 1, -1.5),
+        ({}, {"env_id": "Pendulum-v1"}, 1, 0.0),
+        ({}, actuated("free"), 2, -0.5),
+        ({"log_std_init": 0.0}, actuated("free"), 2, 0.0),
+    ],
+    ids=str,
+)
+def test_the_first_deviation(
+    given: dict[str, Any], task: dict[str, Any], numbers: int, log_std: float, trunk: str, tmp_path: Path
+) -> None:
+    """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each number."""
+    result = dppo.train(small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **given))
+    each = log_std + 0.5 + 0.5 * math.log(2 * math.pi)
+    assert result.metrics[0]["losses/entropy"] == pytest.approx(numbers * each, abs=1e-4)
 
 
 @pytest.mark.parametrize(

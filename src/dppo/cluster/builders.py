@@ -167,12 +167,13 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     from dppo.ppo.networks.modules import learn_in_bfloat16
 
     device = _device(plan.learners.device)
+    spec = choose_network(plan.network, spaces).spec
     model = PPOModel(
-        choose_network(plan.network, spaces).spec,
+        spec,
         streams.integer(plan.seed, Stream.WEIGHTS),
         device=device,
         zeros_like=None if parallel is None else parallel.zeros_like,
-        log_std=plan.network.log_std_init,
+        log_std=plan.network.first_log_std(spec.distribution.free_size),
     )
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)

@@ -164,11 +164,19 @@ def _make_collector(
 
 
 def _tuned(config: Config, spaces: Spaces) -> Config:
-    """Return the settings with the epochs that suit the actions, and say so if these are others than usual."""
+    """Return the settings with the epochs that suit the actions; say what differs from the usual because of these."""
     epochs = config.epochs_for(not any(boxes(spaces.actions)))
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
+    numbers = sum(box.low.size for box in boxes(spaces.actions))
+    if (
+        config.log_std_init is None
+        and (config.network.first_log_std(numbers) or 0) < 0
+        and not config.state_dependent_std
+    ):
+        wider = as_setting_and_flag("log_std_init", 0.0)
+        logger.info("Deviation: 0.61 at the start, because the noise of %d numbers adds up; %s is 1.", numbers, wider)
     return replace(config, update_epochs=epochs)
 
 

@@ -54,9 +54,10 @@ class Network:
         "Let the standard deviation of real-valued actions depend on the observation; else it is a parameter.",
         branch=False,
     )
-    log_std_init: float = setting(
-        0.0,
-        "Log of the standard deviation of real-valued actions at the start; -1 draws them closer to the mean.",
+    log_std_init: float | None = setting(
+        None,
+        "Log of the standard deviation of real-valued actions at the start; none: -0.5 for two numbers or more, "
+        "whose noise adds up, else 0.",
         ge=-20,
         le=2,
         branch=False,
@@ -76,6 +77,12 @@ class Network:
     dtype: Literal["float32", "float64"] = setting(
         "float32", "Precision of the networks; float64 is for comparing implementations.", branch=False
     )
+
+    def first_log_std(self, size: int) -> float | None:
+        """Return the log of the deviation of `size` numbers at the start; None if the network has its own."""
+        if not size or self.model is not None:
+            return None
+        return (-0.5 if size > 1 else 0.0) if self.log_std_init is None else self.log_std_init
 
     @property
     def model_name(self) -> str | None:

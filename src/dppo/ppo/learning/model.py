@@ -36,13 +36,17 @@ class PPOModel:
         *,
         device: str = "cpu",
         zeros_like: ZerosLike | None = None,
-        log_std: float = 0.0,
+        log_std: float | None = None,
     ) -> None:
-        """Draw the initial weights from `seed` alone; set the logs of deviations, where they are parameters."""
+        """Draw the initial weights from `seed` alone.
+
+        Args:
+            log_std: of the free deviations; None: what the network starts with.
+        """
         self.spec = spec
         self.network = learning_network(spec, seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
-        if log_std and "log_std" in spec.shapes:
+        if log_std is not None:
             weights = self.parameters.weights.numpy(force=True).copy()
             spec.unflatten(weights)["log_std"][:] = log_std
             self.parameters.weights.data.copy_(torch.from_numpy(weights))
