@@ -121,7 +121,11 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
 def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) -> None:
     lines = rows(100)
     for number, row in enumerate(lines, 1):
-        row.update({"eval/episode_reward_mean": 5.0, "eval/episode_reward_std": 1.0} if number % 20 == 0 else {})
+        row.update(
+            {"eval/episodic_return": 5.0, "eval/return_std": 1.0, "eval/global_step": 256 * number - 9}
+            if number % 20 == 0
+            else {}
+        )
         row.update({"incidents/actor_lost": 1.0} if number >= 30 else {})
         row.update({"incidents/env_raised": 2.0, "info/energy": 0.5} if number >= 40 else {})
         row["time/training_s"] -= 5.0 if number > 50 else 0.0
@@ -137,8 +141,11 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     found = checked(html)
     assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [2, 2, 2, 0]
     assert "resumed before step 13,056" in found.words
-    for words in ("eval/episode_reward_mean", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
+    for words in ("eval/episodic_return", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
         assert words in found.words
+    assert "eval/global_step" not in found.words, "it is the place, not a value"
+    evaluated = html[html.index("eval/episodic_return") :]
+    assert len(set(re.findall(r"M([^Z]*)Z", evaluated)[0].split("L"))) == 10, "five points, above and below the mean"
     [(first, *_), (second, *_)] = facts.actors["actor-0"]
     assert (first, second) == (0.0, 60.0)
     assert "process 7 ended by SIGKILL" in found.words
