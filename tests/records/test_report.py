@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import yaml
 from browser import CHROMIUM, Browser
-from builders import make_config
 
 from dppo.__main__ import main
-from dppo.commands.flags import as_words
 from dppo.commands.report import facts_of
 from dppo.commands.train import parse
 from dppo.config import Config, grouped, resolved
+from dppo.records.files.run_lock import RunLock
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.report import charts
@@ -210,19 +209,24 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
-    settings = {
-        "hidden_sizes": (8, 4),
-        "norm_obs": False,
-        "target_kl": 0.02,
-        "env_kwargs": {"a b": [1]},
-        "num_actors": "2..4",
-    }
-    config = make_config(
-        {"env_id": "mysim:make", **settings, "num_actors": "2..4", "actor_resources": {"licence": 1.0}}
-    )
-    again = Config(**parse(as_words(config)).settings)
-    assert resolved(again) == resolved(config)
-    assert shlex.join(as_words(Config(env_id="CartPole-v1"))).startswith("CartPole-v1 --preset none")
+    settings = {"hidden_sizes": (8, 4), "norm_obs": False, "target_kl": 0.02, "env_kwargs": {"a b": [1]}, "seed": 3}
+    settings |= {"num_actors": "2..4", "actor_resources": {"licence": 1.0}}
+    facts = facts_of(a_run(tmp_path / "run", [], **settings))
+    words = shlex.split(facts.command)
+    assert words[:5] == ["dppo", "train", "CartPole-v1", "--preset", "none"]
+    assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+
+
+def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", rows(200))
+    assert facts_of(run).state == "finished"
+    (run / "metrics.jsonl").write_text("")
+    assert facts_of(run).state == "stopped early"
+    lock = RunLock(run)
+    assert facts_of(run).state == "running"
+    lock.close()
+    (run / "run.lock").touch()  # of a process that was killed
+    assert facts_of(run).state == "stopped early"
 
 
 @pytest.mark.parametrize(
