@@ -244,9 +244,7 @@ def _aspect(key: str, before: Record, after: Record) -> Iterator[str]:
         yield f"failed: {old or 'not before'}, then {new or 'not after'}"
     elif key == "rows" and old and new:
         pairs = enumerate(zip(old, new, strict=False))
-        first = next(
-            (number for number, (a, b) in pairs if not a.items() <= b.items()), None
-        )  # b may have more metrics
+        first = next((number for number, (a, b) in pairs if not a.items() <= b.items()), None)  # new metrics
         if first is not None:
             yield f"row {first + 1} of metrics: {_named(old[first], new[first])}"
         elif len(old) != len(new):

@@ -41,6 +41,11 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
         'gamma=0.9, env_kwargs={"g": 2}, name=$\\frac{ (1 seed)',
     ]
     assert [str(group) for group in grouped_by_settings(made[:1])] == ["E-v0 (1 seed)"]
+    of_another_version = [one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9], unknown=1)]
+    assert [str(group) for group in grouped_by_settings(of_another_version)] == [
+        "unknown=null (2 runs)",
+        "unknown=1 (1 seed)",
+    ]
 
 
 def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:

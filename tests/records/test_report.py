@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import yaml
 from browser import CHROMIUM, Browser
-from builders import make_config
 
 from dppo.__main__ import main
-from dppo.commands.flags import as_words
 from dppo.commands.report import facts_of
 from dppo.commands.train import parse
 from dppo.config import Config, grouped, resolved
+from dppo.records.files.run_lock import RunLock
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.report import charts
@@ -121,7 +120,11 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
 def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) -> None:
     lines = rows(100)
     for number, row in enumerate(lines, 1):
-        row.update({"eval/episode_reward_mean": 5.0, "eval/episode_reward_std": 1.0} if number % 20 == 0 else {})
+        row.update(
+            {"eval/episodic_return": 5.0, "eval/return_std": 1.0, "eval/global_step": 256 * number - 9}
+            if number % 20 == 0
+            else {}
+        )
         row.update({"incidents/actor_lost": 1.0} if number >= 30 else {})
         row.update({"incidents/env_raised": 2.0, "info/energy": 0.5} if number >= 40 else {})
         row["time/training_s"] -= 5.0 if number > 50 else 0.0
@@ -137,8 +140,11 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     found = checked(html)
     assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [2, 2, 2, 0]
     assert "resumed before step 13,056" in found.words
-    for words in ("eval/episode_reward_mean", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
+    for words in ("eval/episodic_return", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
         assert words in found.words
+    assert "eval/global_step" not in found.words, "it is the place, not a value"
+    evaluated = html[html.index("eval/episodic_return") :]
+    assert len(set(re.findall(r"M([^Z]*)Z", evaluated)[0].split("L"))) == 10, "five points, above and below the mean"
     [(first, *_), (second, *_)] = facts.actors["actor-0"]
     assert (first, second) == (0.0, 60.0)
     assert "process 7 ended by SIGKILL" in found.words
@@ -203,19 +209,24 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
-    settings = {
-        "hidden_sizes": (8, 4),
-        "norm_obs": False,
-        "target_kl": 0.02,
-        "env_kwargs": {"a b": [1]},
-        "num_actors": "2..4",
-    }
-    config = make_config(
-        {"env_id": "mysim:make", **settings, "num_actors": "2..4", "actor_resources": {"licence": 1.0}}
-    )
-    again = Config(**parse(as_words(config)).settings)
-    assert resolved(again) == resolved(config)
-    assert shlex.join(as_words(Config(env_id="CartPole-v1"))).startswith("CartPole-v1 --preset none")
+    settings = {"hidden_sizes": (8, 4), "norm_obs": False, "target_kl": 0.02, "env_kwargs": {"a b": [1]}, "seed": 3}
+    settings |= {"num_actors": "2..4", "actor_resources": {"licence": 1.0}}
+    facts = facts_of(a_run(tmp_path / "run", [], **settings))
+    words = shlex.split(facts.command)
+    assert words[:5] == ["dppo", "train", "CartPole-v1", "--preset", "none"]
+    assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+
+
+def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", rows(200))
+    assert facts_of(run).state == "finished"
+    (run / "metrics.jsonl").write_text("")
+    assert facts_of(run).state == "stopped early"
+    lock = RunLock(run)
+    assert facts_of(run).state == "running"
+    lock.close()
+    (run / "run.lock").touch()  # of a process that was killed
+    assert facts_of(run).state == "stopped early"
 
 
 @pytest.mark.parametrize(

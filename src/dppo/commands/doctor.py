@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dppo.commands.flags import flag, in_flags
+from dppo.commands.flags import as_words, flag, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.files import plain
@@ -77,11 +77,9 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
         return report
     in_process = next(plans(facts, config)).speed
     expected = [one._asdict() | {"speed_up": one.speed / in_process} for one in plans(facts, config)]
-    words, best = [config.env_name], recommended(facts, config)
-    for name, value in given.items():
-        if name not in ("num_actors", "env_threads"):
-            on = [] if isinstance(value, bool) else value if isinstance(value, list) else [str(value)]
-            words += [flag(f"no_{name}" if value is False else name), *on]
+    best = recommended(facts, config)
+    others = {name: value for name, value in given.items() if name not in ("num_actors", "env_threads")}
+    words = [config.env_name, *as_words(others)]
     words += ["--num-actors", str(best.actors)] * (best.actors > 0) + ["--env-threads"] * best.threads
     command = shlex.join(["dppo", "train", *words])
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}

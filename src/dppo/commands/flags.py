@@ -8,9 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from dppo.config import Config, resolved
 from dppo.config.aliases import meant_by
-from dppo.config.files import plain
 from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
@@ -193,16 +191,12 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def as_words(config: Config) -> list[str]:
-    """Return the words of a command line with these settings, without run_dir: ENV_ID, and flags for other values.
-
-    Objects of a Python program are shown, but no command line can pass them.
-    """
-    words, values = [config.env_name, "--preset", "none"], resolved(config)
-    for name, value in values.items():
-        if name != "env_id" and value != plain(default_of(name)):
-            on = [] if isinstance(value, bool) else map(str, value) if isinstance(value, list) else [shown(value)]
-            words += [flag(f"no_{name}" if value is False else name), *on]
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Return the flags that set these values; objects of a Python program are shown, but no flag can pass them."""
+    words = []
+    for name, value in settings.items():
+        on = [] if isinstance(value, bool) else map(str, value) if isinstance(value, list | tuple) else [shown(value)]
+        words += [flag(f"no_{name}" if value is False else name), *on]
     return words
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from dppo.commands.doctor import of_run
 from dppo.commands.flags import Parser, UsageError, as_words, one_word
-from dppo.config import Config
-from dppo.config.files import versions_in
+from dppo.config import Config, resolved
+from dppo.config.files import plain, versions_in
+from dppo.config.parts import default_of
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.records.files.disk import cause, remedy, write_file
@@ -60,8 +61,9 @@ def facts_of(run: Path) -> Facts:
         else:
             os.close(handle)
     versions = versions_in(run / CONFIG) if (run / CONFIG).is_file() else {}
-    command = shlex.join(["dppo", "train", *as_words(config)])
-    return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, command)
+    own = {name: value for name, value in resolved(config).items() if value != plain(default_of(name))}
+    words = ["dppo", "train", own.pop("env_id"), "--preset", "none", *as_words(own)]
+    return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, shlex.join(words))
 
 
 def _incidents(run: Path) -> Iterator[dict[str, Any]]:

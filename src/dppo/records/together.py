@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dppo.config.files import plain
-from dppo.config.parts import default_of
+from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
@@ -31,14 +31,15 @@ class One(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seeds only."""
+    """Runs that differ in their seeds only, as a rule."""
 
     label: str
     """The settings in which they differ from other groups."""
     runs: Sequence[One]
 
     def __str__(self) -> str:
-        return f"{self.label} ({counted(len(self.runs), 'seed')})"
+        seeds = {run.settings.get("seed") for run in self.runs}
+        return f"{self.label} ({counted(len(self.runs), 'seed' if len(seeds) == len(self.runs) else 'run')})"
 
     def last(self) -> np.ndarray:
         """Return the last value of each run."""
@@ -66,7 +67,8 @@ def read_one(run: Path, metric: str) -> One:
 def grouped_by_settings(runs: Sequence[One]) -> list[Group]:
     """Return runs in groups with equal settings but for their seeds, labeled by what differs between groups."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
-    values = [{name: plain(run.settings.get(name, default_of(name))) for name in names} for run in runs]
+    defaults = {name: default_of(name) for name in names if name in settings_by_name()}
+    values = [{name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs]
     differing = [name for name in names if any(one[name] != values[0][name] for one in values)]
     groups: dict[str, list[One]] = {}
     for run, own in zip(runs, values, strict=True):

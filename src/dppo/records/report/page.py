@@ -22,7 +22,7 @@ from dppo.records.terminal.view import PHASES, duration, number
 Row = Mapping[str, float]
 MOST, MOST_LANES = 40, 64  # charts of one kind; actors
 STEPS, RETURN, LOSSES = "env steps", "charts/episodic_return", "losses/"
-ENDS = ("_std", "_min", "_max")  # of keys with the spread of another
+NOT_DRAWN = ("_std", "_min", "_max", "eval/iteration", "eval/global_step")  # ends of keys that belong to another
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
     "Reported by the environment": ("info/",),
@@ -125,9 +125,10 @@ def _charts(facts: Facts) -> Iterator[str]:
     yield _group("Learning", both, seen) if any(both) else "<p>No episode has finished yet.</p>"
     parts = {TIMES[name]: of[f"perf/{name}_frac"] for name in PHASES if f"perf/{name}_frac" in of}
     for title, prefixes in SECTIONS.items():
-        named = [key for prefix in prefixes for key in of if key.startswith(prefix) and not key.endswith(ENDS)]
+        keys = [key for prefix in prefixes for key in of if key.startswith(prefix) and not key.endswith(NOT_DRAWN)]
+        x = of.get("eval/global_step", steps) if title == "Evaluation" else steps
         shares = [stacked("share of each iteration", steps, parts, STEPS)] if title.startswith("Where") else []
-        yield _group(title, shares + [chart(key, steps, _with_spread(of, key), STEPS) for key in named[:MOST]])
+        yield _group(title, shares + [chart(key, x, _with_spread(of, key), STEPS) for key in keys[:MOST]])
     if facts.actors:
         shown = dict(list(facts.actors.items())[:MOST_LANES])
         of_actors = f"processes of {len(shown)} of {counted(len(facts.actors), 'actor')}"
@@ -136,7 +137,7 @@ def _charts(facts: Facts) -> Iterator[str]:
 
 def _with_spread(of: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     """Return [3, n]: a mean, and it less and plus its deviation, or its lowest and highest value, where these exist."""
-    y, stem = of[key], key.removesuffix("_mean")
+    y, stem = of[key], key.removesuffix("_mean").replace("eval/episodic_", "eval/")
     deviation = of.get(f"{stem}_std", 0 * y)
     ends = of.get(f"{stem}_min", y - deviation), of.get(f"{stem}_max", y + deviation)
     return np.array([y, *(np.where(np.isfinite(end), end, y) for end in ends)])
