@@ -6,9 +6,9 @@ Four samplers of two environments (CartPole; each step sleeps 4 ms), `--num-acto
 cluster of Ray's `Cluster` utility with two nodes on this machine. The environments raise, return NaN and no reward, as
 the seed of the episode wants it. Whatever the seed does not decide must not change a bit: they hang, exit, crash, leak,
 print and leave detached processes behind. Meanwhile this program kills and freezes actors, takes a node away and gives
-it back, ends the driver with SIGTERM and, later, with SIGKILL, and resumes it. The last two thirds pass without a restart
-of the driver, so that what it accumulates shows. At the end, the weights are compared with those of a run in one process
-without any of that.
+it back, ends the driver with SIGTERM and, later, with SIGKILL, and resumes it. The last two thirds pass without a
+restart of the driver, so that what it accumulates shows. At the end, the weights are compared with those of a run in
+one process without any of that.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             ),
             standby=standby,
         )
+        if plan.env.env_state == "auto":
+            group.keep_own_states()
     except BaseException:
         close_all(envs)
         raise
@@ -110,7 +112,8 @@ def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     try:
-        of, make = plan.env, partial(make_env, place=(sampler_id, env))
+        of, most_steps = plan.env, plan.env.replay_limit and plan.env.replay_limit * plan.env.action_repeat
+        make = partial(make_env, place=(sampler_id, env), most_steps=most_steps)
         return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
     except (DppoError, *INTERRUPTIONS):
         raise

@@ -102,6 +102,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,
      "replay=False abandons the open episodes of a sampler that is rebuilt. Leave one of them out"),
+    ("replay_limit", lambda c: c.replay,
+     "replay=False replays nothing. Leave one of them out"),
     ("env_threads", lambda c: c.num_samplers > max(1, c.actor_bounds[0]),
      "each process has a single sampler, and so a single thread. Use fewer actors than samplers, or leave it out"),
     ("num_learners", lambda c: c.num_actors != 0,

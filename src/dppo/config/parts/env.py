@@ -44,6 +44,18 @@ class Env:
         "Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run.",
         resume="free",
     )
+    env_state: Literal["auto", "off"] = setting(
+        "auto",
+        "Rebuild an environment that has get_state() and set_state(state) from its state after the last segment, at "
+        "once, hidden state included; off: replay the actions of its episode, as for any other environment.",
+        resume="free",
+    )
+    replay_limit: int | None = setting(
+        None,
+        "Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an "
+        "open one is never longer. For episodes that last long or never end; get_state and set_state need no replay.",
+        gt=0,
+    )
     drop_obs: tuple[str, ...] = setting(
         (),
         "Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part.",
