@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": set(),
     "config": set(),
     "ppo": {"config.parts"},
-    "envs": {"ppo.exchange.records", "signals"},
+    "envs": {"ppo.exchange.plain_data", "ppo.exchange.records", "signals"},
     "records": {"config", "ppo.exchange.records"},
     "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
