@@ -16,7 +16,7 @@ from recorder import Recorder
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
-from dppo.ppo.exchange.plain_data import NotPlain, packed, unpacked
+from dppo.plain_data import NotPlain, packed, unpacked
 from dppo.records.files import checkpoint as checkpoints
 
 SIZES: dict[str, Any] = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 16, "total_timesteps": 6 * 64}

@@ -16,7 +16,7 @@ from dppo.envs.checks.faults import user_traceback
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.threads import EnvThread
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.plain_data import PLAIN, NotPlain, packed, unpacked
+from dppo.plain_data import PLAIN, NotPlain, packed, unpacked
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dppo.ppo.exchange.plain_data import unpacked
+from dppo.plain_data import unpacked
 from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 from dppo.ppo.networks.network import NetworkSpec
 
