@@ -29,6 +29,8 @@ class EnvGroup:
     Every episode starts with `reset(seed=episode_seed(env, episode))`, so that any process can replay it.
     """
 
+    _states: OwnStates | None = None  # see `keep_own_states`
+
     def __init__(
         self,
         envs: list[Any],
@@ -69,7 +71,6 @@ class EnvGroup:
         self._reported_outside = False
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
         self._lives = range(self.num_envs if has_lives else 0)
-        self._states: OwnStates | None = None
 
     def keep_own_states(self) -> None:
         """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`."""

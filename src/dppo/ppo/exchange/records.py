@@ -243,10 +243,12 @@ class Timings:
     """Part of `env_s` that was spent on replay."""
     memory: int = 0
     """Bytes of an actor with its children; of several the most."""
+    actor: int = 0
+    """Id of the actor that they are of."""
 
     def __add__(self, other: Timings) -> Timings:
         added = Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-        return replace(added, memory=max(self.memory, other.memory))
+        return replace(added, memory=max(self.memory, other.memory), actor=self.actor)
 
 
 @dataclass(frozen=True, slots=True)
