@@ -58,7 +58,7 @@ ON_ACTORS: dict[str, Any] = {
     "step_timeout_s": 4.0,
     "reset_timeout_s": 10.0,
     "max_actor_restarts": 50,
-    "recycle_after": "0.4GB",
+    "recycle_after": "0.15GB",
 }
 BY_SEED = 0.002  # faults in a step that follow from the seed: they are part of the result
 BY_CHANCE = {"hang": 15_000, "exit": 15_000, "crash": 15_000, "print": 4_000, "orphan": 4_000}  # one in so many steps
@@ -186,7 +186,7 @@ class Soak:
             one |= {"driver_threads": driver.num_threads()}
         sleepers = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", ORPHAN]]
         one |= {"iterations": rows.read_bytes().count(b"\n") if rows.exists() else 0, "orphans": len(sleepers)}
-        one |= {"run_mb": _size(self.folder / "run") / 1e6, "tmp_mb": _size(self.folder / "tmp") / 1e6}
+        one |= {"run_mb": _size(self.folder / "run") / 1e6, "tmp_mb": _size(self.folder / "tmp", "dppo-*") / 1e6}
         self.samples.append(one)
 
     def signal_actor(self, number: signal.Signals) -> None:
@@ -231,9 +231,9 @@ class Soak:
         self._cluster.shutdown()
 
 
-def _size(folder: Path) -> int:
+def _size(folder: Path, names: str = "**/*") -> int:
     total = 0
-    for path in folder.rglob("*"):
+    for path in folder.glob(names):
         with suppress(OSError):
             total += path.lstat().st_size
     return total
@@ -304,18 +304,20 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     samples = [one for one in found["samples"] if one["s"] < 60 * found["minutes"]]
     minutes = np.array([one["s"] for one in samples]) / 60
+    running = [{} if one.get("driver_threads", 0) < 10 else one for one in samples]  # else the driver is starting
+    running = [one if one.get("actors") else {name: one[name] for name in one.keys() - {"actor_mb"}} for one in running]
     rates, width = _rates(samples), max(1, int(60 / SAMPLE_S))
     panels: tuple[tuple[str, dict[str, Any]], ...] = (
         ("memory, MB", {"driver": "driver_mb", "largest actor": "actor_mb"}),
         ("of the driver", {"file descriptors": "driver_fds", "threads": "driver_threads"}),
-        ("disk, MB", {"run folder": "run_mb", "temporary files": "tmp_mb"}),
+        ("disk, MB", {"run folder": "run_mb", "files of actors elsewhere": "tmp_mb"}),
         ("left processes", {"detached": "orphans"}),
         (f"iterations a minute\n(mean of {width * SAMPLE_S:.0f} s)", {"": rates}),
     )
     figure, all_axes = plt.subplots(len(panels), 1, figsize=(9, 9), sharex=True, layout="constrained")
     for axes, (label, lines) in zip(all_axes, panels, strict=True):
         for colour, (name, what) in zip(COLOURS, lines.items(), strict=False):
-            values = what if not isinstance(what, str) else [one.get(what, np.nan) for one in samples]
+            values = what if not isinstance(what, str) else [one.get(what, np.nan) for one in running]
             axes.plot(minutes, values, color=colour, label=name, linewidth=1.2)
         for when, event in found["at"]:
             if event.startswith(("driver", "node")):
@@ -323,9 +325,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 axes.axvline(when / 60, color=GREY, linewidth=0.8, linestyle=style, zorder=0)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
+        axes.set_xlim(0, found["minutes"])
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
-            axes.legend(loc="center right", frameon=False, ncols=2)
+            axes.legend(loc="best", frameon=False, ncols=2)
     all_axes[-1].set_xlabel("minutes; lines: the driver ended and resumed, dotted: a node lost or back")
     figure.savefig(path, dpi=DPI)
 

@@ -115,8 +115,8 @@ def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_slow_state_is_reported_once_and_other_methods_of_these_names_are_left_alone(tmp_path: Path) -> None:
-    recorder, long = Recorder(), {"total_timesteps": 10 * 64}
-    dppo.train(settings(tmp_path / "slow", kwargs={"fault": "slow"}, **long), observers=[recorder])
+    recorder = Recorder()
+    dppo.train(settings(tmp_path / "slow", kwargs={"fault": "slow"}, total_timesteps=10 * 64), observers=[recorder])
     assert [one.message[:9] for one in recorder.incidents] == [f"sampler {one}" for one in range(2)]
     assert "MiB" not in recorder.incidents[0].message
     assert "of its time. Raise `num_steps`" in recorder.incidents[0].message

@@ -212,7 +212,8 @@ class Fake:
             return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
         answer = actor.make_segments(command.question, command.policy)
         if self.most_hosted < sys.maxsize:
-            hosted = [len(one.hosted) for process, one in self._actors.items() if process not in self._killed]
+            actors: list[Any] = [one for process, one in self._actors.items() if process not in self._killed]
+            hosted = [len(one.hosted) for one in actors]
             assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
         if isinstance(answer, Recycled):
             return self._sent(command.ask_id, Answered(who, command.ask_id, answer))

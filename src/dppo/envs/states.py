@@ -107,7 +107,8 @@ class OwnStates:
             what = f"{self._owner}, env {len(states)}: its state {error if plain else f'raised {in_a_line(error)}'}"
             if log.index == 0:
                 raise EnvironmentFault(f"{what}. {REMEDY}.", "" if plain else user_traceback(error)) from None
-            return self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
+            self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
+            return None
         self._seconds, self._taken = self._seconds + time.perf_counter() - began, self._taken + 1
         log.seconds += time.perf_counter() - began
         self._of_seconds += log.seconds
