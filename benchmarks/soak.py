@@ -66,7 +66,8 @@ LEAKED = 6_000  # bytes in each step
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 SAMPLE_S = 5.0
-ORPHAN = "86419"  # seconds that a detached process sleeps: nobody else starts such a one
+# Seconds that a detached process sleeps, by which it is known; children of this process inherit the number.
+ORPHAN = os.environ.setdefault("SOAK_ORPHAN", str(100_000 + os.getpid()))
 
 leaked: list[bytes] = []
 
