@@ -90,7 +90,7 @@ def test_hidden_state_moves_with_its_sampler(more: dict[str, Any], ray_session: 
             r"holds a numpy\.random\._generator\.Generator .*: return its bit_generator\.state",
             marks=pytest.mark.slow,
         ),
-        ("large", r"its state has 16,777,\d+ bytes\. Return at most 16 MiB .* or use env_state=off"),
+        ("large", r"its state has 16,777,\d+ bytes\. Return at most 16 MiB .* env_state=off"),
         pytest.param("raises", r"its state raised OSError: no answer(.|\n)*in get_state", marks=pytest.mark.slow),
     ],
 )

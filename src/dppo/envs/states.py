@@ -24,7 +24,10 @@ from dppo.user_code import in_a_line
 MOST_BYTES = 1 << 24  # of one environment
 NOTICEABLE, SEGMENTS = 0.1, 8  # share of the time in the environments, after so many segments, that is worth a line
 NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType
-REMEDY = f"Return at most {MOST_BYTES >> 20} MiB of plain data ({PLAIN}), or use env_state=off, which replays instead"
+REMEDY = (
+    f"Return at most {MOST_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
+    f"use env_state=off, which replays instead."
+)
 
 
 def offers_state(env: Any) -> bool:
@@ -106,7 +109,7 @@ class OwnStates:
             plain = isinstance(error, NotPlain)
             what = f"{self._owner}, env {len(states)}: its state {error if plain else f'raised {in_a_line(error)}'}"
             if log.index == 0:
-                raise EnvironmentFault(f"{what}. {REMEDY}.", "" if plain else user_traceback(error)) from None
+                raise EnvironmentFault(f"{what}. {REMEDY}", "" if plain else user_traceback(error)) from None
             self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
             return None
         self._seconds, self._taken = self._seconds + time.perf_counter() - began, self._taken + 1
@@ -114,9 +117,7 @@ class OwnStates:
         self._of_seconds += log.seconds
         share = self._seconds / self._of_seconds
         if share > NOTICEABLE and self._taken >= SEGMENTS:
-            each = (
-                f"{1e3 * self._seconds / self._taken:.1f} ms for {sum(map(len, states)):,} bytes at each segment's end"
-            )
+            each = f"{1e3 * self._seconds / self._taken:.1f} ms a segment for {sum(map(len, states)):,} bytes"
             self._say(f"{self._owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
         return np.frombuffer(packed(states), np.uint8)
 
