@@ -86,8 +86,8 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 def test_a_state_that_is_not_whole_is_found(partial: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MOST", 50)
-    saved = {"env_id": "worlds.sick:Saved", "env_kwargs": {"disease": "hidden state", "partial": partial}}
-    found = found_in(dataclasses.replace(config_of("none"), **saved))
+    kwargs = {"disease": "hidden state", "partial": partial}
+    found = found_in(dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs))
     assert any(one.startswith(said) for one in found), found
 
 
