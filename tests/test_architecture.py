@@ -15,7 +15,16 @@ import pytest
 import dppo
 
 SRC = Path(dppo.__file__).parent
-BASE = {"errors", "files", "log", "numerics", "spaces", "streams", "user_code"}  # every module may import these
+BASE = {
+    "errors",
+    "files",
+    "log",
+    "numerics",
+    "plain_data",
+    "spaces",
+    "streams",
+    "user_code",
+}  # every module may import these
 
 # The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "log": set(),
     "numerics": set(),
+    "plain_data": set(),
     "spaces": set(),
     "streams": set(),
     "user_code": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from functools import partial
@@ -74,6 +75,20 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):
         assert one.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("partial", "said"),
+    [
+        (False, "ok: another instance goes on in the same way after set_state"),
+        (True, "warning: after set_state in another instance: it differs at step 1. Return from get_state all"),
+    ],
+)
+def test_a_state_that_is_not_whole_is_found(partial: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MOST", 50)
+    kwargs = {"disease": "hidden state", "partial": partial}
+    found = found_in(dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs))
+    assert any(one.startswith(said) for one in found), found
 
 
 PLAYED: Facts = {"steps": 1000, "rewards": [0.0, 1.0], "returns": [1.0], "lengths": [9], "available_mb": 4000}

@@ -46,6 +46,14 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     assert found["versions"]["dppo"] == dppo.__version__
 
 
+def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault):
+        dppo.train(settings(tmp_path / "run", env_id="worlds.faulty:Brittle", env_kwargs={"where": "constructor"}))
+    [folder] = (tmp_path / "run" / "incidents").iterdir()
+    assert json.loads((folder / "incident.json").read_text())["phase"] == "constructor"
+    assert "LicenceError: licence server said 503" in (folder / "report.txt").read_text()
+
+
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_actions_of_earlier_segments_are_among_them(
     num_actors: int, request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class Toy:
 
     def __init__(self) -> None:
         self._samplers: dict[int, _Sampler] = {}
+        self.hosted = self._samplers.keys()
 
     def describe(self, sampler_id: int) -> Spaces:
         return SPACES
@@ -249,6 +251,7 @@ class Schedules:
         collector: Any = Loop(ledger)
         if world is not None:
             limits = replace(LIMITS, segment_timeout_s=20.0, backup_requests=options["backups"])
+            limits = replace(limits, most_hosted=world.most_hosted, start_s=options["start_s"])
             engine = Collecting(shares(SAMPLERS, options["num_actors"]), ledger, limits)
             collector = ActorCollector(engine, world, clock=world.clock)
         trainers = Mixing(self._spec)
@@ -276,12 +279,16 @@ class Schedules:
         stops = [*draws.choice([[], [], [3], [6]]), iterations]
         lost = [index for index in range(iterations) if draws.random() < 0.02]
         story.append(f"lag {lag}, {num_actors} actors, slowness {slowness}, backup requests {backups}, lost {lost}")
+        slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
+        most_hosted, start_s = [sys.maxsize, SAMPLERS, SAMPLERS + 1][slots // 2], 3.0 * (slots % 2)
+        story[-1] += f", environments of at most {most_hosted} samplers, {start_s:g} s apart"
         state: Any = None
         for begun, until in zip([0, *stops], stops, strict=False):
             world = Fake(self._plan, draws, faults, Toy)
             world.slowness, world.story, world.tick_s = slowness, story, TICK_S
             story.append(f"iterations {begun} to {until}:")
-            options = {"num_actors": num_actors, "backups": backups}
+            world.most_hosted = most_hosted
+            options = {"num_actors": num_actors, "backups": backups, "start_s": start_s}
             due = [index for index in lost if begun <= index < until]
             state = self._train(world, lag, iterations, stop_after=until, lost=due, state=state, **options)
             self.seen += world.moved + Counter(state[1]["incidents"])

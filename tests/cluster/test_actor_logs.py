@@ -149,6 +149,43 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     wait_until(lambda: not any(map(alive, children)), 5.0)
 
 
+def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
+    for code, more, how in (
+        (-9, True, keeper.LACK),
+        (None, True, keeper.LACK),
+        (3, True, "with exit code 3"),
+        (-9, False, "by SIGKILL"),
+        (None, False, ""),
+    ):
+        monkeypatch.setattr(keeper, "_code", lambda _, code=code: code)
+        assert keeper._status([], more) == how
+    assert keeper._kills_for_memory() >= 0
+    assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.CHARACTERS
+
+
+def test_only_some_logs_of_processes_that_have_ended_stay_where_there_is_no_run_folder(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(keeper, "KEPT_LOGS", 2)
+    marker = str(tmp_path / "dppo-progress-00000000")
+    for name in (
+        "dppo-log-0000000a",
+        "dppo-log-0000000b.1",
+        "dppo-log-0000000c",
+        "dppo-log-00000000",
+        "dppo-log-lives",
+    ):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (tmp_path.stat().st_ctime, len(list(tmp_path.iterdir()))))
+    for name in ("dppo-progress-00000000", "dppo-progress-00000000.stacks", "dppo-progress-lives"):
+        (tmp_path / name).touch()
+    keeper._tidy(marker, str(tmp_path / "run" / "logs" / "actor-0.log"))
+    assert len(list(tmp_path.iterdir())) == 6  # of a log elsewhere, only the progress file
+    keeper._tidy(marker, str(tmp_path / "dppo-log-00000000"))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["dppo-log-00000000", "dppo-log-0000000c", "dppo-log-lives", "dppo-progress-lives"]
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_log_that_leads_elsewhere_is_not_written_to(link: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "precious").write_text("precious")

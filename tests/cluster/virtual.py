@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,8 @@ class Fake:
         """The questions, and what became of them."""
         self.slowness: dict[int, float] = {}
         """Factors of the times that actors take, by id."""
+        self.most_hosted = sys.maxsize
+        """Samplers whose environments may exist at once."""
         self.moved: Counter[str] = Counter()
         """Samplers that went to another actor although theirs was running."""
         self._make_actor = make_actor or (lambda: PPOActor(packed))
@@ -208,6 +211,10 @@ class Fake:
         if isinstance(command, Describe):
             return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
         answer = actor.make_segments(command.question, command.policy)
+        if self.most_hosted < sys.maxsize:
+            actors: list[Any] = [one for process, one in self._actors.items() if process not in self._killed]
+            hosted = [len(one.hosted) for one in actors]
+            assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
         if isinstance(answer, Recycled):
             return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
         assert isinstance(answer, Answer)

@@ -20,7 +20,7 @@ from worlds.simple import Counting
 import dppo
 from dppo import streams
 from dppo.envs.group import EnvGroup
-from dppo.ppo.exchange.records import SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 from dppo.streams import Stream
 
 
@@ -65,7 +65,7 @@ def test_episodes_are_logged_in_the_order_of_their_ends_and_once() -> None:
         stepper.step([0, 0])
     logged = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.log.episodes]
     assert logged == [(1, 0, 6.0, 2, None), (0, 0, 3.0, 3, True), (1, 1, 6.0, 2, None)]
-    opened = stepper.group.open_episodes()
+    opened = stepper.group.open_episodes(EnvLog())
     assert opened["episodes"].tolist() == [1, 2]
     assert opened["episode_lengths"].tolist() == [1, 0]
     assert opened["episode_returns"].tolist() == [1, 0]
@@ -129,7 +129,7 @@ def test_box_actions_are_clipped_shaped_and_cast() -> None:
 
 
 def carried(group: EnvGroup) -> SamplerCarry:
-    return SamplerCarry(discounted_returns=np.zeros(group.num_envs), **group.open_episodes())
+    return SamplerCarry(discounted_returns=np.zeros(group.num_envs), **group.open_episodes(EnvLog()))
 
 
 def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list[int]]]:
@@ -151,8 +151,8 @@ def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
     assert after.restore(carried(before.group), arrays) == []
     assert after.obs.tobytes() == before.obs.tobytes()
     assert after.log.episodes == []
-    for name, array in before.group.open_episodes().items():
-        np.testing.assert_array_equal(after.group.open_episodes()[name], array)
+    for name, array in before.group.open_episodes(EnvLog()).items():
+        np.testing.assert_array_equal(after.group.open_episodes(EnvLog())[name], array)
     for stepper in (before, after):
         stepper.step([1, 1])
     assert after.obs.tobytes() == before.obs.tobytes()
@@ -184,8 +184,8 @@ def test_environments_that_share_a_buffer_are_replayed() -> None:
     """The checksum is of each observation when it was returned, not of later contents of the array."""
     before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
     own, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
-    checksums = before.group.open_episodes()["checksums"]
-    assert checksums.tolist() == own.group.open_episodes()["checksums"].tolist()
+    checksums = before.group.open_episodes(EnvLog())["checksums"]
+    assert checksums.tolist() == own.group.open_episodes(EnvLog())["checksums"].tolist()
     after = Stepper(group_of([SharesItsBuffer(), SharesItsBuffer()]))
     assert after.restore(carried(before.group), tuple(map(np.array, actions))) == []
     assert after.obs.tobytes() == before.obs.tobytes() == own.obs.tobytes()
@@ -197,7 +197,7 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) 
     stepper = started(Scripted(space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1))
     stepper.step([0])
     expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes()))
-    assert stepper.group.open_episodes()["checksums"].tolist() == [expected]
+    assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)

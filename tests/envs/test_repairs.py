@@ -14,6 +14,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import WAITS_S, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import EnvironmentFault
+from dppo.ppo.exchange.records import EnvLog
 
 
 class Choking(Scripted):
@@ -59,7 +60,7 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
     assert new.seeds == [10 + 1]
     assert stepper.obs[:, 0].tolist() == [3, 0]  # the next observation is that of the new episode
     assert (stepper.rewards.tolist(), stepper.truncated.tolist()) == ([1, 0], [False, True])
-    assert stepper.group.open_episodes()["episodes"].tolist() == [0, 1]
+    assert stepper.group.open_episodes(EnvLog())["episodes"].tolist() == [0, 1]
     [incident] = stepper.log.incidents
     assert (incident.kind, incident.env, incident.lost_steps) == ("env_raised", 1, 2)
     stepper.group.close()

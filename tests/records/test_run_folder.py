@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -137,14 +138,15 @@ def raises() -> gym.Env[Any, Any]:
     raise RuntimeError("licence")
 
 
-def test_a_run_that_fails_before_training_leaves_the_folder_unchanged(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("x")
     (tmp_path / "empty").mkdir()
     for name in ("notes", "empty", "new"):
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "todo.txt"]
+        shutil.rmtree(tmp_path / name / "incidents")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "new", "notes", "todo.txt"]
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:

@@ -98,3 +98,19 @@ class Sick(gym.Env[Any, Any]):
         if self.disease == "not finite" and self._t == 5:
             number = np.nan
         return np.array([number, self._t], np.float32)
+
+
+class Saved(Sick):
+    """One whose state can be set; with `partial`, not all of it."""
+
+    def __init__(self, disease: str = "none", partial: bool = False) -> None:
+        super().__init__(disease)
+        self._partial = partial
+
+    def get_state(self) -> Any:
+        hidden = {} if self._partial else {"total": self.total}
+        return hidden | {"t": self._t, "random": self.np_random.bit_generator.state}
+
+    def set_state(self, state: Any) -> None:
+        self._t, self.total = state["t"], state.get("total", self.total)
+        self.np_random.bit_generator.state = state["random"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from dppo.ppo.learning.off_policy import OffPolicyTrainer
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.trainer import PPOTrainer
+
+
+LOOK_S = 0.25
+_starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             ),
             standby=standby,
         )
+        if plan.env.env_state == "auto":
+            group.keep_own_states()
     except BaseException:
         close_all(envs)
         raise
@@ -102,15 +110,28 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
 
 
 def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
-    progress.enter(place_of(Phase.MAKE, sampler_id, env))
+    _wait_for_start(plan.sampling.start_interval_s, lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)))
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
     make = partial(_make_env, plan, name, sampler_id, env)
     return EnvThread(make, name) if plan.sampling.standby_envs else make()
 
 
+def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
+    """Wait for the turn of an environment of this process; `enter` shows that it is not hung."""
+    enter()
+    if interval_s:
+        with _starting:
+            begins = max(time.monotonic(), _last_start[0] + interval_s)
+            _last_start[0] = begins
+        while (left_s := begins - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
+            enter()
+
+
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     try:
-        of, make = plan.env, partial(make_env, place=(sampler_id, env))
+        of, most_steps = plan.env, plan.env.replay_limit and plan.env.replay_limit * plan.env.action_repeat
+        make = partial(make_env, place=(sampler_id, env), most_steps=most_steps)
         return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
     except (DppoError, *INTERRUPTIONS):
         raise

@@ -39,6 +39,13 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "num_actors={config.num_actors} is more than num_samplers={config.num_samplers}, and each actor hosts one at "
      "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.actor_bounds[0]}`, which makes "
      "the batch larger and so changes the learning problem."),
+    (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers <= c.licences,
+     "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
+     "{config.envs_per_sampler} env x {copies}). Raise it, or lower `num_samplers`, which changes the learning "
+     "problem, or `standby_envs`, which does not."),
+    (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
+     "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
+     "Leave it out, or these."),
     (lambda c: c.num_learners == 0 or c.device == "cpu" or c.learner_gpus > 0,
      "device={config.device}: learners on Ray see only the GPUs that they request, and learner_gpus=0 requests none. "
      "Use `learner_gpus=1`, or `device=cpu`."),
@@ -102,6 +109,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,
      "replay=False abandons the open episodes of a sampler that is rebuilt. Leave one of them out"),
+    ("replay_limit", lambda c: c.replay,
+     "replay=False replays nothing. Leave one of them out"),
     ("env_threads", lambda c: c.num_samplers > max(1, c.actor_bounds[0]),
      "each process has a single sampler, and so a single thread. Use fewer actors than samplers, or leave it out"),
     ("num_learners", lambda c: c.num_actors != 0,
@@ -133,6 +142,8 @@ def check(config: FlatSettings) -> None:
         raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
     facts = {"config": config, "batch": batch_in_words(config), "lag_steps": config.policy_lag * config.batch_size}
     facts |= {"iterations": counted(config.iterations, "iteration"), "lag": counted(config.policy_lag, "iteration")}
+    facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers, "environment")}
+    facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
     for holds, otherwise in LIMITS:
         if not holds(config):
             raise ConfigError(otherwise.format(**facts))

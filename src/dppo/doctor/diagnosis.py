@@ -135,6 +135,9 @@ FINDINGS: tuple[tuple[str, Find, str], ...] = (
     ("warning", _differs, "the same seed and actions give another episode {v}"),
     ("ok", lambda f, c: [", ".join(f["same"])] if f["same"] and not any(f["same"].values()) else [],
      "the same seed and actions give the same {f[compared]:,} steps {v}"),
+    ("warning", lambda f, c: f["state"], "after set_state in another instance: {v}. Return from get_state all that "
+     "later steps depend on, and set all of it, or use --env-state off"),
+    ("ok", lambda f, c: f["state"] == "", "another instance goes on in the same way after set_state"),
     ("note", lambda f, c: f["deterministic"] and f["stage"] == "over" and "same" not in f and "error" not in f,
      "its episodes were not played again, for lack of time. Raise --seconds"),
     ("note", lambda f, c: not f["deterministic"], "it is declared nondeterministic: lost samplers start new episodes"),

@@ -12,8 +12,7 @@ import signal
 import sys
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -33,14 +32,15 @@ from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.parts import default_of
+from dppo.doctor.playing import restored, segments, steps_of
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, make_env
 from dppo.errors import DppoError
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
-from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import no_statistics
-from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes
@@ -180,6 +180,7 @@ class Examination:
         compare("in a new instance", fresh)
         compare("after other episodes", self._sampler(lambda **_: first))
         compare("beside another instance", self._sampler(lambda **_: first), self._sampler(lambda **_: second, 1))
+        self._report(state=restored(fresh, self._sampler(lambda **_: first)))
         self._report(stage="asking Gymnasium's checker")
         if CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
             self._report(gymnasium=gymnasium_says(second))
@@ -235,24 +236,6 @@ def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: i
     plan = sampler_plan(config)
     sampling, sizes = replace(plan.sampling, **few), replace(plan.sizes, sequence_length=length)
     return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
-
-
-def segments(samplers: Sequence[PPOSampler], sizes: Iterable[int]) -> Iterator[tuple[SegmentReport, Segment]]:
-    """Yield segments of these sizes of the first of some samplers that act side by side, with an empty policy."""
-    spec = samplers[0].agent.spec
-    policy = PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
-    for number, size in enumerate(sizes):
-        for sampler in samplers:
-            sampler.num_steps = size
-        index = {0: 1, 1: 0}.get(number, number)  # the second one is checked as the first of a run is
-        yield collect_together(samplers, [SegmentRequest(one.sampler_id, index, None) for one in samplers], policy)[0]
-
-
-def steps_of(report: SegmentReport, segment: Segment) -> list[tuple[int, float, int]]:
-    """Return a checksum of each observation, the rewards, and the checksum of the episode at the last step."""
-    ends = [0] * (len(segment.rewards) - 1) + [int(report.carry.checksums[0])]
-    checksums = [zlib.crc32(np.ascontiguousarray(row).tobytes()) for row in segment.obs[-len(ends) :]]
-    return list(zip(checksums, segment.rewards[:, 0].tolist(), ends, strict=True))
 
 
 def spread(times: Sequence[float]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.repairs import Repairs
 from dppo.envs.spaces.packing import packer, quick_packer
+from dppo.envs.states import OwnStates, offers_state
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
@@ -27,6 +28,8 @@ class EnvGroup:
 
     Every episode starts with `reset(seed=episode_seed(env, episode))`, so that any process can replay it.
     """
+
+    _states: OwnStates | None = None  # see `keep_own_states`
 
     def __init__(
         self,
@@ -68,6 +71,10 @@ class EnvGroup:
         self._reported_outside = False
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
         self._lives = range(self.num_envs if has_lives else 0)
+
+    def keep_own_states(self) -> None:
+        """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`."""
+        self._states = OwnStates(self._owner, self._spaces.obs) if all(map(offers_state, self._made)) else None
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
@@ -174,13 +181,17 @@ class EnvGroup:
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes by replaying `actions`: see `Environments`."""
+        """Restore the open episodes that `carry` describes: see `Environments`."""
         began = time.perf_counter()
-        incidents = []
+        incidents, states = [], [] if self._states is None else self._states.of(carry)
         for env in range(self.num_envs):
             episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
             kind, reason = IncidentKind.EPISODE_ABANDONED, "replay is off, or the environment is nondeterministic"
-            if actions:
+            if self._states is not None and states:
+                self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), episode)
+                reason = self._states.put(self._envs[env], states[env], carry, env)
+                kind = IncidentKind.REPLAY_MISMATCH
+            elif actions:
                 kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], log)
             if reason:
                 lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
@@ -209,11 +220,13 @@ class EnvGroup:
             return f"the replay failed: {error.message}"
         if self._envs[env].checksum() == int(carry.checksums[env]):
             return ""
-        return "the replay produced another observation or return: the environment is not deterministic given its seed"
+        differs = "the replay produced another observation or return: it is not deterministic given its seed"
+        return f"{differs}, or keeps state across resets, which `get_state` and `set_state` would carry over"
 
-    def open_episodes(self) -> dict[str, np.ndarray]:
+    def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
         return {
+            "states": None if self._states is None else self._states.take(self._envs, log),
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
             "episode_lengths": np.array([one.length for one in self._envs], np.int64),

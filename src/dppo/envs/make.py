@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.wrappers import TimeLimit
 
 from dppo.errors import ConfigError, unknown_name
 from dppo.files import make_scratch_dir
@@ -36,11 +37,15 @@ def check_env_id(env_id: EnvId) -> None:
         raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
 
 
-def make_env(env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] = (0, 0)) -> gym.Env[Any, Any]:
+def make_env(
+    env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] = (0, 0), most_steps: int | None = None
+) -> gym.Env[Any, Any]:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
     A callable of the user gets further arguments if it has parameters of their names: `sampler_id` and `env_index`,
     from `place`; `scratch_dir`, a folder that is removed when the environment is closed; `render_mode`.
+
+    Episodes are truncated after `most_steps`.
 
     Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment.
     """
@@ -51,7 +56,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] =
         if "scratch_dir" in asked:
             stack.callback(env.close)
             env.close = stack.pop_all().close
-    return env
+    return env if most_steps is None else TimeLimit(env, most_steps)
 
 
 def _asked_for(factory: Any, given: dict[str, Any], place: tuple[int, int], stack: ExitStack) -> dict[str, Any]:

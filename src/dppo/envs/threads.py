@@ -97,6 +97,10 @@ class EnvThread:
         self.begin_reset(seed)
         return result_of(self._resets.pop(seed))
 
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Return the result of a function of the environment, which its thread calls."""
+        return result_of(self._worker.begin(partial(function, self.env)))
+
     def get_wrapper_attr(self, name: str) -> Callable[[], Any]:
         """Return a method of the environment, which its thread calls."""
         method = self.env.get_wrapper_attr(name)

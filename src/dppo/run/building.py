@@ -232,6 +232,11 @@ def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec
         if branch:
             parts.learner.adopt(start.checkpoint.arrays)
         else:
+            if config.env_state == "off":
+                samplers = start.checkpoint.arrays["samplers"]
+                start.checkpoint.arrays["samplers"] = {
+                    name: array for name, array in samplers.items() if not name.endswith(".states")
+                }
             parts.learner.load(start.checkpoint.arrays, start.checkpoint.state)
             ledger.check(parts.learner.iteration, config.envs_per_sampler, spec)
         if (before := start.checkpoint.state.get("numerics")) is not None:

@@ -7,6 +7,8 @@ from statistics import fmean, pstdev
 from dppo.ppo.exchange.records import Episode, Timings
 from dppo.run.learner import Iteration, PPOLearner
 
+MOST_ACTORS = 64  # whose memory is in a row
+
 
 def iteration_row(
     iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
@@ -40,6 +42,7 @@ def iteration_row(
     spent = sum(collected.timings, Timings())
     row["perf/env_step_ms"] = 1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
     row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s, "actors/memory_gb": spent.memory / 1e9}
+    row |= {f"actors/memory_gb/{of.actor}": of.memory / 1e9 for of in collected.timings[:MOST_ACTORS] if of.memory}
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
     return row | {f"faults/{name}": count for name, count in learner.env_faults.counts.items()}
 

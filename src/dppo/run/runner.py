@@ -81,6 +81,7 @@ def train(
             with StopSignals() as stop:
                 actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
                 waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
+                watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
                 watching.prepare(_described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
@@ -144,7 +145,6 @@ class _Run:
                 MetricsWriter(self.folder.path, resumed_at, TRACE).on_end(None, None)
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
             self.watching.add_file(LearningNotes(self.config, actions, rows))
-            self.watching.add_file(IncidentWriter(self.folder.path, self.config))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
             self._save(last=True)

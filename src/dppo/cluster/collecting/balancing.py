@@ -138,12 +138,15 @@ class Balancing:
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
+        if self._hosting.slots is not None:
+            self._hosting.ready(*self._hosting.slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
                     self._settle(actor, end, now)
                 for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
-                    yield actor, index, samplers
+                    if able := self._hosting.granted(actor, samplers, now):
+                        yield actor, index, able
 
     def _settle(self, giver: Actor, end: int, now: float) -> None:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""

@@ -150,7 +150,7 @@ class Requests:
         """Keep the segments `index` of an answer, if any of them count, and its timings."""
         if made:  # else they may have been taken
             self._received[index] |= {one[0].sampler_id: one for one in made}
-            self._timings[index][actor_id] = self._timings[index].get(actor_id, Timings()) + timings
+            self._timings[index][actor_id] = self._timings[index].get(actor_id, Timings(actor=actor_id)) + timings
             self.owed -= len(made)
 
     @property

@@ -191,13 +191,14 @@ class Collecting:
         if self._describing or self.requests.owed:
             commands += self._hosting.check_enough(now)
             commands += self._ask_all_ready(now)
+            commands += [self._abandon(actor, now) for actor in self._hosting.idle_holders()]
             late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
             if now - self._news_at > self.limits.quiet_s and not self._hosting.said_to_wait:
                 self._news_at = now
                 owed = [] if self._describing else self._hosting.missing(self.requests.index)
-                waited_s, actors = now - self.requests.began, self._actors.values()
-                commands.append(Log(roster.waiting(waited_s, owed, len(self._hosting.places), actors, self.limits)))
+                waited_s, actors, of = now - self.requests.began, self._actors.values(), self._hosting
+                commands.append(Log(roster.waiting(waited_s, owed, len(of.places), actors, self.limits, of.slots)))
         return commands
 
     # ------------------------------------------------------------------ asking
@@ -212,14 +213,11 @@ class Collecting:
         return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]
 
     def _ask_for_description(self, now: float) -> list[Command]:
-        sampler, before = 0, self._describer
-        actor = self._hosting.places[sampler].host
-        if actor.state is not State.RUNNING or (before is not None and before.asked):
+        before, actor = self._describer, self._hosting.places[0].host
+        if actor.state is not State.RUNNING or (before and before.asked) or not self._hosting.granted(actor, (0,), now):
             return []
         self._describer = actor
-        return [
-            messages.Describe(actor.process, self._queue(actor, Question(-1, (sampler,), (sampler,)), now), sampler)
-        ]
+        return [messages.Describe(actor.process, self._queue(actor, Question(-1, (0,), (0,)), now), 0)]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
         """Ask an actor for segments; with `backup`, for some that another one is making."""

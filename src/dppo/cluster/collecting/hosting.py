@@ -1,5 +1,6 @@
 """Hosting: who hosts which sampler, how far each sampler is, whether enough actors run. Pure: no Ray, no clock."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -7,6 +8,7 @@ from heapq import heapify, heapreplace
 from dppo.cluster.collecting import roster
 from dppo.cluster.collecting.messages import Command, Limits, Log
 from dppo.cluster.collecting.roster import Actor, State
+from dppo.cluster.collecting.slots import Slots
 from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
@@ -43,6 +45,8 @@ class Hosting:
         """The actors that accept questions, by id."""
         self.said_to_wait = False
         """True while the log says that the run waits for actors."""
+        self.slots = Slots(limits) if limits.start_s or limits.most_hosted < sys.maxsize else None
+        """None: any number of environments may exist, and start at once."""
         self._actors, self._limits = actors, limits
         self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
@@ -65,6 +69,8 @@ class Hosting:
                     place.asked = place.arrived
                     self._ready.add(place.host.actor_id)
         self.running.pop(actor.actor_id, None)
+        if self.slots is not None:
+            self.slots.ended(actor)
 
     # ------------------------------------------------------------------ how far samplers are
 
@@ -108,6 +114,16 @@ class Hosting:
     def missing(self, index: int) -> list[int]:
         """Return the samplers whose segment `index` has not arrived."""
         return sorted(sampler for sampler, place in self.places.items() if place.arrived <= index)
+
+    # ------------------------------------------------------------------ slots for environments
+
+    def granted(self, actor: Actor, samplers: tuple[int, ...], now: float) -> tuple[int, ...]:
+        """Return those of `samplers` whose environments the process of an actor has, or may make now."""
+        return samplers if self.slots is None else self.slots.grant(actor, samplers, now)
+
+    def idle_holders(self) -> list[Actor]:
+        """Return idle actors with environments of samplers that moved away, if others wait for a slot."""
+        return [] if self.slots is None else self.slots.idle_holders(self.running.values())
 
     # ------------------------------------------------------------------ moving samplers
 

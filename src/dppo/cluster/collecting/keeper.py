@@ -18,6 +18,9 @@ MOST_BYTES = 2 * 2**20  # of a log; the newest part of what is more is moved to 
 LOOK_S = 0.5  # between two looks at its size
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
 GET_INFO, EXIT, INFO = 0xC040FF0B, 8, "=QQ11Ii"  # PIDFD_GET_INFO since Linux 6.15, PIDFD_INFO_EXIT, struct pidfd_info
+LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
+LOOKS = 20  # in which a process that the kernel kills for lack of memory ends
+KEPT_LOGS = 20  # of processes on nodes without the folder of the run, in the folder for temporary files
 LINES, CHARACTERS, WAIT_S = 12, 200, 1.0  # of the end of a log; for the keeper's own line at the very end
 
 
@@ -72,13 +75,14 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    watched: list[int] = []
+    watched, kills = list[int](), [_kills_for_memory()]
     with suppress(OSError):  # before Linux 5.3, or it has ended
         watched = [os.pidfd_open(pid)]
     while os.path.exists(f"/proc/{pid}") and not select.select(watched, [], [], LOOK_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
             os.kill(pid, signal.SIGTERM)  # Ray would end it in some seconds, without a warning
             driver = 0
+        kills = [*kills[-LOOKS:], _kills_for_memory()]
         with suppress(OSError), open(log, "r+b") as file:
             if os.fstat(file.fileno()).st_size > MOST_BYTES:  # all who write to it append
                 file.seek(-MOST_BYTES, os.SEEK_END)
@@ -89,7 +93,8 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
                 file.truncate(0)
     time.sleep(0.05)  # for its parent to take note, before which the kernel does not tell how it ended
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
-        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, _status(watched))}\n")
+        how = _status(watched, _kills_for_memory() > kills[0])
+        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, how)}\n")
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + GRACE_S
         while (left := _marked(marker.encode())) and time.monotonic() < until:
@@ -97,19 +102,52 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
                 with suppress(OSError):
                     os.kill(one, number)
             time.sleep(LOOK_S)
+    time.sleep(GRACE_S)  # for a driver on this node to read where it was
+    _tidy(marker, log)
 
 
-def _status(watched: list[int]) -> str:
+def _tidy(marker: str, log: str) -> None:
+    """Remove the progress file, and older logs beside it of processes that have ended."""
+    for path in (marker, f"{marker}.stacks"):
+        with suppress(OSError):
+            os.remove(path)
+    folder, name = os.path.split(marker.replace("dppo-progress", "dppo-log"))
+    if log.startswith(os.path.join(folder, name)):
+        beside = [one for one in os.scandir(folder) if one.name.startswith("dppo-log-") and one.is_file()]
+        ended = [
+            one for one in beside if not os.path.exists(one.path.replace("dppo-log", "dppo-progress")[: len(marker)])
+        ]
+        for one in sorted(ended, key=lambda one: one.stat().st_mtime)[:-KEPT_LOGS]:
+            with suppress(OSError):
+                os.remove(one.path)
+
+
+def _kills_for_memory() -> int:
+    """Return how many processes the kernel has killed for lack of memory since it started, in any container."""
+    with suppress(OSError, IndexError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
+        return int(file.read().split("\noom_kill ")[1].split()[0])
+    return 0
+
+
+def _status(watched: list[int], for_memory: bool) -> str:
     """Return exit code or signal in words; "" if the kernel does not tell."""
+    code = _code(watched)
+    if code in (None, -signal.SIGKILL) and for_memory:
+        return LACK
+    if code is None:
+        return ""
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _code(watched: list[int]) -> int | None:
     info = bytearray(struct.pack(INFO, EXIT, *[0] * 13))
     with suppress(OSError):
         for one in watched:
             fcntl.ioctl(one, GET_INFO, info)
         mask, *_, status = struct.unpack(INFO, info)
-        code = os.waitstatus_to_exitcode(status)
         if watched and mask & EXIT:
-            return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return ""
+            return os.waitstatus_to_exitcode(status)
+    return None
 
 
 def _marked(marker: bytes) -> set[int]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.plain_data import unpacked
 from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 from dppo.ppo.networks.network import NetworkSpec
 
@@ -39,12 +40,14 @@ class ReplayLedger:
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
         moments, last = self._moments[report.sampler_id], report.index + 1
-        before = moments.get(report.index)
+        before, carry = moments.get(report.index), report.carry
         actions: list[Pieces] = []
         for env, new in enumerate(report.open_actions):
-            goes_on = before is not None and before.carry.episodes[env] == report.carry.episodes[env]
+            goes_on = before is not None and before.carry.episodes[env] == carry.episodes[env]
+            # With a state of its own, an endless episode needs no actions, but they can show what led to a fault.
+            goes_on &= carry.states is None or carry.episode_lengths[env] * new[:1].nbytes <= MOST_BYTES
             actions.append((*before.actions[env], new) if before is not None and goes_on else (new,))
-        moments[last] = _Moment(report.carry, tuple(actions))
+        moments[last] = _Moment(carry, tuple(actions))
         for index in [index for index in moments if not last - self._kept < index <= last]:
             del moments[index]
 
@@ -54,7 +57,8 @@ class ReplayLedger:
         if moment is None:
             assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
-        return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if self.replays else ())
+        replays = self.replays and moment.carry.states is None
+        return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if replays else ())
 
     def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None:
         """Return the actions [n, *A] of an episode before segment `index`; None if it started later, or if too many."""
@@ -66,7 +70,7 @@ class ReplayLedger:
     def open_steps(self, sampler_id: int, index: int) -> float:
         """Return the env steps to replay to rebuild a sampler before segment `index`; infinite if replay is off."""
         moment = self._moments[sampler_id].get(index)
-        steps = 0 if moment is None else int(moment.carry.episode_lengths.sum())
+        steps = 0 if moment is None or moment.carry.states is not None else int(moment.carry.episode_lengths.sum())
         return steps if self.replays or not steps else math.inf
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:
@@ -104,6 +108,8 @@ class ReplayLedger:
             if moment is not None and fits:
                 fits = min(moment.carry.episodes.min(), moment.carry.episode_lengths.min()) >= 0
                 fits &= not spec.state_size or getattr(moment.carry.memory, "shape", None) == (envs, spec.state_size)
+                states = moment.carry.states
+                fits &= states is None or list(map(type, unpacked(states.tobytes()))) == envs * [bytes]
                 fits &= {np.dtype((one.dtype, one.shape[1:])) for one in map(_in_one, moment.actions)} == {action}
             if not fits:
                 raise ValueError(f"the state of sampler {sampler} is missing or does not fit")

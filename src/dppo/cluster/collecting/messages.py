@@ -1,6 +1,7 @@
 """Messages between the engine and a transport: commands in one direction, events in the other."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,6 +36,11 @@ class Limits:
     """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
     elastic: bool = False
     """True if actors join and leave: then enough of them are waited for without a deadline."""
+
+    most_hosted: int = sys.maxsize
+    """Samplers whose environments exist at once: see `Slots`."""
+    start_s: float = 0.0
+    """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
 
     @property
     def look_s(self) -> float:

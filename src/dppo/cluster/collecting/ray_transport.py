@@ -92,11 +92,7 @@ class RayTransport:
     # ------------------------------------------------------------------ commands
 
     def do(self, command: ForTransport) -> None:
-        """Execute a command.
-
-        Raises:
-            ClusterError: the policy cannot be put into Ray's object store.
-        """
+        """Execute a command; raise ClusterError if the policy cannot be put into Ray's object store."""
         began = time.monotonic()
         if isinstance(command, messages.Kill):
             self._kill(command.process)
@@ -270,6 +266,7 @@ def collector_on_ray(
     """Return a collector whose actors run on Ray; `more` as for `RayTransport`."""
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
     limits = replace(limits, of_phases={name: getattr(actors, name) for name in SETTINGS.values()})
+    limits = replace(limits, most_hosted=plan.sampling.most_hosted, start_s=plan.sampling.start_s)
     if session.room is not None:
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
     engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)

@@ -205,8 +205,13 @@ class Actor:
         return self.due < now
 
 
-def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits) -> str:
-    """Return the message about missing segments of the samplers `owed`, of `total`; if none, about an environment."""
+def waiting(
+    waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits, slots: object = None
+) -> str:
+    """Return the message about missing segments of the samplers `owed`, of `total`; if none, about an environment.
+
+    `slots` are shown, if there are any.
+    """
     missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
     starts = _shortened(
         [f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}" for actor in missing]
@@ -218,7 +223,7 @@ def waiting(waited_s: float, owed: Sequence[int], total: int, actors: Collection
     replaying = [actor for actor in actors if actor.rebuilds and actor.progress is not None]
     replays = _shortened([f"actor {actor.actor_id}: {actor.progress}" for actor in replaying])
     rule = f"an actor that makes no progress for {limits.segment_timeout_s:g} s is replaced"
-    return "; ".join([segments, *starts, *replays, rule])
+    return "; ".join([segments, *starts, *replays, *([] if slots is None else [str(slots)]), rule])
 
 
 def none_started(first: Actor, num_actors: int, limits: Limits) -> str:

@@ -12,6 +12,17 @@ from dppo.errors import ConfigError
 from dppo.user_code import import_path
 
 
+def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
+    """Return number and seconds of a rate such as 10/h; raise ConfigError, with an example, if it is none."""
+    found = re.fullmatch(r"([1-9]\d{0,8})/(s|min|h|d)", text)
+    if found is None:
+        raise ConfigError(
+            f"{name}={text}: must be a number of at least 1 in a time (s, min, h or d), or unlimited. Use one such as "
+            f"{example}."
+        )
+    return int(found[1]), {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """The environment."""
@@ -43,6 +54,18 @@ class Env:
         "10/h",
         "Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run.",
         resume="free",
+    )
+    env_state: Literal["auto", "off"] = setting(
+        "auto",
+        "Rebuild an environment that has get_state() and set_state(state) from its state after the last segment, at "
+        "once, hidden state included; off: replay the actions of its episode, as for any other environment.",
+        resume="free",
+    )
+    replay_limit: int | None = setting(
+        None,
+        "Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an "
+        "open one is never longer. For episodes that last long or never end; get_state and set_state need no replay.",
+        gt=0,
     )
     drop_obs: tuple[str, ...] = setting(
         (),
@@ -102,13 +125,7 @@ class Env:
         """
         if self.env_faults == "unlimited":
             return sys.maxsize, math.inf
-        found = re.fullmatch(r"([1-9]\d{0,8})/(s|min|h|d)", self.env_faults)
-        if found is None:
-            raise ConfigError(
-                f"env_faults={self.env_faults}: must be a number of at least 1 in a time (s, min, h or d), or "
-                f"unlimited. Use one such as 10/h, or `on_env_fault=raise` to survive none."
-            )
-        return int(found[1]), {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+        return rate_of("env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none")
 
     @property
     def env_name(self) -> str:
@@ -160,6 +177,41 @@ class Sampling:
         resume="free",
         ge=0,
     )
+
+    licences: int | None = setting(
+        None,
+        "Most environments that exist at once, over all actors, those of lost processes included until these have "
+        "ended; none: no limit. N x E x (1 + standby_envs) are needed.",
+        resume="free",
+        gt=0,
+    )
+    start_rate: str = setting(
+        "unlimited",
+        "Environments that are made in a time, over all actors: 2/s, 10/min. For simulators whose start loads a server "
+        "or a disk.",
+        resume="free",
+    )
+
+    @property
+    def envs_of_sampler(self) -> int:
+        """Return the environments of a sampler that exist at once."""
+        return self.envs_per_sampler * (1 + self.standby_envs)
+
+    @property
+    def most_hosted(self) -> int:
+        """Return the samplers whose environments may exist at once."""
+        return sys.maxsize if self.licences is None else self.licences // self.envs_of_sampler
+
+    @property
+    def start_s(self) -> float:
+        """Return the seconds that the environments of a sampler take to start one after the other."""
+        return self.start_interval_s * self.envs_of_sampler
+
+    @property
+    def start_interval_s(self) -> float:
+        """Return the seconds between the starts of two environments; raise ConfigError if `start_rate` is no rate."""
+        number, seconds = (1, 0.0) if self.start_rate == "unlimited" else rate_of("start_rate", self.start_rate, "2/s")
+        return seconds / number
 
     @property
     def lag(self) -> int:

@@ -40,7 +40,7 @@ class Environments(Protocol):
     def restore(
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
-        """Restore the open episodes that `carry` describes by replaying `actions`.
+        """Restore the open episodes that `carry` describes, from its `states` or by replaying `actions`.
 
         An episode whose replay ends with another observation or return is abandoned, and a new one starts.
 
@@ -63,5 +63,8 @@ class Environments(Protocol):
         Raises EnvironmentFault if an observation is outside its space.
         """
 
-    def open_episodes(self) -> dict[str, np.ndarray]:
-        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`."""
+    def open_episodes(self, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`.
+
+        Also the environments' own states, if they have any; `log` receives the time.
+        """

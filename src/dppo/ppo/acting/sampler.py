@@ -79,7 +79,7 @@ class PPOSampler:
         measures = self.ppo.norm_reward or snapshot.obs_scale is not None
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         self.envs.check(run.obs[at], segment.terminated | segment.truncated, log, first=request.index == 0)
-        open_episodes = self.envs.open_episodes()
+        open_episodes = self.envs.open_episodes(log)
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,

@@ -15,7 +15,7 @@ from dppo.errors import EnvFault
 from dppo.ppo.exchange.normalizer import ObsScale, ReadOnly, Statistics, ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
-    from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt32
+    from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt8, UInt32
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,7 @@ class IncidentKind(str, Enum):
     BAD_STEP = "bad_step"
     ENV_RAISED = "env_raised"
     OUTSIDE_SPACE = "outside_space"
+    OWN_STATE = "own_state"
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
     LARGE_OBSERVATIONS = "large_observations"
@@ -204,6 +205,8 @@ class SamplerCarry(ReadOnly):
     """Checksum of the observation that the next segment starts from, to verify a replay."""
     memory: Float[np.ndarray, "E S"] | None = None
     """State of the policy's memory; None without memory."""
+    states: UInt8[np.ndarray, " bytes"] | None = None
+    """The environments' own states, packed; None if these have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,8 @@ class Rebuild(ReadOnly):
 
     carry: SamplerCarry
     actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
-    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, new episodes start instead."""
+    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, the `states` of the carry are set;
+    if there are none either, new episodes start instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +243,12 @@ class Timings:
     """Part of `env_s` that was spent on replay."""
     memory: int = 0
     """Bytes of an actor with its children; of several the most."""
+    actor: int = 0
+    """Id of the actor that they are of."""
 
     def __add__(self, other: Timings) -> Timings:
         added = Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-        return replace(added, memory=max(self.memory, other.memory))
+        return replace(added, memory=max(self.memory, other.memory), actor=self.actor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,5 +57,5 @@ class IncidentWriter(Observer):
         self._said = MOST
         if isinstance(error, EnvironmentFault):
             self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
-        elif isinstance(error, ClusterError):
+        elif isinstance(error, ClusterError) and result is not None:
             self.on_incident(Incident(IncidentKind.ACTOR_LOST, str(error)))

@@ -1,0 +1,99 @@
+"""Plain data as bytes, for states of environments: in checkpoints, where nothing that is read may run code.
+
+    length of the tree, 8 bytes | the tree, as JSON | the bytes of all arrays and byte strings, one after the other
+
+In the tree, a list stands for a container, an array or a byte string, and begins with its kind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+PLAIN = "None, bool, int, float, str, bytes, list, tuple, deque, dict, NumPy arrays and numbers"
+DTYPE = re.compile(r"[<>|][biufcSmM]\d{1,9}(\[\w{1,9}\])?")  # those whose bytes may be anything
+CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", dict: "dict"}
+LENGTH = 8
+
+
+class NotPlain(TypeError):
+    """A value that is not plain data; the message names its place and type."""
+
+
+def packed(value: Any) -> bytes:
+    """Return plain data as bytes, which are equal for equal data; raise `NotPlain` if it is something else."""
+    blobs: list[bytes] = []
+    try:
+        tree = json.dumps(_tree(value, "", blobs)).encode()
+    except (RecursionError, ValueError) as error:  # it contains itself; an integer of thousands of digits
+        raise NotPlain(f"cannot be stored ({error})") from None
+    return b"".join([len(tree).to_bytes(LENGTH, "little"), tree, *blobs])
+
+
+def unpacked(data: bytes) -> Any:
+    """Reverse `packed`; raise ValueError if `data` is something else. Runs no code."""
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    blobs = memoryview(data)[end:]
+
+    def take(count: int) -> memoryview:
+        nonlocal blobs
+        if not 0 <= count <= len(blobs):
+            raise ValueError(f"{count} bytes of {len(blobs)}")
+        taken, blobs = blobs[:count], blobs[count:]
+        return taken
+
+    try:
+        return _value(json.loads(data[LENGTH:end]), take)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, MemoryError) as error:
+        raise ValueError(f"not packed plain data ({error})") from None
+
+
+def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in CONTAINERS:
+        tree = [CONTAINERS[kind], *([value.maxlen] if kind is deque else [])]
+        for key, one in value.items() if kind is dict else enumerate(value):
+            tree += [_tree(key, place, blobs)] if kind is dict else []
+            tree.append(_tree(one, f"{place}[{key!r}]", blobs))
+        return tree
+    if kind is bytes:
+        blobs.append(value)
+        return ["bytes", len(value)]
+    if kind is np.ndarray or isinstance(value, np.generic):
+        array = np.asarray(value)
+        if DTYPE.fullmatch(array.dtype.str):
+            order: Literal["C", "F"] = "F" if array.flags.fnc else "C"  # a sum over it may depend on that
+            blobs.append(array.tobytes(order))
+            return ["array" if kind is np.ndarray else "number", array.dtype.str, order, *array.shape]
+        raise NotPlain(f"holds an array of dtype {array.dtype}{place and f' at {place}'}")
+    hint = ": return its bit_generator.state" if kind is np.random.Generator else ""
+    raise NotPlain(f"holds a {kind.__module__}.{kind.__qualname__}{place and f' at {place}'}{hint}")
+
+
+def _value(tree: Any, take: Callable[[int], memoryview]) -> Any:
+    if not isinstance(tree, list):
+        return tree
+    kind, *items = tree
+    if kind == "bytes":
+        return bytes(take(items[0]))
+    if kind in ("array", "number"):
+        text, order, *shape = items
+        if not DTYPE.fullmatch(text) or min(shape, default=0) < 0:
+            raise ValueError(f"an array of dtype {text} and shape {shape}")
+        dtype = np.dtype(text)
+        array = np.ndarray(shape, dtype, bytes(take(math.prod(shape) * dtype.itemsize)), order=order).copy(order)
+        return array if kind == "array" else array[()]
+    if kind == "deque":
+        return deque((_value(item, take) for item in items[1:]), items[0])
+    values = [_value(item, take) for item in items]
+    if kind == "dict":
+        return dict(zip(values[::2], values[1::2], strict=True))
+    return {"list": list, "tuple": tuple}[kind](values)

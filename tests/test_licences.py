@@ -1,0 +1,116 @@
+"""--licences and --start-rate: how many environments exist at once, and how soon the next one starts."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from processes import Disturbance, send
+
+import dppo
+from dppo.cluster.collecting.messages import Limits
+from dppo.cluster.collecting.roster import Actor
+from dppo.cluster.collecting.slots import ENDING_S, Slots
+from dppo.cluster.wire import Question
+from dppo.errors import ConfigError
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    (folder := run_dir.parent / f"licences of {run_dir.name}").mkdir()
+    kwargs = {"folder": str(folder), "licences": 4, **changes.pop("kwargs", {})}
+    sizes = {"num_samplers": 4, "num_steps": 16, "total_timesteps": 6 * 64, "update_epochs": 2, "progress": "off"}
+    return make_config(
+        {"env_id": "worlds.licensed:Licensed", "env_kwargs": kwargs, "run_dir": run_dir} | sizes | changes
+    )
+
+
+def made_at(config: dppo.Config) -> list[float]:
+    return sorted(map(float, (Path(config.env_kwargs["folder"]) / "made").read_text().split()))
+
+
+def actors(*hosted: tuple[int, ...]) -> list[Actor]:
+    return [Actor(actor_id, samplers) for actor_id, samplers in enumerate(hosted)]
+
+
+def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_them() -> None:
+    slots, (one, other) = Slots(replace(Limits(), most_hosted=3)), actors((0, 1), (2, 3))
+    assert slots.grant(one, (0, 1), 0.0) == (0, 1)
+    assert slots.grant(other, (2, 3), 0.0) == (2,)  # and sampler 3 waits
+    assert slots.take_waiting() == [other]
+    assert slots.grant(one, (0, 1), 1.0) == (0, 1)  # it has them
+    slots.ended(one)
+    one.end(1.0)
+    assert slots.grant(one, (0, 1), 2.0) == ()
+    assert "of 3 of at most 3 samplers exist (licences), those of 2 in processes that have just ended" in str(slots)
+    assert slots.grant(one, (0, 1), 2.0 + ENDING_S) == (0, 1)
+    assert slots.grant(other, (2, 3), 2.0 + ENDING_S) == (2,)
+
+
+def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if_need_be() -> None:
+    slots, (giver, taker) = Slots(replace(Limits(), most_hosted=2)), actors((0, 1), ())
+    slots.grant(giver, (0, 1), 0.0)
+    giver.will_make((0, 1), 0, (0, 1))
+    giver.samplers, taker.samplers = (0,), (1,)
+    giver.asked[1] = Question(0, (0, 1), (0, 1))
+    assert slots.grant(taker, (1,), 1.0) == ()
+    assert slots.idle_holders([giver, taker]) == []
+    giver.asked.clear()
+    assert slots.idle_holders([giver, taker]) == [giver]
+    giver.will_make((0,), 1, (0,))
+    assert slots.grant(taker, (1,), 2.0) == (1,)
+
+
+def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
+    slots, (one, other) = Slots(replace(Limits(), start_s=2.0)), actors((0, 1), (2,))
+    assert slots.grant(one, (0, 1), 10.0) == (0, 1)
+    assert [slots.grant(other, (2,), now) for now in (10.0, 13.9, 14.0)] == [(), (), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            {"licences": 7},
+            r"licences=7 is less than the 8 environments that exist at once \(4 samplers x 2 env x 1 copy\)",
+        ),
+        (
+            {"licences": 8, "standby_envs": 1},
+            r"less than the 16 environments .*4 samplers x 2 env x 2 copies\). Raise it",
+        ),
+        ({"start_rate": "2"}, "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s"),
+        ({"start_rate": "2/s", "num_actors": 2, "backup_requests": True}, "backup_requests=True: makes environments"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_config({"env_id": "CartPole-v1", "num_samplers": 4, "envs_per_sampler": 2, **wrong})
+
+
+def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", start_rate="10/s", total_timesteps=64)
+    dppo.train(config)
+    first, *others = made_at(config)
+    assert [when - first >= 0.099 * number for number, when in enumerate(others, 1)] == [True] * 3
+
+
+@pytest.mark.slow
+def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(ray_session: None, tmp_path: Path) -> None:
+    """Without `licences`, the constructor of the next process raises."""
+    here = dppo.train(settings(tmp_path / "here"))
+    late = {"kwargs": {"child": True, "sleep_s": 0.01}, "num_actors": 2}
+    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
+        there = dppo.train(settings(tmp_path / "there", licences=4, **late))
+    assert there.incidents == {"actor_lost": 1}
+    assert there.weights_sha256 == here.weights_sha256
+
+
+@pytest.mark.slow
+def test_a_rate_holds_over_all_actors(ray_session: None, tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", start_rate="2/s", num_actors=4)
+    assert dppo.train(config).iterations == 6
+    first, *_, last = made_at(config)
+    assert last - first > 1.0  # 1.5 s but for the time that messages take
