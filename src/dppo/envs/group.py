@@ -69,6 +69,10 @@ class EnvGroup:
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
         self._lives = range(self.num_envs if has_lives else 0)
 
+    def checked(self, env: int) -> CheckedEnv:
+        """Return an environment with its checks, to play an episode without starting the next one."""
+        return self._envs[env]
+
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
@@ -105,7 +109,7 @@ class EnvGroup:
             if ended or cut:
                 if not ended:
                     final_obs[env] = self._envs[env].final(seen)
-                log.episodes.append(self._envs[env].finished(info))
+                log.episodes.append(self._envs[env].finished(info, log.step + 1))
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
         for env in self._lives:
