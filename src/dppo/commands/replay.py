@@ -9,7 +9,7 @@ from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, one_word
 from dppo.errors import EnvironmentFault
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import read_episodes
-from dppo.records.terminal.output import ShowLog
+from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo replay"
 USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"
