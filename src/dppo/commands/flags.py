@@ -170,7 +170,7 @@ def in_flags(text: str) -> str:
 
 def _as_flag(found: re.Match[str]) -> str:
     name, value = found.groups()
-    if name not in (*settings_by_name(), *EXTRA, "trust", "render"):
+    if name not in (*settings_by_name(), *EXTRA, "trust", "render", "video", "episode"):
         return found[0]
     if name == "branch":
         return "--branch NEW_DIR"

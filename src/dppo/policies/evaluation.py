@@ -15,7 +15,7 @@ from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
 from dppo.envs.frames import make_prepared
-from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_in_window
+from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
 from dppo.envs.masks import MaskReader, MaskSetting
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
@@ -24,6 +24,7 @@ from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_s
 from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.result import Evaluation, Result
+from dppo.records.video import Video, check_video
 from dppo.spaces.spaces import holds_float64
 from dppo.streams import Stream
 from dppo.user_code import import_path, in_a_line
@@ -42,6 +43,7 @@ def evaluate(
     model: ModelClass | None = None,
     trust: bool = False,
     render: bool = False,
+    video: str | Path | None = None,
 ) -> Evaluation:
     """Play episodes with a trained policy in this process, and return their returns and lengths.
 
@@ -55,6 +57,7 @@ def evaluate(
         trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
             `Result`, or for an `env` and a `model` that you name.
         render: show the environment in a window.
+        video: an MP4 file to write, with the first 9 episodes side by side; needs PyAV, and no display.
 
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
@@ -65,10 +68,12 @@ def evaluate(
         raise ConfigError(f"episodes={episodes}: must be at least 1.")
     if seed < 0:
         raise ConfigError(f"seed={seed}: must be at least 0.")
+    if video is not None:
+        check_video(Path(video), render=render)
     if render:
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
-    made = player.make(render=render)
+    made = player.make("human" if render else "rgb_array" if video else None)
     try:
         _check_spaces(player.policy, made, player.env_name)
         logger.info(
@@ -78,9 +83,11 @@ def evaluate(
             "taking the most likely action" if deterministic else "sampling actions",
             counted(episodes, "episode"),
         )
-        playing = _Playing(player, made, seed, deterministic, episodes)
+        film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
+        playing = _Playing(player, made, seed, deterministic, episodes, film)
         for episode in range(episodes):
             playing.play(episode)
+        film.write()
         return Evaluation(player.env_name, tuple(playing.returns), tuple(playing.lengths))
     finally:
         if not _is_made(player.env):
@@ -104,20 +111,24 @@ class _Player:
         named = type(self.env) if _is_made(self.env) else self.env
         return str(getattr(spec, "id", None) or import_path(named))
 
-    def make(self, *, render: bool) -> Any:
-        """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run, by which frames are prepared as in training."""
+        return flattened(self.policy.state.get("config") or {})
+
+    def make(self, mode: str | None) -> Any:
+        """Return the environment, with a render_mode if it is to be shown; raise as `evaluate` does."""
         if _is_made(self.env):
-            if render:
+            if mode == "human":
                 raise ConfigError(
                     "render=True has no effect on an environment that is already made. Make it with "
                     "render_mode='human'."
                 )
             return self.env
         check_env_id(self.env)
-        in_window = partial(make_in_window, env_name=self.env_name)
+        make = partial(make_rendered, env_name=self.env_name, mode=mode) if mode else make_env
         try:
-            settings = flattened(self.policy.state.get("config") or {})  # frames are prepared as in training
-            return make_prepared(self.env, self.env_kwargs, settings, in_window if render else make_env)
+            return make_prepared(self.env, self.env_kwargs, self.settings, make)
         except DppoError:
             raise
         except Exception as error:
@@ -198,6 +209,7 @@ class _Playing:
     seed: int
     deterministic: bool
     episodes: int
+    film: Video
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     reported: float = field(default_factory=time.monotonic)
@@ -211,6 +223,7 @@ class _Playing:
         episode_return, length, done, state = 0.0, 0, False, None
         obs, info = self._call(f"reset {where}", self.env.reset, seed=seed)
         mask = self._mask(masks, f"reset {where}", info)
+        self.film.add(episode)
         while not done:
             action = policy.act(obs, state, action_mask=mask, generator=generator)
             if policy.state_size:
@@ -221,6 +234,7 @@ class _Playing:
             length += 1
             done = terminated or truncated
             mask = None if done else self._mask(masks, step, info)
+            self.film.add(episode)
             self._report(length, episode_return)
         self.returns.append(episode_return)
         self.lengths.append(length)

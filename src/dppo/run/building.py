@@ -48,6 +48,7 @@ class Parts:
 
     collector: Collector
     learner: PPOLearner
+    ledger: ReplayLedger
     model: dict[str, Any]
     """Spaces and network as JSON values, as checkpoints store them."""
     numerics: Expected
@@ -88,7 +89,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
-    parts = Parts(collector, learner, model, expected, tuned.epochs(), line)
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts

@@ -175,6 +175,12 @@ class Run:
     keep_checkpoints: int = setting(
         3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
     )
+    record_episodes: str = setting(
+        "all",
+        "Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, "
+        "each 100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go.",
+        resume="free",
+    )
     trace_hashes: bool = setting(
         False,
         "Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to "
@@ -191,3 +197,9 @@ class Run:
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"
     )
+
+    @property
+    def recorded_every(self) -> int | None:
+        """Return n if each n-th episode is recorded; 0 if none is, or the best are; None if the setting is invalid."""
+        found = re.fullmatch(r"(all)|best|none|every=([1-9]\d{0,17})", self.record_episodes)
+        return None if found is None else 1 if found[1] else int(found[2] or 0)

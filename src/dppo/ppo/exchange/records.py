@@ -128,6 +128,10 @@ class Episode:
     """Env steps."""
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
+    end: int = field(default=0, compare=False)
+    """Steps of its last segment up to its end."""
+    checksum: int = field(default=0, compare=False)
+    """Checksum of its last observation and its return, to verify a replay."""
 
 
 class IncidentKind(str, Enum):
@@ -270,6 +274,8 @@ class SegmentReport(ReadOnly):
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
+    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
+    """For each of `episodes`, [n, *A]: its actions in this segment."""
 
 
 @dataclass(slots=True)
