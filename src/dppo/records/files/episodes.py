@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from dppo.streams import Stream
 
 MOST_BYTES = 2**26  # of the file
 LARGEST = 2**28  # bytes of a file, or of the actions of one episode, that are read
+LONGEST = 2**24  # bytes of the actions of an episode that is recorded
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
 AT_ONCE = 16  # iterations whose episodes are written at once
 
@@ -70,6 +71,14 @@ def packed(actions: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(actions.dtype), "shape": actions.shape[1:], "actions": base64.b64encode(data).decode()}
 
 
+class Ledger(Protocol):
+    """The part of the `ReplayLedger` that is needed here."""
+
+    def rebuild(self, sampler_id: int, index: int) -> Rebuild | None: ...  # noqa: D102
+
+    def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None: ...  # noqa: D102
+
+
 class EpisodeWriter(Observer):
     """Writes the episodes that are to be recorded, before each checkpoint and every few iterations.
 
@@ -81,13 +90,13 @@ class EpisodeWriter(Observer):
         run_dir: Path,
         resumed_at: int | None,
         config: Config,
-        rebuild: Callable[[int, int], Rebuild | None],
+        ledger: Ledger,
         reports: Callable[[], Sequence[SegmentReport]],
     ) -> None:
         """Cut off the lines after iteration `resumed_at`, as those episodes are played anew, and append.
 
         Args:
-            rebuild: returns the open episodes of a sampler before a segment; `reports` those of the last iteration.
+            ledger: knows the actions of open episodes; `reports` returns those of the last iteration.
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
         self._every, self._seed, self._reports = config.recorded_every, config.seed, reports
@@ -95,9 +104,10 @@ class EpisodeWriter(Observer):
         self._pending: list[tuple[dict[str, float], Sequence[SegmentReport]]] = []
         self._open: dict[tuple[int, int], tuple[int, list[np.ndarray]]] = {}  # index and actions of open episodes
         for sampler in range(config.num_samplers):
-            if (known := rebuild(sampler, resumed_at or 0)) is not None:
-                for env, (episode, actions) in enumerate(zip(known.carry.episodes, known.actions, strict=False)):
-                    self._open[sampler, env] = int(episode), [actions]
+            known = ledger.rebuild(sampler, resumed_at or 0)
+            for env, episode in enumerate([] if known is None else known.carry.episodes.tolist()):
+                actions = ledger.actions_before(sampler, resumed_at or 0, env, episode)
+                self._open[sampler, env] = episode, [] if actions is None else [actions]
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Keep the reports of an iteration, until there are a few."""
@@ -125,18 +135,20 @@ class EpisodeWriter(Observer):
             if number % self._every == 0 if self._every else one.episode_return > self._best:
                 actions = np.concatenate([*(pieces if episode == one.index else []), last])
                 facts = {"number": number, "episode_return": one.episode_return, "checksum": one.checksum}
-                found.append((one.env, one.index, actions, facts))
+                if len(actions) == one.length:  # not of one with more than LONGEST bytes
+                    found.append((one.env, one.index, actions, facts))
             self._best = max(self._best, one.episode_return)
         for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
             error = {"error": f"{fault.error} in {fault.phase}"}
             found.append((fault.env, fault.episode, fault.actions, error))
         for env, (index, new) in enumerate(zip(report.carry.episodes, report.open_actions, strict=True)):
             episode, pieces = self._open.get((sampler, env), (-1, []))
-            self._open[sampler, env] = int(index), [*(pieces if episode == index else []), new]
+            goes_on = episode == index and report.carry.episode_lengths[env] * new[:1].nbytes <= LONGEST
+            self._open[sampler, env] = int(index), [*(pieces if goes_on else []), new]
         for env, index, actions, facts in found:
             seed = streams.integer(self._seed, Stream.EPISODES, sampler, env, index)
             place = dict(zip(INTEGERS, (sampler, env, index, seed, len(actions)), strict=False))
-            counters = {name: row[name] for name in ("iteration", "global_step")}
+            counters: dict[str, Any] = {name: row[name] for name in ("iteration", "global_step")}
             self._file.on_iteration(counters | place | facts | {"packed": packed(actions)})
 
     def _drop_oldest(self) -> None:
