@@ -26,11 +26,12 @@ from dppo.policies.described import model_state
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.records.files.checkpoint import Found
+from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
 from dppo.run.learner import PPOLearner
+from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
@@ -64,8 +65,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     Raise CheckpointError if the environment differs from that of the run to continue.
     """
     start, variables = folder.start or folder.origin, _variables(config, stack)
-    if start is None and config.freeze_norm_after == 0:
+    if start is None and config.freeze_norm_after == 0 and config.init_from is None:
         raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
+    warm = find(config.init_from) if config.init_from and start is None else None
     # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
@@ -90,6 +92,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
     parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line)
+    if warm is not None:
+        frozen = config.freeze_norm_after == 0
+        parts.learner.initialize(*warm_start(trainers, statistics, warm, model["obs"], frozen=frozen))
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts

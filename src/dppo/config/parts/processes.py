@@ -166,6 +166,14 @@ class Run:
     seed: int = setting(1, "Seed of every random number of the run.", ge=0)
     name: str = setting("ppo", "Name of the experiment, used in the name of the run's folder.", min_length=1)
     run_dir: Path | None = setting(None, "Folder of the run. Default: runs/ENV__NAME__sSEED__TIME.", resume="free")
+    init_from: Path | None = setting(
+        None,
+        "Start a new run with the weights of this one, a folder or a checkpoint, as far as names and shapes of "
+        "parameters agree: also of another task or network. The log lists what is taken. Statistics of observations "
+        "are taken if the observations are alike; optimizer and counters start anew. A branch of a resumed run takes "
+        "over the optimizer and all statistics, too, and needs the same shapes.",
+        branch=False,
+    )
     checkpoint_interval_s: float = setting(
         60.0,
         "Seconds between checkpoints; 0: one in each iteration. One is always written at the end.",
