@@ -93,9 +93,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
     parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line)
     if warm is not None:
-        parts.learner.initialize(
-            *warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
-        )
+        frozen = config.freeze_norm_after == 0
+        parts.learner.initialize(*warm_start(trainers, statistics, warm, model["obs"], frozen=frozen))
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
