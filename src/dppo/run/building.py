@@ -23,6 +23,7 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
+from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -30,6 +31,7 @@ from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
+from dppo.run.evaluations import InProcessPlayers, Players, player_of
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, rescaled_in_words
@@ -55,6 +57,8 @@ class Parts:
     """K of the updates."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
+    players: Players | None = None
+    """Plays the episodes of evaluations; None without evaluations."""
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -88,7 +92,11 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
-    parts = Parts(collector, learner, model, expected, tuned.epochs(), line)
+    players = None
+    if config.eval_every is not None:
+        player = player_of(config, spaces, trainers.spec)
+        players = _make_players(config, player, session, stop, stack, options | {"logs": f"{folder.path}/logs"})
+    parts = Parts(collector, learner, model, expected, tuned.epochs(), line, players)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -126,7 +134,12 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
     session = RaySession(
-        actors, config.learners, store_bytes=store_bytes, notify=logger.warning, env_threads=config.env_threads
+        actors,
+        config.learners,
+        evaluators=config.eval_actors if config.eval_every else 0,
+        store_bytes=store_bytes,
+        notify=logger.warning,
+        env_threads=config.env_threads,
     )
     stack.callback(session.close)
     stop.add_check(session.check)
@@ -134,6 +147,26 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     if variables and not session.started_here:  # else it has inherited them, and its first processes exist already
         session.options = {"runtime_env": {"env_vars": variables}}
     return session
+
+
+def _make_players(
+    config: Config,
+    player: EpisodePlayer,
+    session: RaySession | None,
+    stop: StopSignals,
+    stack: ExitStack,
+    options: dict[str, Any],
+) -> Players:
+    """Return what plays the episodes of evaluations, on actors if the run has any."""
+    if session is None:
+        stack.callback(player.close)
+        return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
+    from dppo.cluster.evaluating import RayPlayers
+
+    of = {"episodes": config.eval_episodes, "actors": config.eval_actors, "timeout_s": config.eval_timeout_s}
+    players = RayPlayers(player, session.demand.actor, **of, **options)
+    stack.callback(players.close)
+    return players
 
 
 def most_parameters(config: Config) -> int:

@@ -177,6 +177,14 @@ class PPOLearner:
         """Return a copy of the current policy for samplers."""
         return PolicySnapshot(self.iteration, self._trainers.weights(), self._statistics.obs_scale(), self._value_scale)
 
+    def policy_in(self, arrays: dict[str, dict[str, np.ndarray]], version: int) -> PolicySnapshot:
+        """Return the policy of a checkpoint of this run, to act with."""
+        weights, statistics = (
+            self._trainers.spec.flatten(arrays["model"]),
+            self._statistics.loaded(arrays["normalizer"]),
+        )
+        return PolicySnapshot(version, weights, statistics.obs_scale())
+
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all weights."""
         return hashlib.sha256(self._trainers.weights().tobytes()).hexdigest()

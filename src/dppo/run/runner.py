@@ -30,6 +30,7 @@ from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
 from dppo.run.building import Parts, build
+from dppo.run.evaluations import EvaluatedRun, Evaluations
 from dppo.run.iteration_row import iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
@@ -129,6 +130,7 @@ class _Run:
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = words.TimeSplit()
+        self.evaluations: Evaluations | None = None
 
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
@@ -137,6 +139,7 @@ class _Run:
         try:
             resumed_at = self.resumed_at if self.folder.start else None
             self.metrics = MetricsWriter(self.folder.path, resumed_at)
+            self._add_evaluations(stop)
             self.watching.add_file(self.metrics)
             self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
             if self.parts.trace is not None:
@@ -147,6 +150,8 @@ class _Run:
             self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
+            if self.evaluations is not None and self.evaluations.finish():
+                self.saved_iteration = -1  # write the checkpoint with the results
             self._save(last=True)
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
@@ -157,6 +162,28 @@ class _Run:
         result = self._result(stopped_by)
         self.watching.end(result, None)
         return result
+
+    def _add_evaluations(self, stop: StopSignals) -> None:
+        """Add the observer that evaluates, before those that write its results."""
+        if self.parts.players is None:
+            return
+        state = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
+        last = read_metrics(self.folder.path)[-1:]
+        run = EvaluatedRun(self.folder.path, self.watching, stop, self._pause, self._save_soon, *last)
+        self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
+        if state is not None:
+            self.evaluations.load(state)
+        self.watching.add_file(self.evaluations)
+
+    def _pause(self, seconds: float) -> None:
+        """Leave seconds that an evaluation took out of the time of training."""
+        self.training_began, self.ended, self.saved = (
+            at + seconds for at in (self.training_began, self.ended, self.saved)
+        )
+
+    def _save_soon(self) -> None:
+        """Save after the present iteration has been reported."""
+        self.saved = -math.inf
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
@@ -211,6 +238,8 @@ class _Run:
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
         }
+        if self.evaluations is not None:
+            state["evaluations"] = self.evaluations.state()
         score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(
             self.folder.path / checkpoints.FOLDER,
@@ -218,6 +247,7 @@ class _Run:
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
+            chosen=None if self.evaluations is None else self.evaluations.chosen(),
             make_room=last,
         )
         self.save_failed = False
@@ -269,5 +299,5 @@ class _Run:
             wrapper_names=self.config.wrapper_names,
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
-            notes=tuple(self.parts.collector.notes()),
+            notes=(*(self.evaluations.notes() if self.evaluations else ()), *self.parts.collector.notes()),
         )

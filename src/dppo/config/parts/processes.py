@@ -175,6 +175,31 @@ class Run:
     keep_checkpoints: int = setting(
         3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
     )
+    eval_every: int | None = setting(
+        None,
+        "Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The "
+        "checkpoint of the best evaluation is kept as the best one. none: never.",
+        **FREE,
+    )
+    eval_episodes: int = setting(20, "Episodes of an evaluation; their seeds are the same each time.", **FREE)
+    eval_stochastic: bool = setting(
+        False, "Sample actions in evaluations, as in training, instead of taking the most likely ones.", resume="free"
+    )
+    eval_env_kwargs: dict[str, Any] = setting(
+        {}, "Keyword arguments of the environment in evaluations, in addition to env_kwargs, as JSON.", resume="free"
+    )
+    eval_actors: int = setting(
+        1,
+        "Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations "
+        "take turns with training.",
+        **FREE,
+    )
+    eval_timeout_s: float = setting(
+        1800.0,
+        "Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is "
+        "left out. An actor that does not answer is replaced, and plays the episode once more.",
+        **FREE,
+    )
     trace_hashes: bool = setting(
         False,
         "Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to "

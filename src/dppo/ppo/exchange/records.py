@@ -151,6 +151,7 @@ class IncidentKind(str, Enum):
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    EVALUATION_FAULT = "evaluation_fault"
 
     def __str__(self) -> str:
         return self.value
