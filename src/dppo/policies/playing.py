@@ -18,6 +18,7 @@ from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import Spaces, holds_float64
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
@@ -112,10 +113,10 @@ class EpisodePlayer:
             return so_far
         except CheckpointError as error:
             raise ConfigError(f"eval_env_kwargs: {error}") from None
-        except (ClusterError, ConfigError, EnvironmentFault):
+        except (ClusterError, ConfigError, EnvironmentFault, *INTERRUPTIONS):
             self.close()
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # an environment may raise anything
             self.close()
             raise EnvironmentFault(f"{self._of.env_name}: {in_a_line(error)}", user_traceback(error)) from None
 

@@ -163,7 +163,8 @@ def _make_players(
         return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
     from dppo.cluster.evaluating import RayPlayers
 
-    of = {"episodes": config.eval_episodes, "actors": config.eval_actors, "timeout_s": config.eval_timeout_s}
+    of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors}
+    of["timeout_s"] = config.eval_timeout_s
     players = RayPlayers(player, session.demand.actor, **of, **options)
     stack.callback(players.close)
     return players

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
@@ -18,13 +17,15 @@ from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer, Observers
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.spaces import Spaces
 
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
-SAID = 3  # faults that are logged one by one
+SAID, MANY = 3, 10  # faults that are logged one by one; evaluations at a time
 
 Outcome = tuple[int, int, Episode | DppoError]
 """The number of an evaluation, the index of an episode, and its result."""
@@ -84,48 +85,36 @@ class _Evaluation:
 class EvaluatedRun:
     """The parts of a run that evaluations affect."""
 
-    path: Path
-    """Its folder."""
+    folder: RunFolder
     watching: Observers
     stop: StopSignals
     pause: Callable[[float], None]
     """Leaves seconds out of the time of training."""
     save_soon: Callable[[], None]
     """Writes a checkpoint after the present iteration."""
-    last_row: Mapping[str, float] = field(default_factory=dict)
 
 
 class Evaluations(Observer):
     """Begins evaluations when they are due, and adds the results to the rows of the iterations in which they end.
 
-    It is called first of all observers. Where several have ended, the earlier ones get rows of their own, which repeat
+    It is the first of all observers. Where several have ended, the earlier ones get rows of their own, which repeat
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
     def __init__(self, config: Config, learner: PPOLearner, players: Players, run: EvaluatedRun) -> None:
+        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
         self._of, self._learner, self._players, self._run = config, learner, players, run
-        self._row, self._steps = run.last_row, learner.global_step
+        self._row, self._steps = next(iter(read_metrics(run.folder.path)[-1:]), {}), learner.global_step
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
+        state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
+        if state is not None:
+            self._load(state)
+        run.watching.add_file(self)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
         return {"open": [[number, one.global_step] for number, one in self._open.items()], "best": self._best}
-
-    def load(self, state: Any) -> None:
-        """Restore the result of `state`, and begin the evaluations again that were not over."""
-        try:
-            score, number, steps = state["best"] or (None, 0, 0)
-            self._best = None if score is None else (float(score), int(number), int(steps))
-            waiting = [(int(number), int(steps)) for number, steps in state["open"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self._run.path}: its evaluations cannot be read ({error!r}).") from None
-        for number, steps in waiting:
-            path = self._run.path / checkpoints.FOLDER / f"iter_{number:06d}.safetensors"
-            try:
-                self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
-            except (CheckpointError, KeyError, ValueError) as error:
-                logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
 
     def chosen(self) -> checkpoints.Chosen:
         """Return the checkpoints to keep."""
@@ -159,9 +148,25 @@ class Evaluations(Observer):
         self._report(self._over(wait=True))
         return waiting
 
+    def _load(self, state: Any) -> None:
+        try:
+            score, number, steps = state["best"] or (None, 0, 0)
+            self._best = None if score is None else (float(score), int(number), int(steps))
+            waiting = [(int(number), int(steps)) for number, steps in state["open"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self._run.folder.path}: its evaluations cannot be read ({error!r}).") from None
+        for number, steps in waiting:
+            path = self._run.folder.path / checkpoints.FOLDER / f"iter_{number:06d}.safetensors"
+            try:
+                self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
+            except (CheckpointError, KeyError, ValueError) as error:
+                logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
+
     def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
         self._open[number] = _Evaluation(steps)
         self._players.begin(number, policy)
+        if len(self._open) == MANY:
+            logger.warning("%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY)
 
     def _report(self, results: list[dict[str, float]]) -> None:
         for result in results:

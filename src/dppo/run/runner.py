@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from dppo.config import Config, resolved
@@ -139,7 +140,10 @@ class _Run:
         try:
             resumed_at = self.resumed_at if self.folder.start else None
             self.metrics = MetricsWriter(self.folder.path, resumed_at)
-            self._add_evaluations(stop)
+            if self.parts.players is not None:
+                save_soon = partial(setattr, self, "saved", -math.inf)  # after the report of the present iteration
+                run = EvaluatedRun(self.folder, self.watching, stop, self._pause, save_soon)
+                self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
             self.watching.add_file(self.metrics)
             self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
             if self.parts.trace is not None:
@@ -163,27 +167,11 @@ class _Run:
         self.watching.end(result, None)
         return result
 
-    def _add_evaluations(self, stop: StopSignals) -> None:
-        """Add the observer that evaluates, before those that write its results."""
-        if self.parts.players is None:
-            return
-        state = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
-        last = read_metrics(self.folder.path)[-1:]
-        run = EvaluatedRun(self.folder.path, self.watching, stop, self._pause, self._save_soon, *last)
-        self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
-        if state is not None:
-            self.evaluations.load(state)
-        self.watching.add_file(self.evaluations)
-
     def _pause(self, seconds: float) -> None:
         """Leave seconds that an evaluation took out of the time of training."""
         self.training_began, self.ended, self.saved = (
             at + seconds for at in (self.training_began, self.ended, self.saved)
         )
-
-    def _save_soon(self) -> None:
-        """Save after the present iteration has been reported."""
-        self.saved = -math.inf
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
