@@ -190,7 +190,7 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dppo.cluster.evaluating.GRACE_S", 0.5)
+    monkeypatch.setattr("dppo.cluster.evaluating.START_S", 10.0)
     monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
     crashing = {"env_id": "worlds.faulty:crashing_cartpole", "env_kwargs": {"how": "hang", "at_step": 10**9}}
     crashing |= {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}

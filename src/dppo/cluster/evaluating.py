@@ -21,7 +21,7 @@ from dppo.cluster.plans import PackedModel, packed_model, unpacked_model
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 
-GRACE_S = 10.0  # after the time that an episode may take, for the actor to say so
+START_S, GRACE_S = 600.0, 10.0  # beside the time of an episode: of the first one of an actor, and of a later one
 TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
 CLOSING_S, IDLE_S = 2.0, 0.2  # for actors to close their environments; between two looks for something to do
 
@@ -74,7 +74,8 @@ class RayPlayers:
         self._packed, self._episodes, self._timeout_s = packed_model(player), episodes, timeout_s
         self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
-        self._closing, self._left_out, self._actors = Event(), set[int](), list[Any]([None] * actors)
+        self._closing, self._left_out, self._ready = Event(), set[int](), set[int]()
+        self._actors: list[Any] = [None] * actors
         self._threads = [Thread(target=self._work, args=(number,), daemon=True) for number in range(actors)]
         for thread in self._threads:
             thread.start()
@@ -118,7 +119,7 @@ class RayPlayers:
                     self._ended.put((evaluation, episode, outcome))
 
     def _played(self, number: int, policy: Any, episode: int) -> Episode | DppoError:
-        lost, limit_s = "", self._timeout_s
+        lost, timeout_s = "", self._timeout_s
         for later in range(TRIES):
             if lost:
                 logger.warning("%s; it is replaced, and the episode is played again", lost)
@@ -126,15 +127,17 @@ class RayPlayers:
                 break
             try:
                 actor = self._actors[number] = self._actors[number] or self._started(number)
-                outcome: Episode | DppoError = wire.unpack(
-                    ray.get(actor.play.remote(policy, episode, limit_s), timeout=limit_s + GRACE_S)
-                )
+                limit_s = timeout_s + (GRACE_S if number in self._ready else START_S)
+                message = ray.get(actor.play.remote(policy, episode, timeout_s), timeout=limit_s)
+                self._ready.add(number)
+                outcome: Episode | DppoError = wire.unpack(message)
                 return outcome
             except RayError as error:
-                late = f"did not end episode {episode} within eval_timeout_s={limit_s:g}"
+                late = f"did not end episode {episode} within eval_timeout_s={timeout_s:g}"
                 lost = late if isinstance(error, TimeoutError) else cause_of_death(error)
                 lost = f"actor {number} of evaluations {lost}"
                 within(CLOSING_S, partial(ray.kill, self._actors[number]))
+                self._ready.discard(number)
                 self._actors[number] = None
         return ClusterError(lost)
 

@@ -102,9 +102,8 @@ class EpisodePlayer:
             EnvironmentFault: the environment failed, and is closed.
             ClusterError: the episode was not over in time.
         """
-        until = time.monotonic() + timeout_s
         try:
-            env = self._made()
+            env, until = self._made(), time.monotonic() + timeout_s
             acting = Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
             for so_far in Playing(acting, env, self._of.env_name, self._seed, deterministic=self._greedy).play(episode):
                 if time.monotonic() > until:
