@@ -17,6 +17,7 @@ from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
+from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -57,7 +58,10 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     progress = progress or ActivityRecord()
     count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
     envs: list[Any] = []
-    make = partial(_made, plan, sampler_id, progress)
+    make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress)
+    meter, make_one = (InfoMeter(plan.env.info_keys) if plan.env.info_keys else None), make
+    if meter is not None:
+        make = lambda env: meter.watch(make_one(env))  # noqa: E731
     try:
         for env in [*range(count)] * (1 + standby):
             envs.append(make(env))
@@ -83,6 +87,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
         )
         if plan.env.env_state == "auto":
             group.keep_own_states()
+        group.meter = meter
     except BaseException:
         close_all(envs)
         raise

@@ -18,6 +18,7 @@ from dppo.envs.checks.faults import (
     user_traceback,
 )
 from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.info import numbers_in
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
@@ -54,11 +55,7 @@ class CheckedEnv:
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment, and return the observation, reward, terminated, truncated and info.
-
-        Raises:
-            EnvironmentFault: it raised, or returned an invalid result; its `place` is not None.
-        """
+        """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
         try:
             answer: Any = self.env.step(action)
         except BaseException as error:
@@ -121,7 +118,7 @@ class CheckedEnv:
         """Describe the open episode, which has ended with `info`."""
         success = info.get("is_success") if isinstance(info, dict) else None
         solved = None if success is None else bool(np.all(success))
-        return Episode(self._index, self.episode, self.episode_return, self.length, solved)
+        return Episode(self._index, self.episode, self.episode_return, self.length, solved, numbers_in(info))
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""

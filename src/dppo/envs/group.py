@@ -12,6 +12,7 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.frames import LifeStack, Lives
+from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.repairs import Repairs
@@ -55,6 +56,7 @@ class EnvGroup:
             limits: an observation beyond a limit of its space is a fault, in each step.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
+        self.meter: InfoMeter | None = None  # of the steps of `envs`, if they are watched by one
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()
@@ -201,6 +203,8 @@ class EnvGroup:
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds
+        if self.meter is not None:
+            self.meter.clear()
         return incidents
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:

@@ -202,7 +202,7 @@ class PPOLearner:
             "iteration": self.iteration,
             "global_step": self.global_step,
             "episodes": self.episodes,
-            "recent": [astuple(episode) for episode in self.recent],
+            "recent": [astuple(episode)[:5] for episode in self.recent],  # without `info`
             "incidents": dict(self.incidents),
             "env_faults": dict(self.env_faults.counts),
         }

@@ -32,7 +32,7 @@ from dppo.records.result import Result
 from dppo.records.terminal import make_display
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import EvaluatedRun, Evaluations
-from dppo.run.iteration_row import iteration_row, mean_return
+from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
@@ -131,6 +131,7 @@ class _Run:
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = words.TimeSplit()
+        self.row_of = MeasuredRow(config.info_keys) if config.info_keys else iteration_row
         self.evaluations: Evaluations | None = None
 
     def go(self, stop: StopSignals) -> Result:
@@ -195,7 +196,7 @@ class _Run:
         iteration_s, self.ended = iteration.ended - self.ended, iteration.ended
         of_call = {"time/wall_s": self.ended - self.began, "time/training_s": self.ended - self.training_began}
         of_call["charts/SPS"] = (self.learner.global_step - self.steps_before) / of_call["time/training_s"]
-        row = iteration_row(iteration, self.learner, iteration_s, of_call)
+        row = self.row_of(iteration, self.learner, iteration_s, of_call)
         if iteration.number > self.resumed_at + 1:
             self.time_split = self.time_split.plus(row)
         episodes = [episode for report in iteration.collected.reports for episode in report.episodes]

@@ -128,6 +128,8 @@ class Episode:
     """Env steps."""
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
+    info: dict[str, float] = field(default_factory=dict)
+    """All finite numbers in the info of the last step, by name."""
 
 
 class IncidentKind(str, Enum):
@@ -252,6 +254,10 @@ class Timings:
         return replace(added, memory=max(self.memory, other.memory), actor=self.actor)
 
 
+Measured = tuple[int, float, float, float]
+"""Number of values, their sum, the least and the largest."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentReport(ReadOnly):
     """Report on a segment: the small part, which always goes to the learner, even if the arrays do not."""
@@ -271,6 +277,8 @@ class SegmentReport(ReadOnly):
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
+    info: dict[str, Measured] = field(default_factory=dict)
+    """The numbers that `info_keys` names, of all env steps."""
 
 
 @dataclass(slots=True)
