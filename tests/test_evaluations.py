@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.tensorboard import by_step
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
 DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
@@ -59,6 +61,8 @@ def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whol
         assert (row["eval/return_min"], row["eval/return_max"]) == (min(played.returns), max(played.returns))
         assert row["eval/global_step"] == number * ROWS
     assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
+    documented = set(re.findall(r"^\| `(eval/[^`]+)` \|", PAGE.read_text(encoding="utf8"), re.MULTILINE))
+    assert documented - {"eval/success_rate", "eval/s"} == set(found[2])
 
 
 def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) -> None:
