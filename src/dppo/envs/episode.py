@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class CheckedEnv:
         self.env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self.masks = checks, episode_seed, owner, masks
         self.pack, self._pack_last, self.episode, self.episode_return, self.length = pack, pack_last, 0, 0.0, 0
+        self.options: dict[str, Any] | None = None  # of the reset of the open episode
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
@@ -80,11 +82,12 @@ class CheckedEnv:
         self.last_obs = seen
         return seen, reward, terminated, truncated, info
 
-    def reset(self, episode: int) -> np.ndarray:
+    def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
-        self.episode, self.episode_return, self.length = episode, 0.0, 0
+        self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
+        more = {} if options is None else {"options": deepcopy(options)}
         try:
-            answer = self.env.reset(seed=self._episode_seed(self._index, episode))
+            answer = self.env.reset(seed=self._episode_seed(self._index, episode), **more)
         except BaseException as error:
             raise self._fault("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -136,7 +139,8 @@ class CheckedEnv:
     def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
         step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
-        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, last_obs=last_obs)
+        more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
+        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
 
     def _bad(self, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))

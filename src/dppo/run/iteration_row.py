@@ -15,12 +15,7 @@ MOST_ACTORS = 64  # whose memory is in a row
 def iteration_row(
     iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
-
-    Args:
-        learner: in its state after the iteration.
-        of_call: metrics that count from the call of `train`.
-    """
+    """Return one flat row of metrics, which docs/METRICS.md describes; `of_call` count from the call of `train`."""
     collected, recent = iteration.collected, learner.recent
     steps = sum(report.steps for report in collected.reports)
     row: dict[str, float] = {

@@ -35,7 +35,7 @@ def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
     """
     run = folder.absolute().parents[1]
     check_parts(run)
-    seed, episode, actions, place = _read(folder)
+    seed, episode, actions, place, options = _read(folder)
     settings = settings_to_resume(run)
     require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
     config = Config(**settings)
@@ -50,20 +50,21 @@ def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
         spaces = spaces_of(sampler_plan(config), env)
         group = EnvGroup([env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=True)
         numbers = np.array([episode]), np.zeros(1), np.array([len(actions)]), np.zeros(1), np.zeros(1, np.uint32)
-        group.restore(SamplerCarry(*numbers), (actions,), np.empty(1, group.obs), EnvLog())
+        group.restore(SamplerCarry(*numbers, options=options), (actions,), np.empty(1, group.obs), EnvLog())
     finally:
         close_all([env])
     return len(actions)
 
 
-def _read(folder: Path) -> tuple[int, int, np.ndarray, tuple[int, int]]:
-    """Return seed, episode, actions, and sampler and environment; raise CheckpointError if they are not there."""
+def _read(folder: Path) -> tuple[int, int, np.ndarray, tuple[int, int], np.ndarray]:
+    """Return seed, episode, actions, sampler and environment, options; raise CheckpointError if they are not there."""
     try:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_file(folder / FILE, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
         place = int(values["sampler_id"]), int(values["env"])
-        return int(values["seed"]), int(values["episode"]), np.array(values["actions"], dtype), place
+        options = np.frombuffer(json.dumps([values.get("options")]).encode(), np.uint8)
+        return int(values["seed"]), int(values["episode"]), np.array(values["actions"], dtype), place, options
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
         raise CheckpointError(f"{folder / FILE}: {reason}. Pass a folder such as runs/NAME/incidents/001.") from None

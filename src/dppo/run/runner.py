@@ -26,7 +26,7 @@ from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import TRACE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import Observer, Observers, RunInfo
+from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
@@ -84,10 +84,12 @@ def train(
                 actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
                 waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
                 watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
-                watching.prepare(_described(config, folder), waiting)
+                watching.prepare(run := _described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
+                parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
+                run.options.begin()
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -111,6 +113,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
         resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
+        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, resumed=start is not None),
     )
 
 

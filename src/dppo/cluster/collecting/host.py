@@ -42,11 +42,7 @@ class SamplerHost:
         return self._sampler(sampler_id).spaces
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
-        """Collect all requested segments, with all samplers acting together; `spaces` as in `Question`.
-
-        Raises:
-            EnvironmentFault: an environment failed, or has other spaces.
-        """
+        """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
         began = time.perf_counter()
         rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
         self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
+    env_options: dict[str, Any] | None = None
+    """Options for the resets of environments while segments are collected with this policy: see `RunInfo.set_env`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ class SamplerCarry(ReadOnly):
     """State of the policy's memory; None without memory."""
     states: UInt8[np.ndarray, " bytes"] | None = None
     """The environments' own states, packed; None if these have none."""
+    options: UInt8[np.ndarray, " bytes"] | None = None
+    """JSON: a list of the options with which each open episode was reset; None if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +301,5 @@ class EnvLog:
     """Steps of this segment that each environment has finished."""
     actions: np.ndarray | None = None
     """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
+    options: dict[str, Any] | None = None
+    """For the resets of this segment."""
