@@ -9,6 +9,7 @@ number of actors, and after a kill and a resume. An observer like this one decid
 """
 
 import sys
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -21,7 +22,7 @@ LEVELS = (0.25, 0.5, 1.0)  # half the length of the pole: a short one falls fast
 class Pole(CartPoleEnv):
     """CartPole whose pole has the length that the reset asks for."""
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.length = (options or {}).get("length", LEVELS[-1])
         self.polemass_length = self.masspole * self.length
         return super().reset(seed=seed)

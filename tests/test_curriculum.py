@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_
     RESETS.clear()
     counts = [0]
     trained(tmp_path / "run", Levels(after_iteration=lambda _: counts.append(len(RESETS))), policy_lag=lag)
-    for iteration, (first, end) in enumerate(zip(counts, counts[1:], strict=False), 1):
+    for iteration, (first, end) in enumerate(pairwise(counts), 1):
         called_after = max(0, iteration - 2 - lag)  # the call before the first iteration sets level 1
         assert {reset["level"] if reset else None for reset in RESETS[first:end]} == {1 + called_after}
         assert all(reset and reset["list"] == [1, 2.5] for reset in RESETS[first:end])
@@ -84,7 +85,7 @@ def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
 
 
 def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:
-    changes = {"env_kwargs": {"fails_at": 3}, "on_env_fault": "rebuild", "env_faults": "unlimited"}
+    changes: dict[str, Any] = {"env_kwargs": {"fails_at": 3}, "on_env_fault": "rebuild", "env_faults": "unlimited"}
     trained(tmp_path / "run", **changes)
     with pytest.raises(EnvironmentFault, match="level 3"):
         replay(tmp_path / "run" / "incidents" / "001", trust=True)

@@ -18,6 +18,7 @@ import dppo
 from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
@@ -35,7 +36,7 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 
 def evaluations(result: dppo.Result) -> Rows:
     """Return the metrics of all evaluations without measured times, by the iteration of the policy."""
-    rows = [row for row in dppo.records.metrics.reading.read_metrics(result.run_dir) if "eval/iteration" in row]
+    rows = [row for row in read_metrics(result.run_dir) if "eval/iteration" in row]
     found = {int(row["eval/iteration"]): row for row in rows}
     assert len(found) == len(rows)
     return {
@@ -119,7 +120,7 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
 
 
 def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:
-    unreliable = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
+    unreliable: dict[str, Any] = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
     recorder = Recorder()
     with Notes() as notes:
         failing = {"eval_env_kwargs": {"steps": 0.02}}
@@ -133,7 +134,7 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
 
 
 def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> None:
-    endless = {"env_id": "worlds.simple:Counting", "env_kwargs": {"truncate_after": 20}}
+    endless: dict[str, Any] = {"env_id": "worlds.simple:Counting", "env_kwargs": {"truncate_after": 20}}
     endless |= {"eval_env_kwargs": {"truncate_after": None}, "eval_timeout_s": 0.05, "norm_obs": False}
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", **endless))
@@ -159,7 +160,11 @@ def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
-    changes = {"env_id": "worlds.simple:Wide", "env_kwargs": {"size": 3}, "eval_env_kwargs": {"size": 4}}
+    changes: dict[str, Any] = {
+        "env_id": "worlds.simple:Wide",
+        "env_kwargs": {"size": 3},
+        "eval_env_kwargs": {"size": 4},
+    }
     with pytest.raises(ConfigError, match=r"eval_env_kwargs: worlds.simple:Wide has obs float32\[4\]"):
         dppo.train(settings(tmp_path / "run", **changes))
 
@@ -176,7 +181,10 @@ def test_events_of_an_evaluation_are_at_the_steps_of_its_policy() -> None:
 def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_resumed_without_actors(
     ray_session: None, whole: dppo.Result, tmp_path: Path
 ) -> None:
-    crashing = {"env_id": "worlds.faulty:crashing_cartpole", "env_kwargs": {"how": "hang", "at_step": 10**9}}
+    crashing: dict[str, Any] = {
+        "env_id": "worlds.faulty:crashing_cartpole",
+        "env_kwargs": {"how": "hang", "at_step": 10**9},
+    }
     crashing |= {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}}
     with Notes() as notes:
         stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[Recorder(interrupt_at=3)])
@@ -196,7 +204,10 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
 ) -> None:
     monkeypatch.setattr("dppo.cluster.evaluating.START_S", 10.0)
     monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
-    crashing = {"env_id": "worlds.faulty:crashing_cartpole", "env_kwargs": {"how": "hang", "at_step": 10**9}}
+    crashing: dict[str, Any] = {
+        "env_id": "worlds.faulty:crashing_cartpole",
+        "env_kwargs": {"how": "hang", "at_step": 10**9},
+    }
     crashing |= {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
@@ -210,7 +221,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mask and lstm", "own memory", "dict observation"])
 def test_every_kind_of_policy_is_evaluated_equally_on_actors(kind: str, ray_session: None, tmp_path: Path) -> None:
-    more = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
+    more: dict[str, Any] = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
     found = [
         evaluations(dppo.train(settings_of(kind, tmp_path / str(actors), num_actors=actors, **more, **own)))
         for actors, own in ((0, {}), (2, {"eval_actors": 2}))

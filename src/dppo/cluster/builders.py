@@ -58,10 +58,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     progress = progress or ActivityRecord()
     count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
     envs: list[Any] = []
-    make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress)
-    meter, make_one = (InfoMeter(plan.env.info_keys) if plan.env.info_keys else None), make
-    if meter is not None:
-        make = lambda env: meter.watch(make_one(env))  # noqa: E731
+    make, meter = _maker(plan, sampler_id, progress)
     try:
         for env in [*range(count)] * (1 + standby):
             envs.append(make(env))
@@ -112,6 +109,17 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
     )
+
+
+def _maker(
+    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord
+) -> tuple[Callable[[int], Any], InfoMeter | None]:
+    """Return a function that makes the environment with an index, and what measures the info of their steps."""
+    make = partial(_made, plan, sampler_id, progress)
+    if not plan.env.info_keys:
+        return make, None
+    meter = InfoMeter(plan.env.info_keys)
+    return lambda env: meter.watch(make(env)), meter
 
 
 def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:

@@ -32,6 +32,8 @@ class EnvGroup:
     """
 
     _states: OwnStates | None = None  # see `keep_own_states`
+    meter: InfoMeter | None = None
+    """Watches the steps of the environments; None if none does."""
 
     def __init__(
         self,
@@ -57,7 +59,6 @@ class EnvGroup:
             limits: an observation beyond a limit of its space is a fault, in each step.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
-        self.meter: InfoMeter | None = None  # of the steps of `envs`, if they are watched by one
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
-    players = None
-    if config.eval_every is not None:
-        player = player_of(config, spaces, trainers.spec)
-        players = _make_players(config, player, session, stop, stack, options | {"logs": f"{folder.path}/logs"})
+    play = partial(_make_players, config, player_of(config, spaces, trainers.spec), session, stop, stack)
+    players = None if config.eval_every is None else play(options | {"logs": f"{folder.path}/logs"})
     parts = Parts(collector, learner, model, expected, tuned.epochs(), line, players)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
@@ -133,14 +132,9 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
-    session = RaySession(
-        actors,
-        config.learners,
-        evaluators=config.eval_actors if config.eval_every else 0,
-        store_bytes=store_bytes,
-        notify=logger.warning,
-        env_threads=config.env_threads,
-    )
+    evaluators = config.eval_actors if config.eval_every else 0
+    more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
+    session = RaySession(actors, config.learners, evaluators, store_bytes=store_bytes, **more)
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile

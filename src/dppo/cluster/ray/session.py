@@ -40,15 +40,9 @@ class RaySession:
     """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
 
     def __init__(
-        self,
-        actors: Actors,
-        learners: Learners,
-        *,
-        evaluators: int = 0,
-        store_bytes: int,
-        notify: Callable[[str], None],
-        **more: bool,
-    ) -> None:
+        self, actors: Actors, learners: Learners, evaluators: int = 0, *, store_bytes: int,
+        notify: Callable[[str], None], **more: bool,
+    ) -> None:  # fmt: skip
         """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
 
         Raises:
