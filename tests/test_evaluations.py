@@ -25,6 +25,10 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
 DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
+CRASHING: dict[str, Any] = {
+    "env_id": "worlds.faulty:crashing_cartpole",
+    "env_kwargs": {"how": "hang", "at_step": 10**9},  # never
+}
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -185,7 +189,7 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
         "env_id": "worlds.faulty:crashing_cartpole",
         "env_kwargs": {"how": "hang", "at_step": 10**9},
     }
-    crashing |= {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}}
+    crashing = CRASHING | {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}}
     with Notes() as notes:
         stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[Recorder(interrupt_at=3)])
     assert stopped.iterations == 3
@@ -208,7 +212,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
         "env_id": "worlds.faulty:crashing_cartpole",
         "env_kwargs": {"how": "hang", "at_step": 10**9},
     }
-    crashing |= {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
+    crashing = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256

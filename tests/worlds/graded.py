@@ -26,4 +26,4 @@ class Graded(CartPoleEnv):
         self._steps += 1
         if self._level == self._fails_at and self._steps == 2:
             raise RuntimeError(f"level {self._level}")
-        return super().step(action)
+        return CartPoleEnv.step(self, action)  # type: ignore[no-untyped-call]

@@ -289,17 +289,17 @@ class SegmentReport(ReadOnly):
 class EnvLog:
     """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
 
+    index: int = 0
+    """Of the segment."""
+    actions: np.ndarray | None = None
+    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
+    options: dict[str, Any] | None = None
+    """For the resets of this segment."""
     episodes: list[Episode] = field(default_factory=list)
     """In the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
     seconds: float = 0.0
-    index: int = 0
-    """Of the segment."""
     step: int = 0
     """Steps of this segment that each environment has finished."""
-    actions: np.ndarray | None = None
-    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
-    options: dict[str, Any] | None = None
-    """For the resets of this segment."""
