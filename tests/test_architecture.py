@@ -131,6 +131,8 @@ def test_each_library_stays_in_its_rooms() -> None:
         "rich": {"records", "commands"},
         "matplotlib": {"records"},
         "tensorboardX": {"records"},
+        "wandb": {"records"},
+        "mlflow": {"records"},
         "safetensors": {"records"},
         "filelock": {"records", "files"},
     }

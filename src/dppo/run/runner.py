@@ -25,6 +25,7 @@ from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import TRACE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
+from dppo.records.metrics.tracking import trackers
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
@@ -76,7 +77,7 @@ def train(
     check_layers(config)
     if config.model is not None:
         model_class(config.model)
-    watching = Observers(make_display(config.progress), observers)
+    watching = Observers(make_display(config.progress), [*observers, *trackers(config)])
     with ExitStack() as stack:
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:

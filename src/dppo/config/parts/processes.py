@@ -213,6 +213,12 @@ class Run:
         "strict: equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU.",
         resume="close",
     )
+    track: tuple[Literal["wandb", "mlflow"], ...] = setting(
+        (),
+        "Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by "
+        "their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.",
+        resume="free",
+    )
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"
     )
