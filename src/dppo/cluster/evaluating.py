@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.ray_transport import actor_class
-from dppo.cluster.faults import cause_of_death, sendable, within
+from dppo.cluster.faults import cause_of_death, last_line, sendable, within
 from dppo.cluster.plans import PackedModel, packed_model, unpacked_model
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
@@ -82,7 +82,11 @@ class RayPlayers:
 
     def begin(self, number: int, policy: PolicySnapshot) -> None:
         """Begin an evaluation of a policy, after those before; does not wait."""
-        sent = ray.put(policy)
+        try:
+            sent = ray.put(policy)
+        except RayError as error:
+            self._ended.put((number, 0, ClusterError(f"the policy could not be sent: {last_line(error)}")))
+            return
         for episode in range(self._episodes):
             self._tasks.put((number, episode, sent))
 

@@ -32,13 +32,14 @@ from dppo.records.files.checkpoint import Found
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
-from dppo.run.evaluations import InProcessPlayers, Players, player_of
+from dppo.run.evaluations import InProcessPlayers, player_of
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
+    from dppo.cluster.evaluating import RayPlayers
     from dppo.cluster.learning.trainers import Trainers
     from dppo.cluster.ray.session import RaySession
 
@@ -58,7 +59,7 @@ class Parts:
     """K of the updates."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
-    players: Players | None = None
+    players: InProcessPlayers | RayPlayers | None = None
     """Plays the episodes of evaluations; None without evaluations."""
 
 
@@ -150,7 +151,7 @@ def _make_players(
     stop: StopSignals,
     stack: ExitStack,
     options: dict[str, Any],
-) -> Players:
+) -> InProcessPlayers | RayPlayers:
     """Return what plays the episodes of evaluations, on actors if the run has any."""
     if session is None:
         stack.callback(player.close)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dppo.config import Config
 from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, counted
@@ -24,25 +24,18 @@ from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.spaces import Spaces
 
+if TYPE_CHECKING:  # it imports Ray
+    from dppo.cluster.evaluating import RayPlayers
+
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
-SAID, MANY = 3, 10  # faults that are logged one by one; evaluations at a time
+SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
 
 Outcome = tuple[int, int, Episode | DppoError]
 """The number of an evaluation, the index of an episode, and its result."""
 
 
-class Players(Protocol):
-    """Plays the episodes of evaluations: in this process, or on actors (`RayPlayers`)."""
-
-    def begin(self, number: int, policy: PolicySnapshot) -> None:
-        """Begin an evaluation of a policy, after those before; does not wait."""
-
-    def outcomes(self, wait_s: float) -> list[Outcome]:
-        """Return the results of episodes since the last call; wait `wait_s` at most for the first."""
-
-
 class InProcessPlayers:
-    """Plays an episode when it is asked for results and may take time for it."""
+    """Plays the episodes of evaluations here, as `RayPlayers` does on actors: one each time that results are awaited."""
 
     def __init__(
         self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
@@ -101,7 +94,9 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    def __init__(self, config: Config, learner: PPOLearner, players: Players, run: EvaluatedRun) -> None:
+    def __init__(
+        self, config: Config, learner: PPOLearner, players: InProcessPlayers | RayPlayers, run: EvaluatedRun
+    ) -> None:
         """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
         self._of, self._learner, self._players, self._run = config, learner, players, run
         self._row, self._steps = next(iter(read_metrics(run.folder.path)[-1:]), {}), learner.global_step
@@ -152,7 +147,7 @@ class Evaluations(Observer):
         try:
             score, number, steps = state["best"] or (None, 0, 0)
             self._best = None if score is None else (float(score), int(number), int(steps))
-            waiting = [(int(number), int(steps)) for number, steps in state["open"]]
+            waiting = [(int(number), int(steps)) for number, steps in state["open"][-MOST:]]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self._run.folder.path}: its evaluations cannot be read ({error!r}).") from None
         for number, steps in waiting:

@@ -106,7 +106,8 @@ class _MLflow:
         from mlflow.entities import Metric, Param
 
         self._client: Any = MlflowClient()
-        self._metric, self._sent = Metric, None
+        self._metric: Any = Metric
+        self._sent: Any = None
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dppo")
         if known is None:
             found = self._client.get_experiment_by_name(name)
