@@ -35,7 +35,7 @@ Outcome = tuple[int, int, Episode | DppoError]
 
 
 class InProcessPlayers:
-    """Plays the episodes of evaluations here, as `RayPlayers` does on actors: one each time that results are awaited."""
+    """Plays the episodes of evaluations here, as `RayPlayers` does on actors: one each time that it is asked."""
 
     def __init__(
         self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
