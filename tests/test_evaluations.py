@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,18 +14,26 @@ import pytest
 from builders import make_config
 from kinds import settings as settings_of
 from recorder import Notes, Recorder
+from rich.console import Console
 
 import dppo
+from dppo.cluster.ray.capacity import room_for
+from dppo.cluster.ray.session import demand_of
+from dppo.config import Actors, Learners
 from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
+from dppo.records.terminal.panel import draw
+from dppo.records.terminal.plain import plain_line
+from dppo.records.terminal.view import View
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
 DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
+RETURNS = {"eval/episodic_return": 12.5, "eval/return_std": 2.5, "eval/episodic_length": 20.0}
 CRASHING: dict[str, Any] = {
     "env_id": "worlds.faulty:crashing_cartpole",
     "env_kwargs": {"how": "hang", "at_step": 10**9},  # never
@@ -176,6 +185,23 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
 def test_events_of_an_evaluation_are_at_the_steps_of_its_policy() -> None:
     row = {"global_step": 512, "eval/global_step": 256, "eval/episodic_return": 3.0, "charts/SPS": 9.0, "x/nan": None}
     assert by_step(row) == {512: {"charts/SPS": 9.0}, 256: {"eval/global_step": 256, "eval/episodic_return": 3.0}}
+
+
+def test_actors_of_evaluations_need_room_beside_the_others() -> None:
+    demand = demand_of(Actors(num_actors=3), Learners(), evaluators=2)
+    assert demand.total() == {"CPU": 5.0}
+    assert [room_for([{"CPU": cpus}], demand) for cpus in (1.0, 2.0, 8.0)] == [0, 0, 6]
+
+
+def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
+    view = View(total_steps=1000)
+    view.add_row({"global_step": 64, "charts/episodes": 1, "eval/episodes": 4, "eval/global_step": 32} | RETURNS)
+    view.add_row({"global_step": 128, "charts/episodes": 1})
+    assert "eval 12.5" in plain_line(view)
+    with Console(width=90, file=io.StringIO(), record=True) as console:
+        console.print(draw(view, 90, 0.0))
+    line = next(line for line in console.export_text().splitlines() if " eval " in line)
+    assert line.split()[2:] == [*["12.5", "+-", "2.50", "after", "32", "steps", "length", "20.0", "4", "episodes"], "│"]
 
 
 # ------------------------------------------------------------------ on Ray
