@@ -91,6 +91,16 @@ def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) 
     assert any(f"after {best * ROWS:,} steps (iter_{best:06d})" in line for line in recorder.ending)
 
 
+def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dppo.Result, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(run, keep_checkpoints=1), observers=[Recorder(interrupt_at=3)])
+    best = (run / "checkpoints/best.json").read_text()
+    dppo.train(settings(run, keep_checkpoints=1, eval_every=None, eval_episodes=None), resume=run)
+    assert (run / "checkpoints/best.json").read_text() == best
+    assert (run / "checkpoints/iter_000002.safetensors").exists()
+    assert list(evaluations(stopped)) == [2]
+
+
 def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 

@@ -95,7 +95,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
     play = partial(_make_players, config, player_of(config, spaces, trainers.spec), session, stop, stack)
-    players = None if config.eval_every is None else play(options | {"logs": f"{folder.path}/logs"})
+    players = None if config.eval_every is None else play(f"{folder.path}/logs")
     parts = Parts(collector, learner, model, expected, tuned.epochs(), line, players)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
@@ -150,7 +150,7 @@ def _make_players(
     session: RaySession | None,
     stop: StopSignals,
     stack: ExitStack,
-    options: dict[str, Any],
+    logs: str,
 ) -> InProcessPlayers | RayPlayers:
     """Return what plays the episodes of evaluations, on actors if the run has any."""
     if session is None:
@@ -158,9 +158,9 @@ def _make_players(
         return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
     from dppo.cluster.evaluating import RayPlayers
 
-    of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors}
-    of["timeout_s"] = config.eval_timeout_s
-    players = RayPlayers(player, session.demand.actor, **of, **options)
+    of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": logs}
+    of |= {"timeout_s": config.eval_timeout_s, **session.options}
+    players = RayPlayers(player, session.demand.actor, **of)
     stack.callback(players.close)
     return players
 

@@ -111,10 +111,6 @@ class Evaluations(Observer):
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
         return {"open": [[number, one.global_step] for number, one in self._open.items()], "best": self._best}
 
-    def chosen(self) -> checkpoints.Chosen:
-        """Return the checkpoints to keep."""
-        return checkpoints.Chosen(self._open.keys(), *(self._best or ())[:2])
-
     def notes(self) -> list[str]:
         """Return a line for the end of the run."""
         if self._best is None:
@@ -151,7 +147,7 @@ class Evaluations(Observer):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self._run.folder.path}: its evaluations cannot be read ({error!r}).") from None
         for number, steps in waiting:
-            path = self._run.folder.path / checkpoints.FOLDER / f"iter_{number:06d}.safetensors"
+            path = self._run.folder.path / checkpoints.FOLDER / checkpoints.file_name(number)
             try:
                 self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
             except (CheckpointError, KeyError, ValueError) as error:
@@ -228,6 +224,14 @@ class Evaluations(Observer):
         if self._best is None or row["eval/episodic_return"] > self._best[0]:
             self._best = row["eval/episodic_return"], number, evaluation.global_step
         return row
+
+
+def chosen_of(state: Any) -> checkpoints.Chosen | None:
+    """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
+    try:
+        return state and checkpoints.Chosen({number for number, _ in state["open"]}, *(state["best"] or ())[:2])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None
 
 
 def player_of(config: Config, spaces: Spaces, spec: NetworkSpec) -> EpisodePlayer:

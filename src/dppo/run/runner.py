@@ -32,7 +32,7 @@ from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
 from dppo.run.building import Parts, build
-from dppo.run.evaluations import EvaluatedRun, Evaluations
+from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
@@ -231,8 +231,8 @@ class _Run:
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
         }
-        if self.evaluations is not None:
-            state["evaluations"] = self.evaluations.state()
+        before = self.folder.start.checkpoint.state if self.folder.start else {}
+        state["evaluations"] = self.evaluations.state() if self.evaluations else before.get("evaluations")
         score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(
             self.folder.path / checkpoints.FOLDER,
@@ -240,7 +240,7 @@ class _Run:
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
-            chosen=None if self.evaluations is None else self.evaluations.chosen(),
+            chosen=chosen_of(state["evaluations"]),
             make_room=last,
         )
         self.save_failed = False
