@@ -65,8 +65,7 @@ class RaySession:
             _connect(ray, source, cluster, dashboard)
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
         self.check = self._watch.check
-        self.room: Room | None = None
-        """For actors that join and leave."""
+        self.room: Room | None = None  # for actors that join and leave
         if not started_here:
             try:
                 if demand.most_actors:

@@ -132,7 +132,7 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
             ("time", _stacked_bar(row, room, colours)),
         ]
     if row and view.evaluation:
-        lines.insert(2, ("eval", _evaluation(view.evaluation, room)))
+        lines.insert(2, ("eval", _evaluation(view.evaluation)))
     incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
         lines.append(("incidents", _flow(incidents)))
@@ -184,7 +184,7 @@ def _returns(view: View, room: int) -> RenderableType:
     return _flow(items)
 
 
-def _evaluation(row: dict[str, float], room: int) -> Text:
+def _evaluation(row: dict[str, float]) -> RenderableType:
     items = [
         Text(number(row.get("eval/episodic_return")), style="bold"),
         _item("+-", number(row.get("eval/return_std"))),
@@ -192,7 +192,7 @@ def _evaluation(row: dict[str, float], room: int) -> Text:
         _item("length", number(row.get("eval/episodic_length"))),
         Text(f"{row['eval/episodes']:.0f} episodes", style="dim"),
     ]
-    return _flow(items, room)
+    return _flow(items)
 
 
 def _speed(view: View, now: float) -> list[Text]:
