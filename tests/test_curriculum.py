@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_config
-from processes import Disturbance, send
+from processes import actors_of_this_process
 from recorder import Recorder
 from worlds.graded import RESETS
 
@@ -69,6 +71,11 @@ def test_a_run_that_is_resumed_has_equal_weights_and_options(lag: int, at: int, 
     assert "replay_mismatch" not in result.incidents
 
 
+def kill_an_actor(iteration: int) -> None:
+    if iteration == 3:
+        os.kill(min(actors_of_this_process()), signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"policy_lag": 1}, {"env_threads": True}, {"standby_envs": 1}])
 def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
@@ -76,8 +83,8 @@ def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
 ) -> None:
     own = {"policy_lag": changes.get("policy_lag", 0)}
     whole = trained(tmp_path / "whole", **own)
-    with Disturbance("PPOActor.make_segment", send(9)):
-        killed = trained(tmp_path / "killed", num_actors=2, **changes)
+    killed = trained(tmp_path / "killed", Levels(after_iteration=kill_an_actor), num_actors=2, **changes)
+    assert killed.incidents["actor_lost"] == 1
     trained(tmp_path / "run", Levels(interrupt_at=4), num_actors=2, **changes)
     resumed = trained(tmp_path / "run", resume=True, **own)
     assert killed.weights_sha256 == resumed.weights_sha256 == whole.weights_sha256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
-from processes import Disturbance, send
+from processes import actors_of_this_process
 from recorder import Notes, Recorder
 
 import dppo
@@ -81,12 +83,17 @@ def test_they_are_equal_after_a_resume(tmp_path: Path, whole: dppo.Result) -> No
     assert rows == measured(whole)
 
 
+def kill_an_actor() -> None:
+    os.kill(min(actors_of_this_process()), signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"env_threads": True}, {"standby_envs": 1}])
 def test_they_are_equal_on_actors_of_which_one_is_killed(
     changes: dict[str, Any], ray_session: None, tmp_path: Path, whole: dppo.Result
 ) -> None:
-    with Disturbance("PPOActor.make_segment", send(9)):
-        result = dppo.train(settings(tmp_path / "run", num_actors=2, **changes))
+    observers = [Recorder(after_iteration=lambda number: kill_an_actor() if number == 1 else None)]
+    result = dppo.train(settings(tmp_path / "run", num_actors=2, **changes), observers=observers)
+    assert result.incidents["actor_lost"] == 1
     assert measured(result) == measured(whole)
     assert result.weights_sha256 == whole.weights_sha256
