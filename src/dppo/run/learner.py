@@ -210,12 +210,14 @@ class PPOLearner:
             "env_faults": dict(self.env_faults.counts),
         }
         current = [policy for policy, _ in self._acting.values() if policy.version == self.iteration]
-        values["env_options"] = self.env_options()
-        values["options_current"] = current[0].env_options if current else self.env_options()
+        if (options := self.env_options()) is not None:
+            values["env_options"] = options
+            values["options_current"] = current[0].env_options if current else options
         for index, (policy, statistics) in self._acting.items():
             if policy.version != self.iteration:  # else it is the current one
                 name = _in_flight(index - self.iteration)
-                values[f"options_{name}"] = policy.env_options
+                if policy.env_options is not None:
+                    values[f"options_{name}"] = policy.env_options
                 arrays[name] = {"weights": policy.weights} | statistics.arrays()
                 values[f"version_{name}"] = policy.version
                 if policy.value_scale is not None:

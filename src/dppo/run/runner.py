@@ -231,8 +231,9 @@ class _Run:
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
         }
-        before = self.folder.start.checkpoint.state if self.folder.start else {}
-        state["evaluations"] = self.evaluations.state() if self.evaluations else before.get("evaluations")
+        evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
+        evaluations = evaluations if self.evaluations is None else self.evaluations.state()
+        state |= {} if evaluations is None else {"evaluations": evaluations}
         score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(
             self.folder.path / checkpoints.FOLDER,
@@ -240,7 +241,7 @@ class _Run:
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
-            chosen=chosen_of(state["evaluations"]),
+            chosen=chosen_of(evaluations),
             make_room=last,
         )
         self.save_failed = False
