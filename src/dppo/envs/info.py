@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dppo.ppo.exchange.records import Measured
-
+Measured = tuple[int, float, float, float]
+"""Number of values, their sum, the least and the largest."""
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 MOST_BITS = 1000  # of an integer, for a float to hold it
 

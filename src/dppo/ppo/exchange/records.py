@@ -258,10 +258,6 @@ class Timings:
         return replace(added, memory=max(self.memory, other.memory), actor=self.actor)
 
 
-Measured = tuple[int, float, float, float]
-"""Number of values, their sum, the least and the largest."""
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentReport(ReadOnly):
     """Report on a segment: the small part, which always goes to the learner, even if the arrays do not."""
@@ -281,16 +277,15 @@ class SegmentReport(ReadOnly):
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
-    info: dict[str, Measured] = field(default_factory=dict)
-    """The numbers that `info_keys` names, of all env steps."""
+    info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    """Of all env steps, by the names of `info_keys`: how many values, their sum, the least and the largest."""
 
 
 @dataclass(slots=True)
 class EnvLog:
     """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
 
-    index: int = 0
-    """Of the segment."""
+    index: int = 0  # of the segment
     actions: np.ndarray | None = None
     """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
     options: dict[str, Any] | None = None
