@@ -96,6 +96,7 @@ def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:
     trained(tmp_path / "run", **changes)
     with pytest.raises(EnvironmentFault, match="level 3"):
         replay(tmp_path / "run" / "incidents" / "001", trust=True)
+    assert "equal to the last bit" in replay(tmp_path / "run", "20", trust=True)
 
 
 def test_options_that_are_not_json_are_refused(tmp_path: Path) -> None:

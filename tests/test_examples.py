@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commandline import output_of
 from processes import descendants
 
 import dppo
@@ -79,6 +80,18 @@ def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatc
     assert "2 CPUs, 2 actors, 512 steps" in out
     assert "2 CPUs, 2 actors, 1,024 steps" in out
     assert "iter_000002 at step 512" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package"), [("tune_optuna.py", "optuna"), ("tune_ray.py", "pyarrow")], ids=["Optuna", "Ray Tune"]
+)
+def test_an_example_of_tuning_runs(name: str, package: str, tmp_path: Path) -> None:
+    """In a process with a Ray of its own; trials of Optuna share it and the study."""
+    pytest.importorskip(package)
+    out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
+    assert re.search(r"\d trials, best mean return \d+\.\d with \{.*'learning_rate': 0\.", out)
+    assert len(list((tmp_path / "runs").rglob("config.yaml"))) >= 2
 
 
 def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:

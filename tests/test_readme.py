@@ -19,6 +19,7 @@ from commandline import run
 
 import dppo
 from dppo.__main__ import COMMANDS, main
+from dppo.commands import tune
 from dppo.commands.compare import plan as compare_plan
 from dppo.commands.train import parse as parse_training
 from dppo.ppo.exchange.records import IncidentKind
@@ -180,6 +181,8 @@ def test_commands_of_the_documents_are_valid(page: Path) -> None:
         resumes = "--resume" in words and words[words.index("--resume") + 1] != "auto"
         if words[:1] == ["train"] and not resumes:
             make_config(parse_training(words[1:]).settings)
+        elif words[:1] == ["tune"]:
+            make_config(tune.parse(words[1:])[1].settings)
         elif words[:1] == ["compare"]:
             compare_plan.make_plan(*compare_plan.parse(words[1:]), Path("unused"))
         elif words:

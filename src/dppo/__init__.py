@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dppo.config import Config as Config
     from dppo.numerics.portable import portable_numerics as portable_numerics
     from dppo.policies.evaluation import evaluate as evaluate
+    from dppo.policies.export import export_onnx as export_onnx
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
     from dppo.ppo.networks.memory.recurrence import over_time as over_time
@@ -35,6 +36,7 @@ _HOMES = {
     "RunInfo": "records.observer",
     "Spaces": "spaces.spaces",
     "evaluate": "policies.evaluation",
+    "export_onnx": "policies.export",
     "load_policy": "policies.policy",
     "over_time": "ppo.networks.memory.recurrence",
     "portable_numerics": "numerics.portable",

@@ -7,7 +7,20 @@ from importlib import import_module
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = ("train", "compare", "eval", "doctor", "diff", "report", "plot", "replay", "presets", "test")
+COMMANDS = (
+    "train",
+    "compare",
+    "tune",
+    "eval",
+    "export",
+    "doctor",
+    "diff",
+    "report",
+    "plot",
+    "replay",
+    "presets",
+    "test",
+)
 MEANT = {
     "resume": "train --resume RUN",
     "play": "eval RUN",
@@ -22,7 +35,9 @@ usage: dppo COMMAND ...
 
   train    Train a policy, or continue a run.
   compare  Train with several numbers of actors or several seeds, and compare them.
+  tune     Search for good settings with Optuna.
   eval     Play episodes with a trained policy.
+  export   Write a trained policy as ONNX, or as a folder for Hugging Face.
   doctor   Find out what is wrong with an environment or a run, and how fast it can be.
   diff     Name the first quantity in which two runs differ.
   report   Write a run as one HTML page.

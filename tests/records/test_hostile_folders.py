@@ -239,6 +239,10 @@ TRICKS: dict[str, Trick] = {
     "a deep row": appended('{"iteration": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
     "a large number": appended('{"iteration": 1, "global_step": 1' + "0" * 400 + "}"),
     "rows of a terabyte": sparse("metrics.jsonl", 2**40),
+    "episodes of a terabyte": sparse("episodes.jsonl", 2**40),
+    "episodes of words": written(
+        "episodes.jsonl", json.dumps({"iteration": 0, "global_step": 0, "env": ESCAPE}) + "\n"
+    ),
     "a lock with escapes": written("run.lock", json.dumps({"pid": 1, "host": ESCAPE, "since": ESCAPE})),
 }
 
@@ -296,7 +300,7 @@ SLOW = {  # either slow themselves, or like another one
     "an origin with escapes", "a part is missing", "a weight is missing", "weights of text", "a negative count",
     "a negative episode", "actions of another shape", "actions outside", "deep parts", "deep state", "long numbers",
     "a format that is a letter", "a large number", "rows of a terabyte", "a lock with escapes", "blank lines",
-    "a folder as the report", "links as incidents", "a log of an actor with escapes",
+    "a folder as the report", "links as incidents", "a log of an actor with escapes", "episodes of a terabyte",
 }  # fmt: skip
 
 

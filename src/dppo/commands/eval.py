@@ -25,6 +25,8 @@ def make_parser() -> Parser:
     sampled = "Sample actions from the policy, as in training. Without it, the most likely action is taken."
     group.add_argument("--stochastic", action="store_true", help=sampled)
     group.add_argument("--render", action="store_true", help=RENDER)
+    film = "Write a video, such as out.mp4, of the first 9 episodes side by side."
+    group.add_argument("--video", metavar="FILE", help=film)
     group = parser.add_argument_group("environment and network")
     other = "Play in this environment instead of the run's own. Its spaces must be the same."
     group.add_argument("--env-id", metavar="ENV_ID", help=other)

@@ -33,7 +33,8 @@ EXTRA = {  # flags that name a source of settings
     "branch": (
         "NEW_DIR",
         "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimizer and "
-        "normalizers. Counters begin at zero, and other settings are allowed.",
+        "normalizers. Counters begin at zero, and other settings are allowed, but not other shapes: --init-from takes "
+        "the weights that fit another task or network.",
     ),
 }
 RENDER = "Show the environment in a window (render_mode=human)."
@@ -170,7 +171,7 @@ def in_flags(text: str) -> str:
 
 def _as_flag(found: re.Match[str]) -> str:
     name, value = found.groups()
-    if name not in (*settings_by_name(), *EXTRA, "trust", "render"):
+    if name not in (*settings_by_name(), *EXTRA, "trust", "render", "video", "episode"):
         return found[0]
     if name == "branch":
         return "--branch NEW_DIR"

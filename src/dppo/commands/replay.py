@@ -1,33 +1,58 @@
-"""`dppo replay`: play an episode again in which an environment failed."""
+"""`dppo replay`: play an episode of a run again: a recorded one, or one in which an environment failed."""
 
 import pdb
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from dppo.commands.flags import RENDER, TRUST, Parser, UsageError
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, one_word
 from dppo.errors import EnvironmentFault
+from dppo.records.files.disk import check_parts
+from dppo.records.files.episodes import read_episodes
+from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo replay"
+USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"
 DESCRIPTION = (
-    "Play the episode of an incident, such as runs/NAME/incidents/001, in this process: the run's environment, the "
-    "same seed, the same actions. The exit code is 0 if the fault happens again, 1 if it does not."
+    "Play an episode again in this process: the run's environment, the same seed, the same actions. Of a RUN, a "
+    "training episode that it has recorded; of an INCIDENT, such as runs/NAME/incidents/001, the one that failed. The "
+    "exit code is 0 if the episode is the same to the last bit, or its fault happens again; else 1."
 )
 
 
 def main(argv: list[str]) -> int:
-    """Play the episode; return the exit code."""
-    parser = Parser(PROG, "INCIDENT [--flag ...]", DESCRIPTION)
-    parser.add_argument("--debug", action="store_true", help="Open pdb where the environment fails.")
+    """Play the episode, or list those that are recorded; return the exit code."""
+    parser = Parser(PROG, USAGE, DESCRIPTION)
+    parser.add_argument("--episode", metavar="NUMBER", help="The episode of a RUN, by a number of --episodes: 1234.")
+    parser.add_argument("--episodes", action="store_true", help="List the recorded episodes of a RUN, and play none.")
+    stops = "Open pdb where the environment fails; in an episode of a RUN also before its first step."
+    parser.add_argument("--debug", action="store_true", help=stops)
     parser.add_argument("--render", action="store_true", help=RENDER)
+    parser.add_argument("--video", type=Path, metavar="FILE", help="Write a video, such as out.mp4, if it is the same.")
     parser.add_argument("--trust", action="store_true", help=TRUST)
     flags, words = parser.split(argv)
-    if len(words) != 1:
-        raise UsageError(f"needs one incident, not {len(words)}. For example: {PROG} runs/NAME/incidents/001")
+    path = one_word(words, "RUN or INCIDENT", PROG)
+    if path is None:
+        raise UsageError(f"RUN or INCIDENT is missing. For example: {PROG} runs/NAME --episodes")
+    if flags.pop("episodes", False):
+        if flags:
+            raise UsageError(f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out.")
+        return _list(Path(path))
+    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log:
+        show_log.start()
+        return _play(Path(path), flags.pop("debug", False), flags)
 
-    from dppo.run.replay import replay
 
-    debug = flags.pop("debug", False)
+def _play(path: Path, debug: bool, flags: dict[str, Any]) -> int:
+    from dppo.run.replay import NotTheSame, replay
+
+    if debug and "episode" in flags:
+        flags["pause"] = pdb.set_trace
     try:
-        steps = replay(Path(words[0]), **flags)
+        print(replay(path, **flags))
+    except NotTheSame as difference:
+        print(difference)
+        return 1
     except EnvironmentFault as fault:
         print(f"The fault happens again: {fault}")
         cause: BaseException = fault
@@ -35,6 +60,15 @@ def main(argv: list[str]) -> int:
             cause = cause.__context__
         if debug:
             pdb.post_mortem(cause.__traceback__)
-        return 0
-    print(f"No fault in {steps:,} steps: it does not follow from the seed and the actions of the episode alone.")
-    return 1
+    return 0
+
+
+def _list(run: Path) -> int:
+    check_parts(run)
+    episodes = read_episodes(run)
+    print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
+    for one in episodes:
+        number, result = ("fault", "") if one.number is None else (f"{one.number:,}", f"{one.episode_return:.6g}")
+        print(f"{number:>9}  {one.name:<20}{result:>12}{one.length:>9,}{one.global_step:>14,}")
+    print(f"{len(episodes):,} recorded. {PROG} {run} --episode NUMBER plays one, 3/0/17 instead of NUMBER any.")
+    return 0

@@ -186,7 +186,7 @@ def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:
     """Return the settings of the run of --resume, with those of `flags`."""
     run, branch = Path(given["resume"]), given.get("branch")
     fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
-    for name in ("config", "preset", "run_dir"):
+    for name in ("config", "preset", "run_dir", "init_from"):
         if (value := (given | flags).get(name)) is not None:
             raise ConfigError(
                 f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."

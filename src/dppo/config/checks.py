@@ -20,6 +20,8 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "it, or lower `num_steps`."),
     (lambda c: len(c.hidden_sizes) <= MOST_LAYERS,
      f"hidden_sizes: are more than {MOST_LAYERS} layers. Use fewer."),
+    (lambda c: c.recorded_every is not None,
+     "record_episodes={config.record_episodes}: must be all, best, none, or a number such as every=100."),
     (lambda c: c.reuse <= c.iterations,
      "reuse={config.reuse} is more than the {iterations} of {config.batch_size} steps ({batch}) of this run. Use "
      "`reuse={config.iterations}` or less, or lower `num_steps`."),

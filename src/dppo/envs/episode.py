@@ -117,11 +117,12 @@ class CheckedEnv:
         """Return the last observation of an episode as stored."""
         return self._checks.stored(seen) if self.masks is None else seen
 
-    def finished(self, info: Any) -> Episode:
-        """Describe the open episode, which has ended with `info`."""
+    def finished(self, info: Any, end: int) -> Episode:
+        """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
         success = info.get("is_success") if isinstance(info, dict) else None
         solved = None if success is None else bool(np.all(success))
-        return Episode(self._index, self.episode, self.episode_return, self.length, solved, numbers_in(info))
+        of = self.checksum(), numbers_in(info), self.options
+        return Episode(self._index, self.episode, self.episode_return, self.length, solved, end, *of)
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""

@@ -80,6 +80,10 @@ class EnvGroup:
         """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`."""
         self._states = OwnStates(self._owner, self._spaces.obs) if all(map(offers_state, self._made)) else None
 
+    def checked(self, env: int) -> CheckedEnv:
+        """Return an environment with its checks, to play an episode without starting the next one."""
+        return self._envs[env]
+
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
@@ -116,7 +120,7 @@ class EnvGroup:
             if ended or cut:
                 if not ended:
                     final_obs[env] = self._envs[env].final(seen)
-                log.episodes.append(self._envs[env].finished(info))
+                log.episodes.append(self._envs[env].finished(info, log.step + 1))
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
         for env in self._lives:

@@ -236,19 +236,20 @@ def check_display() -> None:
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise ConfigError(
             "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
-            "desktop, through `ssh -X`, or under `xvfb-run`. To record a video instead, make the environment with "
-            "render_mode='rgb_array', wrap it in gymnasium.wrappers.RecordVideo, and pass it to dppo.evaluate."
+            "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."
         )
 
 
-def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, place: tuple[int, int] = (0, 0)) -> Any:
-    """Make one environment with render_mode="human"; a render_mode in `env_kwargs` wins. Its own errors pass through.
+def make_rendered(
+    env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, mode: str = "human", place: tuple[int, int] = (0, 0)
+) -> Any:
+    """Make one environment with a render_mode; one in `env_kwargs` wins. Its own errors pass through.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": "human"} | env_kwargs, place)
+        env = make_env(env_id, {"render_mode": mode} | env_kwargs, place)
     except Exception as error:
         if not (asked and "render_mode" in str(error)):
             raise
@@ -258,7 +259,10 @@ def make_in_window(env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, pla
             return env
         close_all([env])
         fact = "returned an environment without it"
+    setting, otherwise = "video", ""
+    if mode == "human":
+        setting, otherwise = "render=True", ", or open the window in another way, through `env_kwargs`"
     raise ConfigError(
-        f"render=True: passes render_mode='human', but {env_name} {fact}. Accept render_mode as an argument and pass "
-        f"it on to the environment, or open the window in another way, through `env_kwargs`."
+        f"{setting}: passes render_mode={mode!r}, but {env_name} {fact}. Accept render_mode as an argument and pass "
+        f"it on to the environment{otherwise}."
     )

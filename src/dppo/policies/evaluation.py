@@ -12,7 +12,7 @@ from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.frames import make_prepared
-from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_in_window
+from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
 from dppo.errors import CheckpointError, ConfigError, DppoError, counted
 from dppo.log import logger
 from dppo.policies.playing import Playing
@@ -21,6 +21,7 @@ from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.result import Evaluation, Result
+from dppo.records.video import Video, check_video
 from dppo.user_code import import_path
 
 REPORT_EVERY_S = 5.0
@@ -37,6 +38,7 @@ def evaluate(
     model: ModelClass | None = None,
     trust: bool = False,
     render: bool = False,
+    video: str | Path | None = None,
 ) -> Evaluation:
     """Play episodes with a trained policy in this process, and return their returns and lengths.
 
@@ -50,6 +52,7 @@ def evaluate(
         trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
             `Result`, or for an `env` and a `model` that you name.
         render: show the environment in a window.
+        video: an MP4 file to write, with the first 9 episodes side by side; needs PyAV, and no display.
 
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
@@ -60,10 +63,12 @@ def evaluate(
         raise ConfigError(f"episodes={episodes}: must be at least 1.")
     if seed < 0:
         raise ConfigError(f"seed={seed}: must be at least 0.")
+    if video is not None:
+        check_video(Path(video), render=render)
     if render:
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
-    made = player.make(render=render)
+    made = player.make("human" if render else "rgb_array" if video else None)
     try:
         playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
         logger.info(
@@ -73,13 +78,16 @@ def evaluate(
             "taking the most likely action" if deterministic else "sampling actions",
             counted(episodes, "episode"),
         )
+        film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
         played, reported = list[Episode](), time.monotonic()
         for episode in range(episodes):
             for so_far in playing.play(episode):
-                if time.monotonic() - reported >= REPORT_EVERY_S:
+                film.add(episode)
+                if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                     reported = time.monotonic()
                     _report(so_far, played, episodes)
             played.append(so_far)
+        film.write()
         returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
         return Evaluation(player.env_name, returns, lengths)
     finally:
@@ -104,20 +112,24 @@ class _Player:
         named = type(self.env) if _is_made(self.env) else self.env
         return str(getattr(spec, "id", None) or import_path(named))
 
-    def make(self, *, render: bool) -> Any:
-        """Return the environment; with `render`, one that shows itself in a window; raise as `evaluate` does."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run, by which frames are prepared as in training."""
+        return flattened(self.policy.state.get("config") or {})
+
+    def make(self, mode: str | None) -> Any:
+        """Return the environment, with a render_mode if it is to be shown; raise as `evaluate` does."""
         if _is_made(self.env):
-            if render:
+            if mode == "human":
                 raise ConfigError(
                     "render=True has no effect on an environment that is already made. Make it with "
                     "render_mode='human'."
                 )
             return self.env
         check_env_id(self.env)
-        in_window = partial(make_in_window, env_name=self.env_name)
+        make = partial(make_rendered, env_name=self.env_name, mode=mode) if mode else make_env
         try:
-            settings = flattened(self.policy.state.get("config") or {})  # frames are prepared as in training
-            return make_prepared(self.env, self.env_kwargs, settings, in_window if render else make_env)
+            return make_prepared(self.env, self.env_kwargs, self.settings, make)
         except DppoError:
             raise
         except Exception as error:

@@ -34,7 +34,7 @@ class Playing:
         self._seed, self._deterministic = seed, deterministic
 
     def play(self, episode: int) -> Iterator[Episode]:
-        """Play an episode: yield it as it is after each step; the last one is finished.
+        """Play an episode: yield it as it is after the reset and after each step; the last one is finished.
 
         Raises:
             EnvironmentFault: the environment raised, or returned an invalid mask.
@@ -47,6 +47,7 @@ class Playing:
         total, length, done, state = 0.0, 0, False, None
         obs, info = self._call(f"reset {where}", env.reset, seed=seed)
         mask = self._mask(masks, f"reset {where}", info)
+        yield Episode(0, episode, total, length, None)
         while not done:
             action = policy.act(obs, state, action_mask=mask, generator=generator)
             if policy.state_size:

@@ -16,6 +16,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.networks.network import Outputs
 from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.checkpoint import Found, find
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
@@ -30,6 +31,7 @@ class Policy:
         """[P] all parameters, flat."""
         self.state = state
         """The checkpoint's description of itself: iteration, global_step, config, versions."""
+        self.spec, self.obs_scale = agent.spec, snapshot.obs_scale
         self._agent = agent
         self._agent.load(snapshot)
 
@@ -74,7 +76,7 @@ class Policy:
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         if generator is None:
-            actions, outputs = self._agent.decide(rows, before)
+            actions, outputs = self.decide(rows, before)
         else:
             noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
             actions, outputs = self._agent.act(rows, noise, before)
@@ -82,6 +84,10 @@ class Policy:
         if outputs.state is None:
             return action
         return action, outputs.state[0] if single else outputs.state
+
+    def decide(self, rows: np.ndarray, before: np.ndarray | None) -> tuple[np.ndarray, Outputs]:
+        """Return the most likely actions, not brought into bounds, and the outputs, for observations as stored [n]."""
+        return self._agent.decide(rows, before)
 
     def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
         """Return the state [rows, S] before the step; None without memory."""

@@ -28,12 +28,13 @@ from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.records.files.checkpoint import Found
+from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
 from dppo.run.evaluations import InProcessPlayers, player_of
 from dppo.run.learner import PPOLearner
+from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
@@ -52,6 +53,7 @@ class Parts:
 
     collector: Collector
     learner: PPOLearner
+    ledger: ReplayLedger
     model: dict[str, Any]
     """Spaces and network as JSON values, as checkpoints store them."""
     numerics: Expected
@@ -69,8 +71,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     Raise CheckpointError if the environment differs from that of the run to continue.
     """
     start, variables = folder.start or folder.origin, _variables(config, stack)
-    if start is None and config.freeze_norm_after == 0:
+    if start is None and config.freeze_norm_after == 0 and config.init_from is None:
         raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
+    warm = find(config.init_from) if config.init_from and start is None else None
     # In parallel with the start of Ray, which mostly waits. Python must not exit in the middle of an import.
     torch_import = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     torch_import.start()
@@ -96,7 +99,11 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
     play = partial(_make_players, config, player_of(config, spaces, trainers.spec), session, stop, stack)
     players = None if config.eval_every is None else play(f"{folder.path}/logs")
-    parts = Parts(collector, learner, model, expected, tuned.epochs(), line, players)
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line, players)
+    if warm is not None:
+        parts.learner.initialize(
+            *warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
+        )
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts

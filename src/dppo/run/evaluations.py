@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -81,10 +82,8 @@ class EvaluatedRun:
     folder: RunFolder
     watching: Observers
     stop: StopSignals
-    pause: Callable[[float], None]
-    """Leaves seconds out of the time of training."""
-    save_soon: Callable[[], None]
-    """Writes a checkpoint after the present iteration."""
+    times: Any
+    """Has `training_began`, the end of the last iteration, `ended`, and the time of the last checkpoint, `saved`."""
 
 
 class Evaluations(Observer):
@@ -126,7 +125,7 @@ class Evaluations(Observer):
         last = number >= self._of.iterations
         if last or steps // every > self._steps // every:
             self._begin(number, steps, self._learner.snapshot())
-            self._run.save_soon()
+            self._run.times.saved = -math.inf  # save after this iteration
         self._steps, self._row = steps, row
         *others, newest = self._over(wait=last or self._of.num_actors == 0) or [{}]
         self._report(others)
@@ -184,7 +183,10 @@ class Evaluations(Observer):
             logger.warning("the evaluations after %s steps are left out: %s", steps, error)
             self._open.clear()
         if wait:
-            self._run.pause(time.monotonic() - began)
+            spent, times = time.monotonic() - began, self._run.times  # which is no time of training
+            times.training_began, times.ended, times.saved = (
+                at + spent for at in (times.training_began, times.ended, times.saved)
+            )
         return found
 
     def _is_last(self, number: int, episode: int, outcome: Episode | DppoError) -> bool:

@@ -205,7 +205,7 @@ class PPOLearner:
             "iteration": self.iteration,
             "global_step": self.global_step,
             "episodes": self.episodes,
-            "recent": [astuple(episode)[:5] for episode in self.recent],  # without `info`
+            "recent": [astuple(episode)[:5] for episode in self.recent],
             "incidents": dict(self.incidents),
             "env_faults": dict(self.env_faults.counts),
         }
@@ -223,6 +223,11 @@ class PPOLearner:
                 if policy.value_scale is not None:
                     values[f"value_scale_{name}"] = astuple(policy.value_scale)
         return arrays, values
+
+    def initialize(self, weights: np.ndarray, statistics: Statistics) -> None:
+        """Start a new run with these weights [P] and statistics, in place of the initial ones."""
+        self._trainers.load(weights, self._trainers.state())
+        self._statistics = statistics
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
         """Start with the weights, optimizer state and normalizer statistics of another run.

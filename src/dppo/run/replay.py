@@ -1,8 +1,12 @@
-"""Play the episode of an incident again, in this process, up to its fault."""
+"""Play an episode of a run again, in this process: a recorded one, or that of an incident up to its fault."""
 
 import json
 import stat
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,57 +18,179 @@ from dppo.config.trust import require_trust
 from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import check_display, close_all, make_env, make_in_window
-from dppo.errors import CheckpointError, DppoError
+from dppo.envs.make import check_display, close_all, make_env, make_rendered
+from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+from dppo.log import logger
+from dppo.ppo.distributions.joint import distribution_of
 from dppo.records.files.disk import check_parts
+from dppo.records.files.episodes import INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.incidents import FILE
 from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.video import Video, check_video
+from dppo.spaces.actions import Actions
 
 MOST_BYTES = 2**24  # of the file of an incident
 
 
-def replay(folder: Path, *, trust: bool = False, render: bool = False) -> int:
-    """Make the environment of a run, and repeat the actions of `folder`, an incident of it; return their number.
+class NotTheSame(DppoError):
+    """An episode that differs from that of the run, or in which no fault happens again."""
+
+
+def replay(
+    path: Path,
+    episode: str | None = None,
+    *,
+    trust: bool = False,
+    render: bool = False,
+    video: Path | None = None,
+    pause: Callable[[], object] = lambda: None,
+) -> str:
+    """Make the environment of a run, and repeat the actions of an episode; return a sentence about it.
+
+    Args:
+        path: the folder of a run; or without `episode`, an incident of one.
+        episode: its number, or sampler, environment and index as in 3/0/17.
+        render: show it in a window; `video` is the file for a video of it.
+        pause: is called before the first step.
 
     Raises:
-        ConfigError: the run's environment is not trusted.
-        CheckpointError: `folder` is not an incident that can be played again.
+        ConfigError: the run's environment is not trusted, or cannot be shown.
+        CheckpointError: there is no such episode.
         EnvironmentFault: the environment fails again; the cause is its context.
+        NotTheSame: as its name says.
     """
-    run = folder.absolute().parents[1]
+    if video is not None:
+        check_video(video, render=render)
+    run = path.absolute() if episode else path.absolute().parents[1]
     check_parts(run)
-    seed, episode, actions, place, options = _read(folder)
+    of = _recorded(run, episode) if episode else _read(path)
     settings = settings_to_resume(run)
     require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
     config = Config(**settings)
     if render:
         check_display()
-    make = partial(make_in_window, env_name=config.env_name, place=place) if render else partial(make_env, place=place)
-    try:
-        env = make_prepared(config.env_id, config.env_kwargs, {name: getattr(config, name) for name in SETTINGS}, make)
-    except Exception as error:
-        raise error if isinstance(error, DppoError) else constructor_fault(config.env_name, error) from error
-    try:
-        spaces = spaces_of(sampler_plan(config), env)
-        group = EnvGroup([env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=True)
-        numbers = np.array([episode]), np.zeros(1), np.array([len(actions)]), np.zeros(1), np.zeros(1, np.uint32)
-        group.restore(SamplerCarry(*numbers, options=options), (actions,), np.empty(1, group.obs), EnvLog())
-    finally:
-        close_all([env])
-    return len(actions)
+    with closing(_Again(config, of, "human" if render else "rgb_array" if video else None)) as again:
+        pause()
+        again.play(Video(video, again.env, repeat=config.action_repeat))
+    return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
 
 
-def _read(folder: Path) -> tuple[int, int, np.ndarray, tuple[int, int], np.ndarray]:
-    """Return seed, episode, actions, sampler and environment, options; raise CheckpointError if they are not there."""
+class _Again:
+    """An episode in an environment of its own."""
+
+    def __init__(self, config: Config, of: RecordedEpisode, mode: str | None = None) -> None:
+        """Make the environment, with this render_mode."""
+        make = partial(make_rendered, env_name=config.env_name, mode=mode) if mode else make_env
+        prepared = {name: getattr(config, name) for name in SETTINGS}
+        try:
+            make = partial(make, place=(of.sampler_id, of.env))
+            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, make)
+        except Exception as error:
+            raise error if isinstance(error, DppoError) else constructor_fault(config.env_name, error) from error
+        self._config, self._of = config, of
+        try:
+            spaces = spaces_of(sampler_plan(config), self.env)
+            seed, limits = of.seed, bool(of.error)  # observations of an episode that went on were not refused
+            group = EnvGroup([self.env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=limits)
+            self._one, self._actions = group.checked(0), spaces.actions.each(_actions_of(of, spaces.actions))
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self) -> Iterator[tuple[int, float, bool]]:
+        """Play; yield a checksum of each observation, the reward before it, and whether the episode is over."""
+        self._one.reset(self._of.episode, self._of.options)
+        yield zlib.crc32(self._one.last_obs.tobytes()), 0.0, False
+        for action in self._actions:
+            _, reward, terminated, truncated, _ = self._one.step(action)
+            yield zlib.crc32(self._one.last_obs.tobytes()), reward, terminated or truncated
+            if terminated or truncated:
+                return
+
+    def play(self, film: Video) -> None:
+        """Play, and write the film if the episode is the same; raise EnvironmentFault or NotTheSame."""
+        of, one, seen, difference = self._of, self._one, list[tuple[int, float, bool]](), ""
+        try:
+            for step in self.steps():
+                seen.append(step)
+                film.add()
+        except EnvironmentFault as fault:
+            if of.error:
+                film.write()
+                raise
+            difference = f"it fails: {fault.message.rstrip('.')}"
+        if of.error:
+            steps = counted(one.length, "step")
+            raise NotTheSame(
+                f"No fault in {steps}: it does not follow from the seed and the actions of the episode alone."
+            )
+        same = of.length, of.episode_return, of.checksum, True
+        if not difference and (one.length, one.episode_return, one.checksum(), seen[-1][2]) != same:
+            difference = f"it has return {one.episode_return!r} after {counted(one.length, 'step')}"
+            difference += "" if seen[-1][2] else ", and goes on"
+            difference += ", and another last observation" if one.episode_return == of.episode_return else ""
+        if difference:
+            then = f"It had return {of.episode_return!r} after {counted(of.length, 'step')}; now {difference}."
+            raise NotTheSame(f"Episode {of.name} is not the same again. {then} {self._cause(seen)}")
+        film.write()
+
+    def _cause(self, seen: list[tuple[int, float, bool]]) -> str:
+        """Play once more, and say where two replays differ."""
+        logger.info("playing once more, to see where two replays differ")
+        with closing(_Again(self._config, self._of)) as again:
+            pairs, found = enumerate(zip_longest(seen, again.steps())), None
+            with suppress(EnvironmentFault):  # as before, or it is the difference
+                found = next(((step, *pair) for step, pair in pairs if pair[0] != pair[1]), None)
+        if found is None:
+            return "Two replays are equal: look for state that earlier episodes leave behind, and for other versions."
+        step, one, other = found
+        rewards = f"the reward: {one[1]!r} and {other[1]!r}" if one and other and one[1] != other[1] else ""
+        what = rewards or ("the observation" if one and other else "that one is over")
+        where = f"step {step:,}" if step else "the reset"
+        return f"Two replays differ first in {where}, in {what}: the environment does not follow from its seed."
+
+    def close(self) -> None:
+        """Close the environment."""
+        close_all([self.env])
+
+
+def _actions_of(of: RecordedEpisode, space: Actions) -> np.ndarray:
+    """Return the actions of an episode; raise CheckpointError if they are damaged, or not of this space."""
+    with suppress(KeyError, MemoryError, TypeError, ValueError, zlib.error):
+        actions = of.actions()
+        if actions.shape[1:] == distribution_of(space).action_shape:
+            return actions
+    raise CheckpointError(f"episode {of.name}: its actions are damaged, or do not fit the environment.")
+
+
+def _recorded(run: Path, wanted: str) -> RecordedEpisode:
+    """Return the episode of this number or name; raise CheckpointError, with the nearest ones, if it is missing."""
+    episodes, wanted = read_episodes(run), wanted.replace(",", "")
+    if found := [one for one in episodes if wanted in (one.name, str(one.number))]:
+        return found[-1]
+    if not episodes:
+        raise CheckpointError(f"{run}: has no recorded episodes. Train with `record_episodes=all`.")
+    numbers = [one.number for one in episodes if one.number]
+    if wanted.isdecimal() and numbers:
+        near = sorted(numbers, key=lambda one: abs(one - float(wanted)))[:2]
+        wanted += f": the nearest are {' and '.join(map(str, sorted(near)))}. It"
+    raise CheckpointError(
+        f"episode={wanted} is not among the {len(episodes):,} that are recorded. --episodes lists them, and "
+        f"`record_episodes` chooses them."
+    )
+
+
+def _read(folder: Path) -> RecordedEpisode:
+    """Return the episode of an incident; raise CheckpointError if it is not there."""
     try:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_file(folder / FILE, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
-        place = int(values["sampler_id"]), int(values["env"])
-        options = np.frombuffer(json.dumps([values.get("options")]).encode(), np.uint8)
-        return int(values["seed"]), int(values["episode"]), np.array(values["actions"], dtype), place, options
+        place, actions = {name: int(values[name]) for name in INTEGERS[:4]}, np.array(values["actions"], dtype)
+        more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
+        return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
-        raise CheckpointError(f"{folder / FILE}: {reason}. Pass a folder such as runs/NAME/incidents/001.") from None
+        which = "Pass a folder such as runs/NAME/incidents/001, or a run and `episode=NUMBER`."
+        raise CheckpointError(f"{folder / FILE}: {reason}. {which}") from None

@@ -14,16 +14,17 @@ from dppo.config.memory import check_layers
 from dppo.envs.make import check_env_id, wrapper_of
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
 from dppo.log import logger
-from dppo.ppo.exchange.records import Incident, IncidentKind
+from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
 from dppo.ppo.networks.user.model_class import model_class
 from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.episodes import EpisodeWriter
 from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
-from dppo.records.metrics.reading import TRACE, read_metrics
+from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.tracking import trackers
 from dppo.records.metrics.writer import MetricsWriter
@@ -129,7 +130,8 @@ class _Run:
         self.learner = parts.learner
         self.began = began
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
-        self.metrics: MetricsWriter | None = None
+        self.flushed: list[MetricsWriter | EpisodeWriter] = []
+        self.reports: list[SegmentReport] = []  # of the last iteration
         self.last_checkpoint = folder.start.path.absolute() if folder.start else folder.path
         self.save_failed = False
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
@@ -144,17 +146,22 @@ class _Run:
         self.folder.write_settings(self.config, self.parts.numerics.own.summary())
         try:
             resumed_at = self.resumed_at if self.folder.start else None
-            self.metrics = MetricsWriter(self.folder.path, resumed_at)
+            metrics = MetricsWriter(self.folder.path, resumed_at)
+            self.flushed.append(metrics)
             if self.parts.players is not None:
-                save_soon = partial(setattr, self, "saved", -math.inf)  # after the report of the present iteration
-                run = EvaluatedRun(self.folder, self.watching, stop, self._pause, save_soon)
+                run = EvaluatedRun(self.folder, self.watching, stop, self)
                 self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
-            self.watching.add_file(self.metrics)
-            self.watching.add_file(TensorBoard(self.folder.path, self.metrics.last_step + 1))
+            self.watching.add_file(metrics)
+            self.watching.add_file(TensorBoard(self.folder.path, metrics.last_step + 1))
+            for name in (TRACE, EPISODES):
+                if (self.folder.path / name).exists():  # its lines of iterations that this run makes anew
+                    MetricsWriter(self.folder.path, resumed_at, name).on_end(None, None)
             if self.parts.trace is not None:
                 self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
-            elif (self.folder.path / TRACE).exists():  # its lines of iterations that this run makes anew
-                MetricsWriter(self.folder.path, resumed_at, TRACE).on_end(None, None)
+            if self.config.record_episodes != "none":
+                known = self.parts.ledger.rebuild, lambda: self.reports
+                self.flushed.append(EpisodeWriter(self.folder.path, resumed_at, self.config, *known))
+                self.watching.add_file(self.flushed[-1])
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
             self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
@@ -171,12 +178,6 @@ class _Run:
         result = self._result(stopped_by)
         self.watching.end(result, None)
         return result
-
-    def _pause(self, seconds: float) -> None:
-        """Leave seconds that an evaluation took out of the time of training."""
-        self.training_began, self.ended, self.saved = (
-            at + seconds for at in (self.training_began, self.ended, self.saved)
-        )
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
@@ -203,7 +204,8 @@ class _Run:
         row = self.row_of(iteration, self.learner, iteration_s, of_call)
         if iteration.number > self.resumed_at + 1:
             self.time_split = self.time_split.plus(row)
-        episodes = [episode for report in iteration.collected.reports for episode in report.episodes]
+        self.reports = iteration.collected.reports
+        episodes = [episode for report in self.reports for episode in report.episodes]
         for observer in self.watching:
             for incident in iteration.incidents:  # already logged
                 observer.on_incident(incident)
@@ -221,8 +223,8 @@ class _Run:
         """Write a checkpoint of the last finished iteration, unless it exists; the `last` may replace older ones."""
         if self.learner.iteration == self.saved_iteration:
             return
-        if self.metrics is not None:
-            self.metrics.flush()  # a checkpoint must not be ahead of its rows
+        for file in self.flushed:  # a checkpoint must not be ahead of its rows
+            file.flush()
         arrays, state = self.learner.state()
         state |= {
             "config": resolved(self.config),

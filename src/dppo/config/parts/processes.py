@@ -166,6 +166,14 @@ class Run:
     seed: int = setting(1, "Seed of every random number of the run.", ge=0)
     name: str = setting("ppo", "Name of the experiment, used in the name of the run's folder.", min_length=1)
     run_dir: Path | None = setting(None, "Folder of the run. Default: runs/ENV__NAME__sSEED__TIME.", resume="free")
+    init_from: Path | None = setting(
+        None,
+        "Start a new run with the weights of this one, a folder or a checkpoint, as far as names and shapes of "
+        "parameters agree: also of another task or network. The log lists what is taken. Statistics of observations "
+        "are taken if the observations are alike; optimizer and counters start anew. A branch of a resumed run takes "
+        "over the optimizer and all statistics, too, and needs the same shapes.",
+        branch=False,
+    )
     checkpoint_interval_s: float = setting(
         60.0,
         "Seconds between checkpoints; 0: one in each iteration. One is always written at the end.",
@@ -200,6 +208,12 @@ class Run:
         "left out. An actor that does not answer is replaced, and plays the episode once more.",
         **FREE,
     )
+    record_episodes: str = setting(
+        "all",
+        "Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, "
+        "each 100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go.",
+        resume="free",
+    )
     trace_hashes: bool = setting(
         False,
         "Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to "
@@ -222,3 +236,9 @@ class Run:
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"
     )
+
+    @property
+    def recorded_every(self) -> int | None:
+        """Return n if each n-th episode is recorded; 0 if none is, or the best are; None if the setting is invalid."""
+        found = re.fullmatch(r"(all)|best|none|every=([1-9]\d{0,17})", self.record_episodes)
+        return None if found is None else 1 if found[1] else int(found[2] or 0)

@@ -80,6 +80,7 @@ class PPOSampler:
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         self.envs.check(run.obs[at], segment.terminated | segment.truncated, log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
+        lengths, actions = enumerate(open_episodes["episode_lengths"]), segment.actions
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
@@ -88,11 +89,11 @@ class PPOSampler:
             carry=SamplerCarry(
                 discounted_returns=self._discounted_returns.copy(), memory=_copy(self.memory), **open_episodes
             ),
-            open_actions=tuple(
-                segment.actions[max(0, self.num_steps - length) :, env].copy()
-                for env, length in enumerate(open_episodes["episode_lengths"])
-            ),
+            open_actions=tuple(actions[max(0, self.num_steps - length) :, env].copy() for env, length in lengths),
             episodes=tuple(log.episodes),
+            ended_actions=tuple(
+                actions[max(0, one.end - one.length) : one.end, one.env].copy() for one in log.episodes
+            ),
             statistics=seen,
             incidents=(*run.incidents[at], *log.incidents),
             env_s=log.seconds,

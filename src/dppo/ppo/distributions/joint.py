@@ -46,12 +46,12 @@ class Joint(Distribution):
     @override
     def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, "*rows A"]:
         noises = _columns(noise, [part.noise_size for part in self.parts])
-        drawn = zip(self.parts, self._heads(head, np.concatenate), noises, strict=True)
+        drawn = zip(self.parts, self.heads(head, np.concatenate), noises, strict=True)
         return self._side_by_side([part.sample(one, own) for part, one, own in drawn], str(head.dtype))
 
     @override
     def mode(self, head: Head) -> Shaped[np.ndarray, "*rows A"]:
-        heads = self._heads(head, np.concatenate)
+        heads = self.heads(head, np.concatenate)
         return self._side_by_side(
             [part.mode(one) for part, one in zip(self.parts, heads, strict=True)], str(head.dtype)
         )
@@ -60,7 +60,7 @@ class Joint(Distribution):
     def log_prob(self, head: Head, actions: Shaped[np.ndarray, "*rows A"]) -> Numbers:
         total = np.zeros(head.shape[:-1], head.dtype)
         columns = _columns(actions, self._widths)
-        for part, one, own in zip(self.parts, self._heads(head, np.concatenate), columns, strict=True):
+        for part, one, own in zip(self.parts, self.heads(head, np.concatenate), columns, strict=True):
             shaped = own.reshape(*own.shape[:-1], *part.action_shape)
             total += part.log_prob(one, shaped.astype(part.action_dtype(str(head.dtype)), copy=False))
         return total
@@ -71,14 +71,15 @@ class Joint(Distribution):
 
         logprobs, entropies = [], []
         columns = _columns(actions, self._widths)
-        for part, one, own in zip(self.parts, self._heads(head, torch.cat), columns, strict=True):
+        for part, one, own in zip(self.parts, self.heads(head, torch.cat), columns, strict=True):
             dtype = getattr(torch, part.action_dtype(str(head.dtype).removeprefix("torch.")))
             logprob, entropy = part.scores(one, own.reshape(len(own), *part.action_shape).to(dtype))
             logprobs.append(logprob)
             entropies.append(entropy)
         return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
 
-    def _heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
+    def heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
+        """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
         bound = _columns(head, [part.head_size - part.free_size for part in self.parts])
         free = _columns(head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts])
         return [

@@ -211,11 +211,20 @@ def unprocessed_inputs(
         return obs
     named = leaves(obs)
     if scale is not None:
-        for name, columns in _columns(obs.dtype, scale.names):
-            leaf, shape = named[name], leaves(obs.dtype)[name].shape
-            part = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
-            named[name] = part.normalize(leaf.astype(scale.mean.dtype)).astype(dtype, copy=False)
+        for name, part in leaf_scales(scale, obs.dtype).items():
+            named[name] = part.normalize(named[name].astype(scale.mean.dtype)).astype(dtype, copy=False)
     return named
+
+
+def leaf_scales(scale: ObsScale, obs: np.dtype[Any]) -> dict[str, ObsScale]:
+    """Return the scale of each normalized leaf by name, in the shape of that leaf."""
+    if obs.names is None:
+        return {"": scale}
+    shapes = {name: leaf.shape for name, leaf in leaves(obs).items()}
+    return {
+        name: ObsScale(scale.mean[columns].reshape(shapes[name]), scale.std[columns].reshape(shapes[name]))
+        for name, columns in _columns(obs, scale.names)
+    }
 
 
 def scale_for(scale: ObsScale | None, obs: np.dtype[Any], dtype: str | np.dtype[Any]) -> ObsScale | None:

@@ -30,8 +30,7 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
-    env_options: dict[str, Any] | None = None
-    """Options for the resets of environments while segments are collected with this policy: see `RunInfo.set_env`."""
+    env_options: dict[str, Any] | None = None  # for the resets of environments meanwhile: see `RunInfo.set_env`
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +129,10 @@ class Episode:
     """Env steps."""
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
-    info: dict[str, float] = field(default_factory=dict)
-    """All finite numbers in the info of the last step, by name."""
+    end: int = field(default=0, compare=False)  # steps of its last segment up to its end
+    checksum: int = field(default=0, compare=False)  # of its last observation and its return, to verify a replay
+    info: dict[str, float] = field(default_factory=dict)  # all finite numbers in that of the last step, by name
+    options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
 
 
 class IncidentKind(str, Enum):
@@ -212,8 +213,7 @@ class SamplerCarry(ReadOnly):
     """State of the policy's memory; None without memory."""
     states: UInt8[np.ndarray, " bytes"] | None = None
     """The environments' own states, packed; None if these have none."""
-    options: UInt8[np.ndarray, " bytes"] | None = None
-    """JSON: a list of the options with which each open episode was reset; None if there were none."""
+    options: UInt8[np.ndarray, " bytes"] | None = None  # JSON: a list, those of the resets of the open episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +279,7 @@ class SegmentReport(ReadOnly):
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Of all env steps, by the names of `info_keys`: how many values, their sum, the least and the largest."""
+    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()  # of each of `episodes`, in this segment
 
 
 @dataclass(slots=True)
@@ -288,8 +289,7 @@ class EnvLog:
     index: int = 0  # of the segment
     actions: np.ndarray | None = None
     """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
-    options: dict[str, Any] | None = None
-    """For the resets of this segment."""
+    options: dict[str, Any] | None = None  # for the resets of this segment
     episodes: list[Episode] = field(default_factory=list)
     """In the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)

@@ -163,7 +163,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     Without `changes` they are not even checked, which is enough to play with the policy. Raises a CheckpointError if
     `path` is neither the folder of a run nor in one, a ConfigError if its environment was made with Python objects.
     """
-    run_dir = _run_dir_of(path)
+    run_dir = run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
     settings = read_settings(run_dir / CONFIG, own=False) if written else _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
@@ -180,7 +180,8 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     return settings
 
 
-def _run_dir_of(path: Path) -> Path:
+def run_dir_of(path: Path) -> Path:
+    """Return the folder of the run that `path` is, or is in; raise CheckpointError without one, or with links in it."""
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file() or has_any(folder):
             check_parts(folder)
@@ -191,7 +192,7 @@ def _run_dir_of(path: Path) -> Path:
 
 def _open_to_resume(config: Config, path: Path) -> RunFolder:
     """Lock a run folder, find its checkpoint, and check that `config` is the same learning problem."""
-    run_dir = Path(os.path.abspath(_run_dir_of(path)))
+    run_dir = Path(os.path.abspath(run_dir_of(path)))
     try:
         lock = RunLock(run_dir)
     except OSError as error:

@@ -12,7 +12,7 @@ from dppo.errors import DppoError
 from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
 
-FILE, TRACE = "metrics.jsonl", "trace.jsonl"
+FILE, TRACE, EPISODES = "metrics.jsonl", "trace.jsonl", "episodes.jsonl"
 COUNTERS = ("iteration", "global_step")  # in each row
 MOST_ROWS, LONGEST, WHOLE = 4000, 2**16, 2**24  # of a sample; bytes of a row in it, and of a file that is read whole
 

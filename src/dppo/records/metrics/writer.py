@@ -42,7 +42,7 @@ class MetricsWriter(Observer):
         self.last_step = max((int(row["global_step"]) for row in kept), default=0)
         """Env steps up to the last row that is kept."""
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: dict[str, Any]) -> None:
         """Append one row; NaN and infinity become null, as in strict JSON."""
         self._append(json.dumps(self._line_of(row), allow_nan=False).encode() + b"\n")
 

@@ -49,7 +49,7 @@ class Flatten(Encoder):
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
-        flat = leaf.reshape(len(leaf), -1)
+        flat = leaf.reshape(leaf.shape[0], -1)
         return flat if self._divisor is None else flat / self._divisor
 
 
@@ -69,7 +69,7 @@ class OneHot(Encoder):
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
-        of_columns = leaf.reshape(len(leaf), -1).index_select(1, self.element)
+        of_columns = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
         return (of_columns == self.category).to(leaf.dtype)
 
 
@@ -92,7 +92,7 @@ class Embedding(Encoder):
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
-        category = leaf.reshape(len(leaf), -1).long().clamp(self.first, self.last)
+        category = leaf.reshape(leaf.shape[0], -1).long().clamp(self.first, self.last)
         return self.table(category + self.shift).flatten(1)
 
 

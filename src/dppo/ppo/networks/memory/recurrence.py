@@ -34,6 +34,8 @@ def over_time(
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
         raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
+    if torch.compiler.is_compiling():  # an exporter follows operations of torch, not gradients by hand
+        return _by_torch(cell, inputs, state, starts)
     if torch.is_autocast_enabled(inputs.device.type):  # rounding errors of a recurrence would add up
         with torch.autocast(inputs.device.type, enabled=False):
             return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
@@ -45,6 +47,19 @@ def over_time(
     h, c = state.chunk(2, dim=1)
     outputs, last = _LSTM.apply(gates, cell.weight_hh, h, c, starts)  # type: ignore[no-untyped-call]
     return outputs, torch.cat([outputs[-1], last], dim=1)
+
+
+def _by_torch(cell: Any, inputs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = []
+    for x, start in zip(inputs, starts, strict=True):
+        before = torch.where(start.unsqueeze(1), 0.0, state)
+        if isinstance(cell, nn.GRUCell):
+            state = cell(x, before)
+            outputs.append(state)
+        else:
+            outputs.append((after := cell(x, before.chunk(2, dim=1)))[0])
+            state = torch.cat(after, dim=1)
+    return torch.stack(outputs), state
 
 
 class _LSTM(Function):

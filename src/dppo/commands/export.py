@@ -1,0 +1,45 @@
+"""`dppo export`: write a trained policy as ONNX, or with a model card as a folder for Hugging Face."""
+
+from contextlib import closing
+from pathlib import Path
+
+from dppo.commands.flags import TRUST, Parser, UsageError
+from dppo.policies.export import export_onnx, load_trusted
+from dppo.policies.model_card import EPISODES, export_folder
+from dppo.records.terminal.view import ShowLog
+
+PROG = "dppo export"
+DESCRIPTION = (
+    "Write a trained policy for use without dppo. policy.onnx: a file for ONNX Runtime, observations in, actions out. "
+    "FOLDER/: a folder for Hugging Face, with this file, the weights, the settings, and a model card made from the run."
+)
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command's flags."""
+    parser = Parser(PROG, "RUN policy.onnx [--flag value ...]\nRUN FOLDER/ [--flag value ...]", DESCRIPTION)
+    group = parser.add_argument_group("network and model card")
+    group.add_argument("--model", metavar="MODULE:CLASS", help="Use this class for the run's own network.")
+    group.add_argument("--trust", action="store_true", help=TRUST)
+    episodes = f"Episodes to play for the model card; 0: none. Of a FOLDER/ only. (default: {EPISODES})"
+    group.add_argument("--episodes", type=int, metavar="INT", help=episodes)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Export, and print what was written; return the exit code."""
+    flags, words = make_parser().split(argv)
+    if len(words) != 2:
+        raise UsageError(f"{len(words)} words instead of RUN and a target. For example: {PROG} runs/NAME policy.onnx")
+    run, target = words
+    if Path(target).suffix == ".onnx":
+        if "episodes" in flags:
+            raise UsageError("--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out.")
+        print(export_onnx(load_trusted(run, flags.get("model"), trust=flags.get("trust", False)), target))
+        return 0
+    if not target.endswith("/") and not Path(target).is_dir():
+        raise UsageError(f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /.")
+    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log:
+        show_log.start()
+        print(export_folder(run, target, **flags))
+    return 0

@@ -1,0 +1,171 @@
+"""`dppo tune`: search for good settings with Optuna, in a study that can be continued and shared by processes."""
+
+import json
+import math
+import shlex
+import signal
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dppo.commands.flags import flag, shown
+from dppo.commands.train import Arguments, Command, arguments_of
+from dppo.config import Config, fitted_to, read_settings, resolved
+from dppo.config.files import plain
+from dppo.config.parts import about, settings_by_name
+from dppo.errors import ConfigError, TrainingDiverged, unknown_name
+from dppo.records.files.run_folder import as_file_name
+from dppo.records.observer import Observer
+
+SPACE = Path(__file__).with_name("search_space.yaml")
+TRIALS = 50
+REPORTS = 20  # of a trial, after equal shares of its env steps, at which trials are compared
+FIRST_TRIALS = 5  # that are never stopped early
+ALIVE_S = 60  # between the signs of life of a trial; one of a killed process does not count
+NOT_HERE = ("run_dir", "resume", "branch", "trust")  # flags of a single run
+COMMAND = Command(
+    prog="dppo tune",
+    usage="ENV_ID [--trials N] [--flag value ...]",
+    description="Train with settings that Optuna proposes, and print the best as a command. Trials that are worse than "
+    "the median of the others stop early. Settings that you give are not tuned. The study is a file in the folder of "
+    "--out: the same command continues it, and several at once, also on one Ray cluster, share the trials.",
+    title="tuning",
+    own={
+        "trials": {"type": int, "metavar": "N", "help": f"Trials of the study in all. (default: {TRIALS})"},
+        "out": {"metavar": "DIR", "help": "Folder of the study. (default: runs/tune__ENV)"},
+        "space": {"metavar": "FILE", "help": f"YAML file of the search space. (default: {SPACE.name} of dppo)"},
+    },
+    leave_out=NOT_HERE,
+    defaults={"progress": "off"},
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run trials until the study has enough of them; print the best as a command; return the exit code."""
+    options, training, given = parse(argv)
+    if find_spec("optuna") is None:
+        raise ConfigError("tune: needs Optuna. Install it: pip install optuna")
+    config = Config(**training.settings)  # refused, if at all, before the first trial
+    out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}"))
+    found = read_settings(Path(options.get("space", SPACE)))
+    space = {name: of for name, of in found.items() if name not in given}
+    for name in found.keys() - settings_by_name().keys():
+        raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
+    if not space:
+        raise ConfigError("tune: all settings of the search space are given, so none is left to tune. Leave some out.")
+    base = {"progress": "off"} | {name: one for name, one in training.settings.items() if name not in space}
+    study, wanted = _study(out, base), options.get("trials", TRIALS)
+    import optuna
+
+    states = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    if len(study.get_trials(states=states)) < wanted:
+        enough = optuna.study.MaxTrialsCallback(wanted, states=states)
+        trial = partial(_train, base=base, space=space, out=out)
+        study.optimize(trial, callbacks=[enough, _print_trial], catch=(TrainingDiverged,))
+    if not study.get_trials(states=states[:1]):
+        raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
+    settings = study.best_trial.user_attrs["settings"]
+    words = [word for name in (*given, *space) for word in _words(name, settings.get(name, given.get(name)))]
+    print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {study.best_trial.number}:")
+    print(shlex.join(["dppo", "train", config.env_name, *words]))
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[dict[str, Any], Arguments, dict[str, Any]]:
+    """Return the options of the study, the settings of all trials, and the flags that the user gave."""
+    options, given, env_id = COMMAND.split(argv)
+    for name in NOT_HERE:
+        if name in given:
+            raise ConfigError(f"{flag(name)} has no effect here: trials are new runs in the folder of --out.")
+    if options.get("trials", 1) < 1:
+        raise ConfigError(f"trials={options['trials']}: must be at least 1.")
+    return options, arguments_of(given, env_id, COMMAND.prog), given
+
+
+def _study(out: Path, base: dict[str, Any]) -> Any:
+    """Return the study in the folder `out`, a new one if there is none; raise ConfigError if its settings differ."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    out.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sign of life is experimental
+        storage = optuna.storages.RDBStorage(f"sqlite:///{out}/study.db", heartbeat_interval=ALIVE_S)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4)
+    how: dict[str, Any] = {"direction": "maximize", "load_if_exists": True, "pruner": pruner}
+    study = optuna.create_study(storage=storage, study_name="dppo", **how)
+    same = plain({name: value for name, value in base.items() if about(name).resume != "free"})
+    if study.user_attrs.get("settings", same) != same:
+        raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
+    study.set_user_attr("settings", same)
+    return study
+
+
+def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -> float:
+    """Train with the settings of a trial; return the mean return of its last 100 episodes."""
+    import optuna
+
+    from dppo.run.runner import train
+
+    settings, notes = fitted_to(base, {name: _suggested(trial, name, of) for name, of in space.items()})
+    for note in notes:  # such as minibatches larger than the batch
+        print(f"trial {trial.number}: {note.removeprefix('preset: ')}")
+    try:
+        config = Config(**settings | {"run_dir": out / f"trial_{trial.number:04d}"})
+    except ConfigError as error:  # such as a batch larger than the run
+        print(f"trial {trial.number}: {error}")
+        raise optuna.TrialPruned from None
+    trial.set_user_attr("settings", resolved(config))
+    result = train(config, observers=[_Pruner(trial, config.iterations * config.batch_size)])
+    if result.stopped_by in signal.Signals.__members__:
+        raise KeyboardInterrupt
+    if result.stopped_by is not None or math.isnan(result.episodic_return):
+        raise optuna.TrialPruned
+    return result.episodic_return
+
+
+def _suggested(trial: Any, name: str, of: Any) -> Any:
+    """Return a value that Optuna proposes; lists, which it does not know, are choices as JSON."""
+    try:
+        if isinstance(of, list):
+            return json.loads(trial.suggest_categorical(name, [json.dumps(one) for one in of]))
+        limits = {"one_minus": False} | of
+        one_minus, whole = limits.pop("one_minus"), isinstance(of["low"], int) and isinstance(of["high"], int)
+        value = (trial.suggest_int if whole else trial.suggest_float)(name, **limits)
+        return 1 - value if one_minus else value
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"space: {name}={of}: {error}. Write a list of choices, or {{low: 1, high: 2}}.") from None
+
+
+@dataclass
+class _Pruner(Observer):
+    """Reports the mean return of a trial after equal shares of its steps; stops it if the others were better."""
+
+    trial: Any
+    total_steps: int
+    reported: int = 0
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        """Return whether to stop."""
+        share, value = int(REPORTS * row["global_step"] / self.total_steps), row.get("charts/episodic_return", math.nan)
+        if share == self.reported or math.isnan(value):
+            return False
+        self.reported = share
+        self.trial.report(value, share)
+        return bool(self.trial.should_prune())
+
+
+def _print_trial(study: Any, trial: Any) -> None:
+    last = trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else math.nan
+    value, state = last if trial.value is None else trial.value, trial.state.name.lower()
+    print(f"trial {trial.number}: {state}, mean return {value:.1f}", flush=True)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """Return a setting as it is typed."""
+    if isinstance(value, bool):
+        return [flag(name if value else f"no_{name}")]
+    return [flag(name), *(map(str, value) if isinstance(value, list) else [shown(value)])]

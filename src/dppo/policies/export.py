@@ -1,0 +1,188 @@
+"""Export a trained policy as ONNX, and check the file against the policy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.config.trust import require_trust
+from dppo.errors import ConfigError
+from dppo.policies.described import model_state
+from dppo.policies.policy import Policy, model_name, policy_from, read
+from dppo.ppo.exchange.normalizer import leaf_scales
+from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.run_folder import versions
+from dppo.spaces.spaces import MASK, leaves
+from dppo.user_code import in_a_line
+
+if TYPE_CHECKING:
+    from dppo.ppo.networks.exported import ExportedPolicy
+
+OPSET = 18  # the oldest that torch's exporter writes; ONNX Runtime 1.14 and later read it
+ROWS, CHUNK = 1000, 100  # made-up observations of the check; those at a time
+TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
+PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
+
+
+def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool = False) -> Policy:
+    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
+    found = read(run)
+    own = model_name(found)
+    if model is not None and own is None:
+        raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
+    require_trust({"model": own}, () if model is None else ("model",), run, trust=trust)
+    return policy_from(found, model)
+
+
+def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = False) -> str:
+    """Write a policy to an ONNX file: observations in, the most likely actions out; return the facts in words.
+
+    The file does all that `Policy.act` does: normalizer, network, mask, memory and bounds of the actions. Its inputs
+    and outputs have an axis of n observations in front; docs/EXPORT.md lists them. If ONNX Runtime is installed, it is
+    compared with the policy on 1,000 made-up observations before the file is written.
+
+    Args:
+        policy: a policy, or the folder of a run, or one of its checkpoints.
+        trust: import the network of your own that a run's folder names.
+
+    Raises:
+        ConfigError: a package is missing, torch cannot export a network of your own, the results differ, or the file
+            cannot be written.
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ConfigError(f"export: needs the package {package}. Install: pip install onnx onnxscript onnxruntime")
+    if not isinstance(policy, Policy):
+        policy = load_trusted(policy, trust=trust)
+    from dppo.ppo.networks.exported import ExportedPolicy
+
+    module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    data = _as_onnx(policy, module)
+    checked = _check(policy, module, data)
+    try:
+        write_file(Path(path), data)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {cause(error)} {remedy(error)}") from None
+    shapes = {name: ", ".join(map(str, ("n", *of.shape))) for name, of in module.inputs.items()}
+    inputs = ", ".join(f"{name} {of.base}[{shapes[name]}]" for name, of in module.inputs.items())
+    return f"{path}: {inputs} -> {', '.join(module.output_names)}. {checked}"
+
+
+def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
+    import torch
+
+    rows = tuple({0: torch.export.Dim("n", min=1)} for _ in module.example)
+    names: Any = {"input_names": list(module.inputs), "output_names": module.output_names}
+    log = logging.getLogger("torch.onnx")
+    log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            how: Any = {"dynamo": True, "opset_version": OPSET, "dynamic_shapes": (rows,), "verbose": False}
+            program: Any = torch.onnx.export(module, module.example, **names, **how)
+        model = program.model_proto
+        if any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in model.graph.input):
+            raise ValueError("it computes with a fixed number of rows. Write obs.shape[0] in place of len(obs)")
+    except Exception as error:  # torch raises anything
+        if isinstance(policy.spec, BuiltInSpec):
+            raise
+        model, fact = policy.spec.as_json()["model"], in_a_line(error)[:500]
+        raise ConfigError(f"model={model}: torch.onnx.export cannot export it: {fact}.") from error
+    finally:
+        log.setLevel(logging.NOTSET)
+    for node in model.graph.node:  # traces of the stack, with paths of this machine
+        del node.metadata_props[:]
+    settings = policy.state.get("config")
+    settings = settings if isinstance(settings, dict) else {}
+    described = {
+        "dppo_version": versions()["dppo"],
+        "env_id": str(settings.get("env_id", "")),
+        "model": json.dumps(model_state(policy.spaces, policy.spec)),
+        "inputs": json.dumps({name: [str(of.base), list(of.shape)] for name, of in module.inputs.items()}),
+        "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
+    }
+    for name, text in described.items():
+        model.metadata_props.add(key=name, value=text)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
+    """Compare ONNX Runtime with the policy; return the result in words, or raise ConfigError if they differ."""
+    if find_spec("onnxruntime") is None:
+        return "Not checked: onnxruntime is not installed."
+    import onnxruntime
+
+    runtime, rng, difference, other = f"ONNX Runtime {onnxruntime.__version__}", np.random.default_rng(0), 0.0, 0
+    try:
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        for _ in range(ROWS // CHUNK):
+            stored, inputs = _made_up(policy, rng)
+            outputs = dict(zip(module.output_names, session.run(module.output_names, inputs), strict=True))
+            largest, differing = _compared(_expected(policy, stored, inputs.get("state")), outputs)
+            difference, other = max(difference, largest), other + differing
+    except Exception as error:  # it has no kernels for some types, such as convolutions of float64
+        raise ConfigError(f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written.") from error
+    facts = f"on {ROWS:,} observations; the largest difference is {difference:.1g}, and {other or 'no'} choices differ"
+    if not difference <= TOLERANCE or other > ROWS // 10:  # so few are ties but for rounding
+        raise ConfigError(f"export: {runtime} was compared with the policy {facts}. Nothing was written.")
+    return f"Checked in {runtime} {facts}."
+
+
+def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return random observations as they are stored, and with masks and states as the inputs of the ONNX model."""
+    from dppo.ppo.networks.exported import named
+
+    spaces, stored = policy.spaces, np.zeros(CHUNK, policy.spaces.obs)
+    scales = {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
+    for key, leaf in leaves(spaces.as_returned(stored)).items():
+        if (of := spaces.categories.get(key)) is not None:
+            leaf[...] = (rng.integers(0, of.counts, (CHUNK, len(of.counts))) + of.starts).reshape(leaf.shape)
+        elif leaf.dtype.kind == "f":
+            drawn = rng.standard_normal(leaf.shape)
+            leaf[...] = scales[key].mean + 2 * scales[key].std * drawn if key in scales else drawn
+        else:
+            leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+    if spaces.mask is not None:
+        choices = spaces.actions.choices or ()
+        stored[MASK] = rng.random((CHUNK, sum(choices))) < 0.6
+        stored[MASK][:, np.cumsum(choices) - 1] = 1  # something is allowed
+    inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.as_returned(stored)).items()}
+    if spaces.mask in ("method", "info"):
+        inputs[MASK] = stored[MASK]
+    if policy.state_size:
+        inputs["state"] = rng.uniform(-1, 1, (CHUNK, policy.state_size)).astype(policy.spec.dtype)
+    return stored, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+
+
+def _expected(policy: Policy, stored: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Return by name the outputs that follow from what the policy computes in NumPy."""
+    import torch
+
+    from dppo.ppo.networks.exported import decided, named
+
+    actions, outputs = policy.decide(stored, state)
+    follows = decided(policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head))
+    expected = {name: one.numpy() for name, one in follows}
+    expected |= {named("action", key): one for key, one in leaves(policy.spaces.actions.to_env(actions)).items()}
+    return expected if outputs.state is None else expected | {"next_state": outputs.state}
+
+
+def _compared(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> tuple[float, int]:
+    """Return the largest difference of real numbers, per unit of the largest one, and the rows with another choice."""
+    largest, other = 0.0, np.zeros(CHUNK, bool)
+    for name, array in expected.items():
+        if array.dtype.kind != "f":
+            other |= (array != found[name]).reshape(CHUNK, -1).any(axis=1)
+            continue
+        size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)  # impossible choices are -1e9
+        largest = max(largest, float(np.abs(array - found[name]).max(initial=0.0) / size))
+    return largest, int(other.sum())

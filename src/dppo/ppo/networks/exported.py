@@ -1,0 +1,157 @@
+"""A whole policy as one torch module of torch's own layers, from observations to the environment's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dppo.ppo.distributions.base import IMPOSSIBLE
+from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, leaf_scales, scale_for
+from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.encoders.encoder_network import ACTIVATIONS
+from dppo.ppo.networks.encoders.encoders import Bits
+from dppo.ppo.networks.encoders.torch_layers import Dense, Output
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.parameters import default_dtype
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
+from dppo.spaces.spaces import MASK, Spaces, joined, leaves
+
+ROWS = 3  # of `example`
+
+
+class ExportedPolicy(nn.Module):
+    """Normalizer, network, mask, most likely action and its bounds: the function of `Policy.act`, for n observations.
+
+    Inputs: `obs`, or `obs.KEY` for each leaf of a Dict or Tuple; `action_mask` [n, M], unless it is a leaf; with
+    memory, `state` [n, S], zeros at the start of an episode. Outputs: `action`, or `action.KEY` for each part; with
+    memory, `next_state`; and the parameters of the distribution, of each part: `logits`, or `mean` and `log_std` of a
+    Gaussian before its bounds.
+    """
+
+    def __init__(self, spaces: Spaces, spec: NetworkSpec, weights: np.ndarray, scale: ObsScale | None) -> None:
+        """Build it with the flat vector `weights`; raise ConfigError if a network of the user's is refused."""
+        super().__init__()
+        self._spaces, self._spec, self._read = spaces, spec, spaces.of_network()
+        self._network = _network(spec, weights)
+        scale = scale_for(scale, self._read.obs, spec.dtype)
+        self._scales = {} if scale is None else leaf_scales(scale, self._read.obs)
+        self.inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.returned).items()}
+        """Name of each input, and its dtype with the shape of one row."""
+        if spaces.mask in ("method", "info"):
+            self.inputs[MASK] = spaces.obs[MASK]
+        if spec.state_size:
+            self.inputs["state"] = np.dtype((spec.dtype, (spec.state_size,)))
+        self.example = tuple(torch.from_numpy(np.zeros((ROWS, *of.shape), of.base)) for of in self.inputs.values())
+        self.output_names = list(self.outputs(dict(zip(self.inputs, self.example, strict=True))))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors of `outputs` for those of `self.inputs`."""
+        return tuple(self.outputs(dict(zip(self.inputs, inputs, strict=True))).values())
+
+    def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all outputs by name for n rows of all inputs."""
+        leaf_inputs = {key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()}
+        obs, after = leaf_inputs.get("", leaf_inputs), {}
+        with default_dtype(getattr(torch, self._spec.dtype)):
+            if self._spec.state_size:
+                state, of_step = inputs["state"], each_leaf(obs, lambda leaf: leaf[None])
+                starts = torch.zeros_like(state[:, 0], dtype=torch.bool)[None]
+                heads, _, after["next_state"] = self._network(of_step, state, starts)
+                head = heads[0]
+            else:
+                head, _ = self._network(obs)
+        if self._spaces.mask is not None:
+            mask = inputs[named("obs", MASK) if self._spaces.mask == "leaf" else MASK]
+            head = torch.where(mask.bool(), head, IMPOSSIBLE)
+        decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
+        actions = {name: one for name, one in decisions.items() if name.partition(".")[0] == "action"}
+        return actions | after | decisions
+
+    def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:
+        if key in self._scales:
+            mean, std = (torch.tensor(part) for part in (self._scales[key].mean, self._scales[key].std))
+            leaf = ((leaf.to(mean.dtype) - mean) / std).clamp(-CLIP, CLIP)
+        return leaf.to(getattr(torch, self._spec.dtype))
+
+
+def named(kind: str, key: str) -> str:
+    """Return the name of an input or output: `obs` of all, `obs.KEY` of a part."""
+    return f"{kind}.{key}" if key else kind
+
+
+def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
+    """Return the network with layers that exporters can follow."""
+    module = _PolicyMLP(spec) if isinstance(spec, BuiltInSpec) and spec.is_mlp else spec.module(0)
+    parameters = {name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()}
+    module.load_state_dict(parameters, strict=False)  # it may have buffers; and an MLP has no value here
+    for part in module.modules():
+        if isinstance(part, Dense | Output):
+            part.forward = partial(nn.Linear.forward, part)  # type: ignore[method-assign]
+        elif isinstance(part, Bits):
+            part.forward = partial(_bits, part)  # type: ignore[method-assign]
+    return module.eval().requires_grad_(False)
+
+
+class _PolicyMLP(nn.Module):
+    """The policy of the default network, without the value."""
+
+    def __init__(self, spec: BuiltInSpec) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for name, shape in spec.shapes.items():
+            if name.startswith("policy.") and name.endswith("weight"):
+                layers += [nn.Linear(shape[1], shape[0]), ACTIVATIONS[spec.layers.activation]()]
+        self.policy = nn.Sequential(*layers[:-1])
+        self.log_std = nn.Parameter(torch.zeros(spec.distribution.free_size))
+        self.to(getattr(torch, spec.dtype))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, None]:
+        head = self.policy(obs.flatten(1))
+        return torch.cat([head, self.log_std.expand(head.shape[0], -1)], dim=1), None
+
+
+def _bits(part: Bits, leaf: Tensor) -> Tensor:
+    """Do as `Bits.forward`, by arithmetic: torch's exporter to ONNX has no shifts."""
+    cells = part.image(leaf).unsqueeze(2)
+    return torch.remainder(torch.floor(cells / 2.0 ** part.shift.to(leaf.dtype)), 2).flatten(1, 2)
+
+
+def decided(actions: Actions, of: Any, head: Tensor, key: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of the most likely actions, as `Actions.to_env` returns them, and of their distribution.
+
+    Args:
+        of: the distribution with the parameters `head` [n, H].
+        key: the part of an action that these are.
+    """
+    if isinstance(actions, NestedActions):
+        keys = actions.keys or map(str, range(len(actions.parts)))
+        for own_key, part, own, own_head in zip(keys, actions.parts, of.parts, of.heads(head, torch.cat), strict=True):
+            yield from decided(part, own, own_head, joined(key, own_key))
+        return
+    if isinstance(actions, BoxActions):
+        mean, log_std = head.chunk(2, dim=1)
+        found = {"action": _bounded(actions, mean), "mean": mean, "log_std": log_std}
+    elif isinstance(actions, DiscreteActions):
+        found = {"action": head.argmax(dim=1) + actions.start, "logits": head}
+    else:
+        assert isinstance(actions, MultiDiscreteActions)
+        chosen = torch.stack([logits.argmax(dim=1) for logits in head.split(actions.counts, dim=1)], dim=1)
+        shifted = (chosen + torch.tensor(actions.starts)).to(getattr(torch, actions.dtype))
+        found = {"action": shifted.reshape(-1, *actions.shape), "logits": head}
+    yield from ((named(kind, key), one) for kind, one in found.items())
+
+
+def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:
+    """Return what `BoxActions.to_env` does, in float32 unless the space has float64."""
+    dtype = torch.float64 if actions.low.dtype == np.float64 else torch.float32
+    low, high = (torch.tensor(limit, dtype=dtype) for limit in (actions.low, actions.high))
+    shaped = mean.reshape(-1, *actions.shape)
+    if actions.bounds != "clip":
+        unit = shaped.tanh() if actions.bounds == "squash" else shaped.clamp(-1, 1)
+        shaped = low + (unit + 1).to(dtype) * (0.5 * (high - low))
+    return shaped.to(dtype).clamp(low, high).to(getattr(torch, str(actions.low.dtype)))

@@ -1,0 +1,134 @@
+"""Videos that a browser plays, MP4 files of H.264 in yuv420p, from the images that an environment renders."""
+
+import importlib.util
+import math
+import os
+import sys
+import zlib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dppo.errors import ConfigError, DppoError, counted
+from dppo.log import logger
+from dppo.user_code import in_a_line
+
+MOST_TILES = 9  # episodes side by side
+WIDEST, SMALLEST = 1280, 256  # pixels of a video; of its longer side, up to which images are enlarged
+MARGIN, GRAY = 8, 64  # around each of several tiles
+USUAL_FPS = 30.0
+
+
+def check_video(path: Path, *, render: bool = False) -> None:
+    """Raise ConfigError if no video can be written to `path`, or a window is asked for, too."""
+    folder = path.absolute().parent
+    for wrong, problem in (
+        (render, "an environment is shown in a window or in a video. Leave one of them out."),
+        (path.suffix != ".mp4" or path.is_dir(), "is not the name of a video. Use one such as out.mp4."),
+        (not os.access(folder, os.W_OK), f"{folder} is not a folder that can be written to. Use another one."),
+        (not importlib.util.find_spec("av"), f"needs PyAV. Install it: {sys.executable} -m pip install av"),
+    ):
+        if wrong:
+            raise ConfigError(f"video={path}: {problem}")
+
+
+class Video:
+    """Keeps the images of some episodes, compressed, then writes them side by side."""
+
+    def __init__(self, path: Path | None, env: Any, episodes: int = 1, repeat: int = 1) -> None:
+        """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames.
+
+        If `path` is None, all calls do nothing.
+        """
+        fps = getattr(env, "metadata", {}).get("render_fps")
+        self._fps = (fps if isinstance(fps, int | float) and 0 < fps <= 1000 else USUAL_FPS) / repeat
+        self._path, self._env = path, env
+        self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MOST_TILES))]
+        self._columns = math.ceil(math.sqrt(len(self._images)))
+        self._size: tuple[int, int] | None = None  # of a tile
+
+    def add(self, episode: int = 0) -> None:
+        """Add the image that the environment shows now; raise ConfigError if it is none."""
+        if self._path is None or episode >= len(self._images):
+            return
+        image = image_of(self._env)
+        self._size = self._size or _size_of(image, WIDEST // self._columns, MARGIN * (len(self._images) > 1))
+        self._images[episode].append(zlib.compress(_fitted(image, *self._size).tobytes(), 1))
+
+    def write(self) -> None:
+        """Write the file, which appears when it is complete, and log it. Raises DppoError."""
+        if self._path is None or not any(self._images):
+            return
+        temporary = self._path.with_name(f".{self._path.stem}-{os.getpid()}.mp4")
+        try:
+            facts = self._encode(temporary)
+            os.replace(temporary, self._path)
+        except OSError as error:  # those of PyAV among them
+            raise DppoError(f"{self._path}: cannot be written ({error.strerror or error}). Check the disk.") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+        logger.info("%s: %s, %s", self._path, counted(sum(map(bool, self._images)), "episode"), facts)
+
+    def _encode(self, path: Path) -> str:
+        import av
+
+        frames = max(map(len, self._images))
+        with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
+            stream: Any = container.add_stream("libx264", rate=Fraction(self._fps).limit_denominator(1000))
+            stream.pix_fmt, stream.options = "yuv420p", {"crf": "20", "preset": "veryfast"}
+            stream.height, stream.width = self._picture(0).shape[:2]
+            for picture in map(self._picture, range(frames)):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+        return f"{counted(frames, 'image')} of {stream.width} x {stream.height}, {self._fps:g} per second"
+
+    def _picture(self, at: int) -> np.ndarray:
+        """Return the images number `at` side by side; the last of an episode that is over, at half its brightness."""
+        assert self._size is not None
+        tiles = [np.full((*self._size, 3), GRAY, np.uint8)] * (-(-len(self._images) // self._columns) * self._columns)
+        for tile, images in enumerate(self._images):
+            if images:
+                image = np.frombuffer(zlib.decompress(images[min(at, len(images) - 1)]), np.uint8)
+                tiles[tile] = (image if at < len(images) else image // 2).reshape(tiles[tile].shape)
+        rows = [np.concatenate(tiles[at : at + self._columns], 1) for at in range(0, len(tiles), self._columns)]
+        return np.concatenate(rows)
+
+
+def image_of(env: Any) -> np.ndarray:
+    """Return what `env` renders as an image [height, width, 3]; raise ConfigError if it is none."""
+    try:
+        image = np.asarray(rendered := env.render())
+    except Exception as error:  # of the environment
+        raise ConfigError(f"video: render() of the environment raised {in_a_line(error)}.") from None
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, 4) or not image.size:
+        found = f"an array {image.dtype}{list(image.shape)}" if image.ndim else repr(rendered)
+        raise ConfigError(
+            f"video: render() of the environment returned {found}, not an image uint8[height, width, 3]. Return one if "
+            f"its render_mode is rgb_array."
+        )
+    return image[..., :3]
+
+
+def _size_of(image: np.ndarray, most: int, margin: int) -> tuple[int, int]:
+    """Return height and width of a tile for images like `image`: even, as yuv420p needs, and about `most` at most."""
+    side = max(image.shape[:2])
+    larger, smaller = max(1, SMALLEST // side), math.ceil(side / most)
+    height, width = (max(1, size // smaller) * larger + margin for size in image.shape[:2])
+    return height + height % 2, width + width % 2
+
+
+def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return an image, enlarged or reduced by a whole number, in the middle of one of this size."""
+    by = min(max(-(-image.shape[0] // height), -(-image.shape[1] // width)), *image.shape[:2])
+    if by > 1:
+        rows, columns = image.shape[0] // by * by, image.shape[1] // by * by
+        parts = (image[row:rows:by, column:columns:by].astype(np.uint32) for row in range(by) for column in range(by))
+        image = (sum(parts) // by**2).astype(np.uint8)
+    by = max(1, min(height // image.shape[0], width // image.shape[1]))
+    image = image.repeat(by, 0).repeat(by, 1)[:height, :width]
+    fitted = np.full((height, width, 3), GRAY, np.uint8)
+    top, left = (height - image.shape[0]) // 2, (width - image.shape[1]) // 2
+    fitted[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return fitted

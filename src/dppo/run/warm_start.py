@@ -1,0 +1,75 @@
+"""Start a run with the weights of another one whose task or network has another shape, as far as they fit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.errors import CheckpointError, ConfigError, counted
+from dppo.log import logger
+from dppo.ppo.exchange.normalizer import Statistics
+from dppo.records.files.checkpoint import Found
+
+if TYPE_CHECKING:  # torch is imported while Ray starts
+    from dppo.cluster.learning.trainers import Trainers
+
+Weights = dict[str, np.ndarray]
+
+
+def warm_start(
+    trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool
+) -> tuple[np.ndarray, Statistics]:
+    """Return weights [P] and statistics to start with: those of `origin` where they fit, else the initial ones.
+
+    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
+
+    Args:
+        own: the statistics of a new run.
+        obs: the observations of this run, as a checkpoint describes them.
+        frozen: the statistics do not change in this run.
+
+    Raises:
+        ConfigError: no layer agrees, or there are no statistics to freeze.
+        CheckpointError: `origin` has weights that are not finite.
+    """
+    spec, arrays, statistics = trainers.spec, origin.checkpoint.arrays, own
+    weights, rows = _fitting(spec.unflatten(trainers.weights()), arrays.get("model", {}), origin)
+    if own.obs is not None and origin.checkpoint.state["model"].get("obs") == obs:
+        with suppress(KeyError, ValueError):  # there are none, or those of other leaves
+            statistics = replace(replace(own, returns=None).loaded(arrays.get("normalizer", {})), returns=own.returns)
+    if frozen and statistics is own:
+        raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
+    if own.obs is not None:
+        rows.append(f"  {_word(statistics is not own)}: statistics of observations")
+    for row in rows:
+        logger.info("%s", row)
+    return spec.flatten(weights), statistics
+
+
+def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
+    """Return the weights of `there` where name and shape are those of `here`, else of `here`; and this in lines."""
+    taken = {name for name, array in here.items() if name in there and there[name].shape == array.shape}
+    rows = [
+        f"  {_word(name in taken)}: {name}, {_shape(here, name)} here and {_shape(there, name)} there"
+        for name in {**here, **there}
+    ]
+    if not any(here[name].ndim > 1 for name in taken):
+        fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
+        advice = "Use the network settings of that run, or leave `init_from` out"
+        raise ConfigError("\n".join([f"init_from={origin.path}: {fact}.", *rows, f"{advice}."]))
+    if not all(np.isfinite(there[name]).all() for name in taken):
+        raise CheckpointError(f"{origin.path}: has weights that are not finite. Use another checkpoint.")
+    numbers = f"{sum(here[name].size for name in taken):,} of {sum(array.size for array in here.values()):,} numbers"
+    first = f"Starting with {len(taken)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
+    return {name: there[name] if name in taken else array for name, array in here.items()}, [first, *rows]
+
+
+def _word(taken: bool) -> str:
+    return "taken" if taken else "not taken"
+
+
+def _shape(weights: Weights, name: str) -> str:
+    return "x".join(map(str, weights[name].shape)) if name in weights else "none"

@@ -1,0 +1,104 @@
+"""`dppo tune`: a study that is continued, trials that stop early, the best as a command, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders import make_config
+
+from dppo.__main__ import main
+from dppo.commands import tune
+from dppo.commands.train import parse
+from dppo.config.parts import default_of, settings_by_name
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+SMALL = ["CartPole-v1", "--preset", "none", "--total-timesteps", "512", "--num-steps", "16", "--hidden-sizes", "8"]
+
+
+def test_the_search_space_names_settings_that_can_be_tuned() -> None:
+    space = yaml.safe_load(tune.SPACE.read_text())
+    assert set(space) < set(settings_by_name())
+    for name, of in space.items():
+        values = (
+            of if isinstance(of, list) else [1 - of[end] if "one_minus" in of else of[end] for end in ("low", "high")]
+        )
+        for value in values:
+            make_config({"env_id": "CartPole-v1", "minibatch_size": 64} | {name: value})
+        assert isinstance(of, list) or min(values) <= default_of(name) <= max(values) or name == "ent_coef"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--trials", "0"], "trials=0: must be at least 1."),
+        (["--run-dir", "x"], "--run-dir has no effect here: trials are new runs in the folder of --out."),
+        (["--gamma", "2"], "gamma='2': "),
+        (["--space", __file__.replace("test_tune.py", "test_trust.py")], "config="),
+        (["--space", "missing.yaml"], "config=missing.yaml: cannot be read"),
+        (
+            [f"--{name.replace('_', '-')}=1" for name in yaml.safe_load(tune.SPACE.read_text())],
+            "none is left to tune",
+        ),
+        ([], "tune: needs Optuna. Install it: pip install optuna"),
+    ],
+)
+def test_mistakes_are_refused_before_the_first_trial(
+    words: list[str], refusal: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "find_spec", lambda name: words or None)
+    if "none is" in refusal:
+        monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
+    assert main(["tune", "CartPole-v1", *words]) == 2
+    assert refusal in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
+    reported: list[tuple[float, int]] = []
+
+    class Trial:
+        def report(self, value: float, step: int) -> None:
+            reported.append((value, step))
+
+        def should_prune(self) -> bool:
+            return reported[-1][0] < 0
+
+    pruner = tune._Pruner(Trial(), 1000)
+    rows: list[dict[str, Any]] = [
+        {"global_step": step, "charts/episodic_return": float(step)} for step in (10, 60, 70, 130)
+    ]
+    assert [pruner.on_iteration(row) for row in rows] == [False] * 4
+    assert reported == [(60.0, 1), (130.0, 2)]
+    assert not pruner.on_iteration({"global_step": 500, "charts/episodic_return": math.nan})
+    assert not pruner.on_iteration({"global_step": 550})
+    assert pruner.on_iteration({"global_step": 600, "charts/episodic_return": -1.0})
+
+
+@pytest.mark.slow
+def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    for trials, new in ((2, 2), (3, 1), (3, 0)):
+        assert main(["tune", *SMALL, "--trials", str(trials)]) == 0
+        *lines, best, command = capsys.readouterr().out.splitlines()
+        assert len([line for line in lines if re.match(r"trial \d: (complete|pruned), mean return ", line)]) == new
+        assert re.fullmatch(
+            rf"Best of {trials} trials in runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:", best
+        )
+    settings = parse(shlex.split(command)[2:]).settings
+    assert "--preset none --total-timesteps 512" in command
+    assert settings["hidden_sizes"] == ["8"]
+    config = make_config(settings)
+    assert (config.num_steps, config.total_timesteps) == (16, 512)
+    assert 0.97 <= config.gamma <= 0.9999
+    assert (tmp_path / "runs" / "tune__CartPole-v1" / "trial_0002" / "config.yaml").exists()
+    assert main(["tune", *SMALL, "--trials", "9", "--total-timesteps", "1024"]) == 2
+    assert "has a study with other settings. Use another folder." in capsys.readouterr().err

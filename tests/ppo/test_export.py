@@ -1,0 +1,216 @@
+"""`dppo export`: the ONNX model is the policy, for every kind; the folder for Hugging Face; what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from builders import make_config, parts_of, random_weights
+from encoder_kinds import KINDS as ENCODERS
+from kinds import KINDS as POLICIES
+from kinds import SMALL
+from worlds.acting import SPACES
+from worlds.models import Plain
+
+import dppo
+from dppo.__main__ import main
+from dppo.config import resolved
+from dppo.envs.frames import make_prepared
+from dppo.envs.make import make_env
+from dppo.errors import ConfigError
+from dppo.policies import export
+from dppo.policies.policy import Policy, _rows_of
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.normalizer import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.networks.exported import ExportedPolicy
+from dppo.spaces.spaces import leaves
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}
+SQUASHED = PENDULUM | {"action_bounds": "squash", "state_dependent_std": True, "hidden_sizes": ()}
+ACTING = {kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES}
+KINDS = POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED}
+EXPORTED = [*POLICIES, "nature", "film", "vector", "embedded", "one of", "tuple", "squashed"]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def policy_of(kind: str) -> tuple[Policy, Any]:
+    """Return a policy with random weights and statistics, and its environment."""
+    config = make_config(SMALL | KINDS[kind] | {"run_dir": None, "reuse": 1})
+    samplers, trainer = parts_of(config, 1)
+    spaces, spec, rng = samplers[0].spaces, trainer.model.spec, np.random.default_rng(1)
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
+    if statistics.obs is not None:
+        shape = statistics.obs.mean.shape
+        statistics = statistics.loaded(
+            {"obs.count": np.array(5.0), "obs.mean": rng.normal(size=shape), "obs.m2": rng.uniform(1, 9, shape)}
+        )
+    snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
+    state = {"iteration": 0, "global_step": 0, "config": resolved(config)}
+    env = make_prepared(config.env_id, config.env_kwargs, resolved(config), make_env)
+    return Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state), env
+
+
+def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
+    """Compare `run`, of arrays by name, with `Policy.act` on sampled observations, masks and the states that follow."""
+    rng, state = np.random.default_rng(2), None
+    env.observation_space.seed(3)
+    for _ in range(steps):
+        obs, mask = env.observation_space.sample(), None
+        if policy.spaces.mask is not None:
+            mask = rng.random(sum(policy.spaces.actions.choices or ())) < 0.5
+            mask[np.cumsum(policy.spaces.actions.choices or ()) - 1] = True
+            if policy.spaces.mask == "leaf":
+                obs, mask = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}, None
+        rows = {f"obs.{name}".rstrip("."): leaf for name, leaf in leaves(_rows_of(obs, policy.spaces)[0]).items()}
+        rows |= {} if mask is None else {"action_mask": mask[None]}
+        if policy.state_size:
+            before = np.zeros(policy.state_size, policy.spec.dtype) if state is None else state
+            rows["state"] = before[None]
+        found = run({name: leaf.copy() for name, leaf in rows.items()})
+        action = policy.act(obs, state, action_mask=mask)
+        if policy.state_size:
+            action, state = action
+            np.testing.assert_allclose(found["next_state"][0], state, rtol=1e-4, atol=1e-5)
+        for name, part in leaves(action).items():
+            own = found[f"action.{name}".rstrip(".")]
+            assert own.shape == (1, *np.shape(part))
+            assert own.dtype == np.asarray(part).dtype
+            np.testing.assert_allclose(own[0], part, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exported_module_is_the_policy(kind: str) -> None:
+    policy, env = policy_of(kind)
+    module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    assert all(not parameter.requires_grad for parameter in module.parameters())
+
+    def run(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = module.outputs({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
+        return {name: one.numpy() for name, one in outputs.items()}
+
+    check(policy, env, run)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=() if one == "pendulum" else pytest.mark.slow) for one in EXPORTED]
+)
+def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy, env = policy_of(kind)
+    said = dppo.export_onnx(policy, tmp_path / "policy.onnx")
+    assert re.search(r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no", said)
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    check(policy, env, lambda rows: dict(zip(names, session.run(None, rows), strict=True)))
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert metadata["env_id"] == policy.state["config"]["env_id"]
+    assert list(json.loads(metadata["inputs"])) == [one.name for one in session.get_inputs()]
+    assert str(Path(__file__).parents[2]) not in (tmp_path / "policy.onnx").read_bytes().decode("latin1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    own = {"model": "worlds.models:Plain", "num_samplers": 1, "num_steps": 50, "total_timesteps": 50}
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **own}))
+    (run / "learning_curve.png").write_bytes(b"drawn")  # tests draw none
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["{run}", "policy.onnx"], "it imports worlds.models and calls Plain(). Add --trust"),
+        (["{run}"], "1 words instead of RUN and a target"),
+        (["{run}", "policy.onxx"], "policy.onxx: is neither NAME.onnx nor a folder"),
+        (["{run}", "policy.onnx", "--episodes", "3"], "--episodes has no effect on an ONNX file"),
+        (["{run}", "{run}/", "--trust"], "is the folder of the run. Use another one."),
+        (["missing", "policy.onnx"], "missing: does not exist"),
+        (["{run}", "card/"], "it imports worlds.models"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(
+    words: list[str], refusal: str, trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "find_spec", lambda name: name)
+    assert main(["export", *(word.format(run=trained) for word in words)]) == 2
+    assert refusal in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package onnx\. Install: pip install onnx onnxscript"):
+        dppo.export_onnx(trained, tmp_path / "policy.onnx")
+
+
+class Fixed(Plain):
+    """Breaks the graph: the number of rows becomes a constant."""
+
+    def forward(self, obs: Any) -> Any:
+        return super().forward(obs.reshape(len(obs), -1))
+
+
+class Branching(Plain):
+    def forward(self, obs: Any) -> Any:
+        return super().forward(-obs if obs.sum() > 1e9 else obs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "refusal"), [(Fixed, "Write obs.shape[0] in place of len"), (Branching, "cannot export it: ")]
+)
+def test_a_network_that_torch_cannot_export_is_refused(model: Any, refusal: str, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ConfigError, match=rf"^model=.*{re.escape(refusal)}"):
+        dppo.export_onnx(dppo.load_policy(trained, model=model), tmp_path / "policy.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_file_that_differs_from_the_policy_is_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    expected = export._expected
+    monkeypatch.setattr(export, "_expected", lambda *of: {name: one * 1.01 for name, one in expected(*of).items()})
+    with pytest.raises(ConfigError, match=r"compared with the policy on 1,000 observations; the largest .*Nothing was"):
+        dppo.export_onnx(policy_of("pendulum")[0], tmp_path / "policy.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_plays_without_dppo_and_the_folder_with_it(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(trained), "policy.onnx", "--trust"]) == 0
+    source = (EXAMPLES / "onnx_policy.py").read_text()
+    assert "import dppo" not in source
+    monkeypatch.setattr(sys, "argv", ["onnx_policy.py", "policy.onnx", "CartPole-v1"])
+    runpy.run_path(str(EXAMPLES / "onnx_policy.py"), run_name="__main__")
+    assert re.search(r"episode 2: return \d+\.0", capsys.readouterr().out)
+    assert main(["export", str(trained), "card/", "--episodes", "3", "--trust"]) == 0
+    assert re.search(r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$", capsys.readouterr().out)
+    front, body = (tmp_path / "card" / "README.md").read_text().split("---\n")[1:]
+    [result] = yaml.safe_load(front)["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "CartPole-v1"
+    assert re.fullmatch(r"\d+\.\d\d \+/- \d+\.\d\d", result["metrics"][0]["value"])
+    assert f"| mean return of 3 greedy episodes | {result['metrics'][0]['value']} |" in body
+    found = {path.name for path in (tmp_path / "card").iterdir()}
+    assert found == {"README.md", "policy.onnx", "config.yaml", "metrics.jsonl", "learning_curve.png", "checkpoints"}
+    assert dppo.load_policy("card").weights.tobytes() == dppo.load_policy(trained).weights.tobytes()

@@ -1,0 +1,305 @@
+"""Training episodes are recorded, and played again to the last bit: `--record-episodes`, `dppo replay RUN`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_config
+from recorder import Notes, Recorder
+
+import dppo
+from dppo.__main__ import main
+from dppo.errors import ConfigError
+from dppo.records.files import episodes as recorded
+from dppo.records.files.episodes import RecordedEpisode, read_episodes
+from dppo.records.metrics.reading import read_metrics
+
+SIZES = {"num_samplers": 2, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (4,), "progress": "off"}
+WORLD = {"env_id": "worlds.drawn:Drawn", "total_timesteps": 320}
+Capture = pytest.CaptureFixture[str]
+slow = pytest.mark.slow
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    return make_config({"run_dir": run_dir, **SIZES, **WORLD, **changes})
+
+
+def lines(run: Path) -> bytes:
+    return (run / "episodes.jsonl").read_bytes()
+
+
+def replayed(run: Path, *words: str) -> int:
+    return main(["replay", str(run), *words, "--trust"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with E = 2."""
+    run = tmp_path_factory.mktemp("recorded") / "run"
+    dppo.train(settings(run, envs_per_sampler=2))
+    return run
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "two environments": {"envs_per_sampler": 2},
+    "real numbers and memory": {"env_id": "worlds.simple:point_mass", "memory": "gru", "norm_obs": True},
+    "threads and standby copies": {"env_threads": True, "standby_envs": 1, "policy_lag": 2},
+    "wrappers and stacks": {"wrappers": ("worlds.asking:Doubled",), "frame_stack": 2, "action_repeat": 2},
+    "masks": {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method"}},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "real numbers and memory" else slow) for kind in KINDS]
+)
+def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, capsys: Capture) -> None:
+    recorder = Recorder()
+    dppo.train(settings(tmp_path / "run", **KINDS[kind]), observers=[recorder])
+    episodes = read_episodes(tmp_path / "run")
+    assert [one.number for one in episodes] == list(range(1, len(recorder.episodes) + 1))
+    assert episodes
+    for one, then in zip(episodes, recorder.episodes, strict=True):
+        assert (one.env, one.episode, one.episode_return, one.length) == (
+            *(then.env, then.index, then.episode_return, then.length),
+        )
+    for one in episodes[:: max(1, len(episodes) // 4)]:  # those that begin in earlier segments among them
+        assert replayed(tmp_path / "run", "--episode", str(one.number)) == 0
+        assert capsys.readouterr().out.startswith(f"Episode {one.number}: {one.length} steps, return ")
+
+
+def test_recording_does_not_change_the_weights_and_chooses_episodes(run: Path, tmp_path: Path) -> None:
+    everything, found = read_episodes(run), dict[str, list[int | None]]()
+    weights = set()
+    for which in ("every=3", "best", "none"):
+        result = dppo.train(settings(tmp_path / which, envs_per_sampler=2, record_episodes=which))
+        found[which] = [one.number for one in read_episodes(tmp_path / which)]
+        weights.add(result.weights_sha256)
+    returns = [one.episode_return for one in everything]
+    assert len(weights) == 1
+    assert found["every=3"] == [one.number for one in everything if one.number and one.number % 3 == 0]
+    assert found["best"] == [n for n, best in enumerate(returns, 1) if best > max(returns[: n - 1], default=-np.inf)]
+    assert found["none"] == []
+    assert not (tmp_path / "none" / "episodes.jsonl").exists()
+    with pytest.raises(ConfigError, match=r"record_episodes=every=0: must be all, best, none"):
+        settings(tmp_path, record_episodes="every=0")
+
+
+@pytest.mark.parametrize("which", ["all", pytest.param("best", marks=slow)])
+def test_a_run_that_was_killed_and_resumed_has_no_gaps_and_no_duplicates(which: str, tmp_path: Path) -> None:
+    """The file is ahead of the checkpoint, as after a kill, and its last line is incomplete."""
+    whole = dppo.train(settings(tmp_path / "whole", record_episodes=which))
+    config = settings(tmp_path / "run", record_episodes=which, checkpoint_interval_s=0, keep_checkpoints=20)
+    dppo.train(config, observers=[Recorder(interrupt_at=7)])
+    assert read_metrics(tmp_path / "run")[-1]["iteration"] == 7
+    with (tmp_path / "run" / "episodes.jsonl").open("ab") as file:
+        file.write(b'{"iteration": 8, "glo')
+    result = dppo.train(config, resume=tmp_path / "run" / "checkpoints" / "iter_000004.safetensors")
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert result.weights_sha256 == whole.weights_sha256
+    dppo.train(settings(tmp_path / "run", record_episodes="none"), resume=tmp_path / "run")
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
+@slow
+@pytest.mark.parametrize("more", [{}, {"policy_lag": 1, "env_threads": True}])
+def test_actors_that_are_killed_record_the_same_episodes(more: Any, tmp_path: Path, ray_session: None) -> None:
+    kill = {"world": "worlds.drawn:Drawn", "world_kwargs": {}, "how": "kill", "at_episode": 5, "at_step": 2}
+    world = {"env_id": "worlds.faulty:crashing", "num_samplers": 4, "total_timesteps": 640, **more}
+    marker = tmp_path / "marker"
+    marker.touch()
+    dppo.train(settings(tmp_path / "whole", env_kwargs=kill | {"marker": str(marker)}, **world))
+    marker.unlink()
+    result = dppo.train(settings(tmp_path / "run", env_kwargs=kill | {"marker": str(marker)}, num_actors=2, **world))
+    assert result.incidents["actor_lost"] == 1
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
+def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_BYTES", 8_000)
+    config = settings(tmp_path / "run")
+    with Notes() as notes:
+        result = dppo.train(config, observers=[Recorder(interrupt_at=6)])
+        result = dppo.train(config, resume=tmp_path / "run")
+    numbers = [one.number for one in read_episodes(tmp_path / "run")]
+    assert numbers == list(range(result.episodes - len(numbers) + 1, result.episodes + 1))
+    assert 2_000 < len(lines(tmp_path / "run")) < 8_000
+    assert any("its older half is dropped" in text for text in notes.texts)
+
+
+# ------------------------------------------------------------------ `dppo replay`
+
+
+def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: Capture) -> None:
+    assert main(["replay", str(run), "--episodes"]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    episodes = read_episodes(run)
+    assert head.split() == ["number", "sampler/env/episode", "return", "length", "env", "step"]
+    assert [row.split()[0] for row in rows] == [str(one.number) for one in episodes]
+    assert last.startswith(f"{len(episodes)} recorded.")
+    assert replayed(run, "--episode", episodes[-1].name) == 0
+    assert f"Episode {episodes[-1].name}: {episodes[-1].length} steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--episode", "9999"],
+            r"episode=9999: the nearest are \d+ and \d+. It is not among the \d+ that are recorded",
+        ),
+        (["--episode", "7/7/7"], "episode=7/7/7 is not among the"),
+        (["--episode", "9" * 5000], "is not among the"),
+        (["--episodes", "--render"], "--render has no effect with --episodes"),
+        (["--episode", "1", "--render"], "this machine has no display"),
+        (["--episode", "1", "--render", "--video", "out.mp4"], "in a window or in a video"),
+        ([], "or a run and --episode NUMBER"),
+    ],
+)
+def test_mistakes_are_refused(
+    words: list[str], says: str, run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["replay", str(run), *words, *(["--trust"] if "--episodes" not in words else [])]) == 2
+    said = capsys.readouterr().err
+    assert re.search(says, said), said
+    assert said.count("\n") == 1
+
+
+def test_code_of_a_run_needs_trust_and_a_run_without_episodes_is_refused(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["replay", str(run), "--episode", "1"]) == 2
+    assert "Add --trust" in capsys.readouterr().err
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "episodes.jsonl").unlink()
+    assert replayed(tmp_path / "run", "--episode", "1") == 2
+    assert "has no recorded episodes. Train with --record-episodes all." in capsys.readouterr().err
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "EPISODES.md"
+
+
+def test_every_command_of_the_page_works(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a short run of another environment. Those that make videos are run where PyAV is installed."""
+    monkeypatch.setattr("pdb.set_trace", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mysim.py").write_text("from worlds.drawn import Drawn as make\n")
+    small = "--num-samplers 2 --num-steps 64 --total-timesteps 128 --progress off"
+    commands = re.findall(
+        r"^dppo (.*)$", "".join(re.findall(r"(?ms)^```sh\n(.*?)^```$", PAGE.read_text())), re.MULTILINE
+    )
+    assert len(commands) == 7
+    for command in commands:
+        if "--video" in command and importlib.util.find_spec("av") is None:
+            continue
+        assert main(f"{command} {small if command.startswith('train') else ''}".split()) == 0, command
+    assert "equal to the last bit." in capsys.readouterr().out
+
+
+def test_debug_stops_before_the_first_step(run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[str] = []
+    monkeypatch.setattr("pdb.set_trace", lambda: stops.append(capsys.readouterr().out))
+    assert replayed(run, "--episode", "1", "--debug") == 0
+    assert stops == [""]
+
+
+@pytest.mark.parametrize(
+    ("differs", "says"),
+    [
+        (
+            "reward",
+            r"Two replays differ first in step 2, in the reward: -?[\d.]+ and -?[\d.]+: the env",
+        ),
+        ("kept", r"Two replays are equal: look for state that earlier episodes leave behind, and for"),
+    ],
+)
+def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
+    differs: str, says: str, tmp_path: Path, capsys: Capture
+) -> None:
+    dppo.train(settings(tmp_path / "run", env_kwargs={"differs": differs}, total_timesteps=64))
+    assert replayed(tmp_path / "run", "--episode", "4") == 1
+    said = capsys.readouterr().out
+    assert "is not the same again. It had return " in said
+    assert re.search(says, said), said
+
+
+def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys: Capture) -> None:
+    bad = {"obs": [float("nan")] * 2, "episodes": [0, 2]}
+    survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+    result = dppo.train(settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive))
+    failed = [one for one in read_episodes(tmp_path / "run") if one.number is None]
+    assert len(failed) == result.incidents["bad_step"] > 0
+    assert main(["replay", str(tmp_path / "run"), "--episodes"]) == 0
+    assert capsys.readouterr().out.count("fault  ") == len(failed)
+    assert replayed(tmp_path / "run", "--episode", failed[0].name) == 0
+    said = capsys.readouterr().out
+    assert f"The fault happens again: worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} " in said
+
+
+# ------------------------------------------------------------------ a stranger's file
+
+
+def forged(run: Path, **changes: Any) -> None:
+    line = json.loads(lines(run).splitlines()[0])
+    line["packed"] |= changes.pop("packed", {})
+    (run / "episodes.jsonl").write_text(json.dumps(line | changes) + "\n")
+
+
+def refuse(run: Path, how: str) -> None:
+    path = run / "episodes.jsonl"
+    path.unlink()
+    if how == "link":
+        path.symlink_to("/etc/passwd")
+    elif how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "words": {"seed": "\x1b[2J", "error": "\x1b[2J"},
+    "a large number": {"length": 10**30},
+    "a long episode": {"length": 10**15},
+    "no actions": {"packed": {"actions": None}},
+    "other bytes": {"packed": {"actions": "AAAA"}},
+    "objects": {"packed": {"dtype": "object"}},
+    "a list": {"packed": {"dtype": []}},
+    "a shape": {"packed": {"shape": [2**62, 2**62]}},
+    "text as a shape": {"packed": {"shape": "\x1b[2J"}},
+    "real numbers": {"packed": {"dtype": "float32", "shape": [2]}},
+    "nan": {"episode_return": None, "number": 1},
+}
+
+
+@pytest.mark.parametrize("how", ["link", "pipe", "large", *FORGED])
+def test_forged_episodes_are_refused_or_skipped(how: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    if how in FORGED:
+        forged(copy, **FORGED[how])
+    else:
+        refuse(copy, how)
+    codes = [main(["replay", str(copy), "--episodes"]), replayed(copy, "--episode", "1")]
+    said = capsys.readouterr()
+    assert codes[1] == (1 if how == "nan" else 2)
+    assert codes[0] == (0 if how in FORGED else 2)
+    assert "\x1b" not in said.out + said.err
+    assert len(said.err.splitlines()) <= 2
+
+
+def test_actions_are_packed_without_a_loss() -> None:
+    for actions in (np.arange(6), np.full((2, 3), 0.1, np.float32), np.empty((0, 2)), np.ones((3, 2))[:, ::2]):
+        packed = json.loads(json.dumps(recorded.packed(actions)))
+        again = RecordedEpisode(0, 0, 0, 0, len(actions), packed).actions()
+        np.testing.assert_array_equal(again, actions)
+        assert again.dtype == actions.dtype

@@ -1,0 +1,114 @@
+"""Videos of episodes, by `dppo eval --video` and `dppo replay --video`, are read back."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_config
+from worlds.drawn import COLORS, Drawn
+
+import dppo
+from dppo.__main__ import main
+from dppo.errors import ConfigError
+from dppo.records.files.episodes import read_episodes
+from dppo.records.video import Video
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("drawn") / "run"
+    sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "hidden_sizes": (4,), "progress": "off"}
+    dppo.train(make_config({"env_id": "worlds.drawn:Drawn", "run_dir": run, **sizes}))
+    return run
+
+
+def decoded(path: Path) -> tuple[Any, list[np.ndarray]]:
+    """Return the stream of a video and its images."""
+    av = pytest.importorskip("av", reason="PyAV is not installed")
+    with av.open(str(path)) as container:
+        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return container.streams.video[0], images
+
+
+def is_color(pixels: np.ndarray, color: np.ndarray) -> bool:
+    return bool(np.abs(pixels.astype(int) - color).max() < 25)  # H.264 is not exact
+
+
+def test_a_replay_is_written_as_a_video_for_browsers(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    episode = max(read_episodes(run), key=lambda one: one.length)
+    path = tmp_path / "out.mp4"
+    assert main(["replay", str(run), "--episode", str(episode.number), "--video", str(path), "--trust"]) == 0
+    said = capsys.readouterr().out
+    assert f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in said
+    stream, images = decoded(path)
+    assert (stream.codec_context.name, stream.codec_context.pix_fmt, float(stream.average_rate)) == (
+        *("h264", "yuv420p", 12.0),
+    )
+    assert [image.shape for image in images] == [(180, 252, 3)] * (episode.length + 1)
+    for image, action in zip(images[1:], episode.actions(), strict=True):
+        assert is_color(image[20:-20, 20:-20], COLORS[action])
+    assert [one.name for one in tmp_path.iterdir()] == ["out.mp4"]
+
+
+def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    path = tmp_path / "out.mp4"
+    env = Drawn(shown="grows", render_mode="rgb_array")
+    found = dppo.evaluate(run, env, 12, seed=3, video=path)
+    assert found.lengths == dppo.evaluate(run, Drawn(), 12, seed=3).lengths
+    stream, images = decoded(path)
+    assert len(images) == max(found.lengths[:9]) + 1
+    height, width = images[0].shape[0] // 3, images[0].shape[1] // 3
+    assert (stream.height, stream.width) == (3 * height, 3 * width)
+    shortest = int(np.argmin(found.lengths[:9]))
+    row, column = shortest // 3 * height, shortest % 3 * width
+    tiles = [image[row : row + height, column : column + width] for image in images]
+    last = found.lengths[shortest]
+    middle = [tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles]
+    assert any(is_color(middle[last], color) for color in COLORS)
+    assert any(is_color(middle[last + 1], color // 2) for color in COLORS)  # it is over
+    assert is_color(tiles[0][:3, :3], np.full(3, 64))  # between the tiles
+
+
+@pytest.mark.parametrize(
+    ("shown", "says"),
+    [
+        (None, r"render\(\) of the environment returned None, not an image"),
+        (np.zeros((4, 4)), r"returned an array float64\[4, 4\], not an image"),
+        ([], r"returned an array float64\[0\], not an image"),
+    ],
+)
+def test_what_is_no_image_is_refused_after_the_reset(shown: Any, says: str, run: Path, tmp_path: Path) -> None:
+    env = Drawn(shown=shown, render_mode="rgb_array")
+    with pytest.raises(ConfigError, match=says):
+        Video(tmp_path / "out.mp4", env).add()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["out.avi"], "video=out.avi: is not the name of a video. Use one such as out.mp4."),
+        (["no/out.mp4"], "no is not a folder that can be written to"),
+        (["out.mp4", "--render"], "an environment is shown in a window or in a video"),
+        (["out.mp4", "--env-id", "worlds.simple:Counting", "--trust"], "video: passes render_mode='rgb_array', but"),
+    ],
+)
+def test_a_video_that_cannot_be_is_refused_up_front(
+    words: list[str], says: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "av" or find(name))
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(run), "--video", *words]) == 2
+    assert says in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "av" else find(name))
+    assert main(["eval", str(run), "--video", "out.mp4"]) == 2
+    assert "video=out.mp4: needs PyAV. Install it: " in capsys.readouterr().err

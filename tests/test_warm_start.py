@@ -1,0 +1,129 @@
+"""`--init-from`: weights of another run where names and shapes agree, listed, and exact through a resume."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_config
+from recorder import Recorder
+
+import dppo
+from dppo.__main__ import main
+from dppo.errors import CheckpointError, ConfigError
+from dppo.records.files import checkpoint as checkpoints
+
+CARTPOLE = {"env_id": "CartPole-v1", "norm_obs": True, "norm_reward": True}
+ACROBOT = CARTPOLE | {"env_id": "Acrobot-v1"}
+SIZES: dict[str, Any] = {
+    "num_samplers": 2,
+    "num_steps": 32,
+    "total_timesteps": 192,
+    "progress": "off",
+    "checkpoint_interval_s": 0,
+}
+SIZES |= {"hidden_sizes": (8, 8), "keep_checkpoints": 9}
+TAKEN = {"policy.0.bias", "policy.2.weight", "policy.2.bias", *(f"value.{n}.bias" for n in (0, 2, 4))}
+TAKEN |= {"value.2.weight", "value.4.weight"}
+Capture = pytest.CaptureFixture[str]
+
+
+def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.Config:
+    return make_config(
+        SIZES | {"hidden_sizes": (8, 8), "keep_checkpoints": 9} | settings | {"run_dir": run_dir} | changes
+    )
+
+
+def first(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return the arrays with which a run has begun."""
+    return checkpoints.load(run_dir / "checkpoints" / "iter_000000.safetensors").arrays
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("source") / "run"
+    dppo.train(config_of(run, CARTPOLE))
+    return run
+
+
+def test_what_fits_is_taken_and_listed(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dppo.train(config_of(tmp_path / "cold", ACROBOT))
+    with caplog.at_level(logging.INFO, "dppo"):
+        dppo.train(config_of(tmp_path / "warm", ACROBOT, init_from=source))
+    there = checkpoints.find(source).checkpoint.arrays["model"]
+    warm, cold = (first(tmp_path / name) for name in ("warm", "cold"))
+    for name, array in warm["model"].items():
+        np.testing.assert_array_equal(array, there[name] if name in TAKEN else cold["model"][name])
+    assert any((warm["model"][name] != cold["model"][name]).any() for name in TAKEN)
+    assert warm["normalizer"]["obs.count"] == 0  # of 4 numbers there, and of 6 here
+    messages = [record.getMessage() for record in caplog.records]
+    listed = {one[2]: one[1] for line in messages if (one := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))}
+    assert {name for name, what in listed.items() if what == "taken"} == TAKEN
+    assert "  not taken: policy.0.weight, 8x6 here and 8x4 there" in messages
+    assert "  not taken: statistics of observations" in messages
+    [summary] = [line for line in messages if line.startswith("Starting with 8 of 12 parameters (")]
+    numbers = sum(there[name].size for name in TAKEN), sum(array.size for array in warm["model"].values())
+    assert "({} of {} numbers)".format(*numbers) in summary
+
+
+def test_statistics_of_alike_observations_are_taken(source: Path, tmp_path: Path) -> None:
+    changes = {"init_from": source, "freeze_norm_after": 0, "activation": "relu"}
+    result = dppo.train(config_of(tmp_path / "run", CARTPOLE, **changes))
+    there = checkpoints.find(source).checkpoint.arrays
+    for arrays in (first(tmp_path / "run"), checkpoints.load(result.checkpoint).arrays):
+        assert arrays["normalizer"]["obs.count"] == there["normalizer"]["obs.count"] > 0
+        np.testing.assert_array_equal(arrays["normalizer"]["obs.mean"], there["normalizer"]["obs.mean"])
+    begun = first(tmp_path / "run")
+    assert begun["normalizer"]["returns.count"] == 0
+    assert all((begun["model"][name] == array).all() for name, array in there["model"].items())
+    assert begun["optimizer"].keys() == there["optimizer"].keys()
+
+
+def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Path) -> None:
+    whole = dppo.train(config_of(tmp_path / "whole", ACROBOT, init_from=source))
+    copy = tmp_path / "copy"
+    copy.symlink_to(source)
+    config = config_of(tmp_path / "run", ACROBOT, init_from=copy)
+    assert dppo.train(config, observers=[Recorder(interrupt_at=1)]).iterations == 1
+    copy.unlink()  # it is not needed again
+    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_learners", [0, 1])
+def test_actors_and_learners_start_with_the_same_weights(
+    num_learners: int, source: Path, tmp_path: Path, ray_session: None
+) -> None:
+    on_ray = {"num_actors": 2, "num_learners": num_learners, "cpus_per_actor": 0.5}
+    runs = [
+        dppo.train(config_of(tmp_path / str(len(more)), ACROBOT, init_from=source, **more)) for more in ({}, on_ray)
+    ]
+    assert len({result.weights_sha256 for result in runs}) == 1
+
+
+def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^init_from=\S+: nothing fits, none of its 12 (?s:.*)8x4 there\n"):
+        dppo.train(config_of(tmp_path / "run", CARTPOLE, hidden_sizes=(9, 9), init_from=source))
+    with pytest.raises(CheckpointError, match="missing: does not exist"):
+        dppo.train(config_of(tmp_path / "run", CARTPOLE, init_from=tmp_path / "missing"))
+    with pytest.raises(ConfigError, match=r"^freeze_norm_after=0: .* has no statistics of these observations"):
+        dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=source, freeze_norm_after=0))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--branch", "new"]])
+def test_it_is_refused_beside_a_resume(more: list[str], source: Path, capsys: Capture) -> None:
+    assert main(["train", "--resume", str(source), "--init-from", str(source), *more]) == 2
+    assert re.search(r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err)
+
+
+def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
+    checkpoint = checkpoints.find(source).checkpoint
+    checkpoint.arrays["model"]["policy.2.weight"] = np.full((8, 8), np.nan, np.float32)
+    checkpoints.save(tmp_path / "bad" / "checkpoints", 1, checkpoint, keep=1, score=None)
+    with pytest.raises(CheckpointError, match="has weights that are not finite"):
+        dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=tmp_path / "bad"))

@@ -1,0 +1,50 @@
+"""An environment that draws itself, and can be one that cannot be played again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+COLORS = np.array([[230, 20, 20], [20, 200, 20], [20, 20, 230]], np.uint8)
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Episodes of 3 to 7 steps, whose observations and rewards depend on the seed and all actions.
+
+    `differs`: "reward", that of step 2 is random; "kept", from step 2 on observations count the earlier episodes of the
+    instance. The image, 15 x 21, has the color of the last action; `shown`: "grows", by a pixel a step, or what else
+    render() returns.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
+
+    def __init__(self, *, differs: str = "", shown: Any = "image", render_mode: str | None = None) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+        self.render_mode, self._differs, self._shown = render_mode, differs, shown
+        self._before, self._step, self._action = -1, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step, self._length, self._before = 0, int(self.np_random.integers(3, 8)), self._before + 1
+        self._state = self.np_random.normal(size=2)
+        return self._state.astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step, self._action = self._step + 1, int(action)
+        self._state = 0.5 * self._state + (1 + self._action) * self.np_random.normal(size=2)
+        reward = float(self._state[0])
+        if self._step == 2:
+            reward += random.random() * (self._differs == "reward")
+            self._state = self._state + self._before * (self._differs == "kept")
+        ends = self._step == self._length
+        return self._state.astype(np.float32), reward, ends and self._length % 2 == 0, ends, {}
+
+    def render(self) -> Any:
+        if not isinstance(self._shown, str):
+            return self._shown
+        more = self._step if self._shown == "grows" else 0
+        return np.full((15 + more, 21 + more, 3), COLORS[self._action])
