@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
-from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -97,8 +95,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
-    play = partial(_make_players, config, player_of(config, spaces, trainers.spec), session, stop, stack)
-    players = None if config.eval_every is None else play(f"{folder.path}/logs")
+    players = _make_players(config, spaces, trainers.spec, session, stop, stack, logs=f"{folder.path}/logs")
     parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line, players)
     if warm is not None:
         parts.learner.initialize(
@@ -153,13 +150,18 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
 
 def _make_players(
     config: Config,
-    player: EpisodePlayer,
+    spaces: Spaces,
+    spec: NetworkSpec,
     session: RaySession | None,
     stop: StopSignals,
     stack: ExitStack,
+    *,
     logs: str,
-) -> InProcessPlayers | RayPlayers:
-    """Return what plays the episodes of evaluations, on actors if the run has any."""
+) -> InProcessPlayers | RayPlayers | None:
+    """Return what plays the episodes of evaluations, on actors if the run has any; None without evaluations."""
+    if config.eval_every is None:
+        return None
+    player = player_of(config, spaces, spec)
     if session is None:
         stack.callback(player.close)
         return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
