@@ -98,9 +98,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     players = _make_players(config, spaces, trainers.spec, session, stop, stack, logs=f"{folder.path}/logs")
     parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line, players)
     if warm is not None:
-        parts.learner.initialize(
-            *warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
-        )
+        taken = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
+        parts.learner.initialize(*taken)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
