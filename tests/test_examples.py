@@ -50,6 +50,7 @@ def no_process_is_left() -> Iterator[set[int]]:
     ("name", "steps", "prints"),
     [
         ("python_api.py", 1024, r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        ("curriculum.py", 1024, r"Result\(.*global_step=1024"),
         ("own_environment.py", 2048, r"Mean return after 2,048 steps: -\d+"),
         ("own_memory.py", 1024, r"The pole stood for \d+ steps\.\nMean return after 1,024 steps: \d+"),
         ("own_network.py", 1024, r"Mean return after 1,024 steps: \d+"),

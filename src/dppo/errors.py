@@ -67,6 +67,8 @@ class EnvFault:
     """NumPy array [step, *A], as sampled: those of the episode, the last of which failed. Fewer unless `complete`."""
     last_obs: str = ""
     """The observation before the step, shortened."""
+    options: dict[str, Any] | None = None
+    """Of the episode's reset."""
 
     @property
     def complete(self) -> bool:

@@ -17,6 +17,7 @@ from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
+from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -57,7 +58,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     progress = progress or ActivityRecord()
     count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
     envs: list[Any] = []
-    make = partial(_made, plan, sampler_id, progress)
+    make, meter = _maker(plan, sampler_id, progress)
     try:
         for env in [*range(count)] * (1 + standby):
             envs.append(make(env))
@@ -83,6 +84,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
         )
         if plan.env.env_state == "auto":
             group.keep_own_states()
+        group.meter = meter
     except BaseException:
         close_all(envs)
         raise
@@ -107,6 +109,17 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
     )
+
+
+def _maker(
+    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord
+) -> tuple[Callable[[int], Any], InfoMeter | None]:
+    """Return a function that makes the environment with an index, and what measures the info of their steps."""
+    make = partial(_made, plan, sampler_id, progress)
+    if not plan.env.info_keys:
+        return make, None
+    meter = InfoMeter(plan.env.info_keys)
+    return lambda env: meter.watch(make(env)), meter
 
 
 def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dppo.envs.checks.faults import (
     user_traceback,
 )
 from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.info import numbers_in
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
@@ -50,15 +52,12 @@ class CheckedEnv:
         self.env, self._index = env, index
         self._checks, self._episode_seed, self._owner, self.masks = checks, episode_seed, owner, masks
         self.pack, self._pack_last, self.episode, self.episode_return, self.length = pack, pack_last, 0, 0.0, 0
+        self.options: dict[str, Any] | None = None  # of the reset of the open episode
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment, and return the observation, reward, terminated, truncated and info.
-
-        Raises:
-            EnvironmentFault: it raised, or returned an invalid result; its `place` is not None.
-        """
+        """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
         try:
             answer: Any = self.env.step(action)
         except BaseException as error:
@@ -83,11 +82,12 @@ class CheckedEnv:
         self.last_obs = seen
         return seen, reward, terminated, truncated, info
 
-    def reset(self, episode: int) -> np.ndarray:
+    def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
-        self.episode, self.episode_return, self.length = episode, 0.0, 0
+        self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
+        more = {} if options is None else {"options": deepcopy(options)}
         try:
-            answer = self.env.reset(seed=self._episode_seed(self._index, episode))
+            answer = self.env.reset(seed=self._episode_seed(self._index, episode), **more)
         except BaseException as error:
             raise self._fault("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -121,7 +121,8 @@ class CheckedEnv:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
         success = info.get("is_success") if isinstance(info, dict) else None
         solved = None if success is None else bool(np.all(success))
-        return Episode(self._index, self.episode, self.episode_return, self.length, solved, end, self.checksum())
+        of = self.checksum(), numbers_in(info), self.options
+        return Episode(self._index, self.episode, self.episode_return, self.length, solved, end, *of)
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
@@ -139,7 +140,8 @@ class CheckedEnv:
     def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
         step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
-        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, last_obs=last_obs)
+        more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
+        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
 
     def _bad(self, phase: str, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))

@@ -1,5 +1,6 @@
 """EnvGroup: the E environments of a sampler, stepped in turn; one that fails is replaced while the others go on."""
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.frames import LifeStack, Lives
+from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.repairs import Repairs
@@ -30,6 +32,8 @@ class EnvGroup:
     """
 
     _states: OwnStates | None = None  # see `keep_own_states`
+    meter: InfoMeter | None = None
+    """Watches the steps of the environments; None if none does."""
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class EnvGroup:
         checked = partial(checked, pack_last=pack if limits else quick)
         self._envs = [checked(env, at % self.num_envs, masks=self._mask_reader(env)) for at, env in enumerate(envs)]
         taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
-        self._reset = taking_turns or (lambda env, episode: self._envs[env].reset(episode))
+        self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
@@ -129,7 +133,7 @@ class EnvGroup:
         """Start an episode; if that fails, the next one."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), episode)
         try:
-            return self._reset(env, episode)
+            return self._reset(env, episode, log.options)
         except EnvironmentFault as error:
             return self._replaced(env, error, log)
 
@@ -140,7 +144,7 @@ class EnvGroup:
             self._remake(env, log)
             try:
                 self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), self._envs[env].episode + 1)
-                return self._reset(env, self._envs[env].episode + 1)
+                return self._reset(env, self._envs[env].episode + 1, log.options)
             except EnvironmentFault as again:
                 error = again
         again_and_again = f"{error.message} The {self._repairs.most_in_a_row} resets before it failed as well."
@@ -186,7 +190,8 @@ class EnvGroup:
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
         """Restore the open episodes that `carry` describes: see `Environments`."""
-        began = time.perf_counter()
+        began, now = time.perf_counter(), log.options
+        then = [None] * self.num_envs if carry.options is None else json.loads(carry.options.tobytes())
         incidents, states = [], [] if self._states is None else self._states.of(carry)
         for env in range(self.num_envs):
             episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
@@ -194,9 +199,11 @@ class EnvGroup:
             if self._states is not None and states:
                 self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), episode)
                 reason = self._states.put(self._envs[env], states[env], carry, env)
-                kind = IncidentKind.REPLAY_MISMATCH
+                kind, self._envs[env].options = IncidentKind.REPLAY_MISMATCH, then[env]
             elif actions:
+                log.options = then[env]
                 kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], log)
+                log.options = now
             if reason:
                 lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
                 incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
@@ -205,13 +212,15 @@ class EnvGroup:
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds
+        if self.meter is not None:
+            self.meter.clear()
         return incidents
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), int(carry.episodes[env]))
         try:
-            self._reset(env, int(carry.episodes[env]))
+            self._reset(env, int(carry.episodes[env]), log.options)
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
             for number, action in enumerate(self._spaces.actions.each(actions)):
                 _, _, terminated, truncated, _ = self._envs[env].step(action)
@@ -235,7 +244,11 @@ class EnvGroup:
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
             "episode_lengths": np.array([one.length for one in self._envs], np.int64),
             "checksums": np.array([one.checksum() for one in self._envs], np.uint32),
+            **({"options": self._options()} if any(one.options for one in self._envs) else {}),
         }
+
+    def _options(self) -> np.ndarray:
+        return np.frombuffer(json.dumps([one.options for one in self._envs]).encode(), np.uint8)
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

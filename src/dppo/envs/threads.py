@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import deepcopy
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -76,7 +77,7 @@ class EnvThread:
         """Make the environment, or raise the exception of its constructor; `name` it in messages."""
         self._worker = Worker(name)
         self._making = self._worker.begin(make)
-        self._resets: dict[int, Future[Any]] = {}  # begun, by their seeds
+        self._resets: dict[str, Future[Any]] = {}  # begun, by their arguments
         try:
             self.env = result_of(self._making)
         except BaseException:  # also Ctrl-C, while the thread goes on
@@ -87,15 +88,15 @@ class EnvThread:
         """Return the result of a step."""
         return result_of(self._worker.begin(partial(self.env.step, action)))
 
-    def begin_reset(self, seed: int) -> None:
-        """Begin a reset, of which the next `reset` with this seed returns the result."""
-        if seed not in self._resets:
-            self._resets = {seed: self._worker.begin(partial(self.env.reset, seed=seed))}
+    def begin_reset(self, **arguments: Any) -> None:
+        """Begin a reset, of which the next `reset` with these arguments returns the result."""
+        if str(arguments) not in self._resets:
+            self._resets = {str(arguments): self._worker.begin(partial(self.env.reset, **arguments))}
 
-    def reset(self, *, seed: int) -> Any:
+    def reset(self, **arguments: Any) -> Any:
         """Return the result of a reset."""
-        self.begin_reset(seed)
-        return result_of(self._resets.pop(seed))
+        self.begin_reset(**arguments)
+        return result_of(self._resets.pop(str(arguments)))
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Return the result of a function of the environment, which its thread calls."""
@@ -123,12 +124,13 @@ class Standby:
         self._spares = [deque(envs[slots + slot :: slots]) for slot in range(slots)]
         del envs[slots:]
 
-    def reset(self, slot: int, episode: int) -> np.ndarray:
+    def reset(self, slot: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
         spares, before = self._spares[slot], self._playing[slot]
         spares.append(before)
         playing = self._playing[slot] = spares.popleft()
         playing.pack = before.pack
         for later, spare in enumerate(spares, episode + 1):
-            spare.env.begin_reset(self._episode_seed(slot, later))
-        return playing.reset(episode)
+            more = {} if options is None else {"options": deepcopy(options)}
+            spare.env.begin_reset(seed=self._episode_seed(slot, later), **more)
+        return playing.reset(episode, options)

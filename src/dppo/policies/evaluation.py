@@ -2,32 +2,27 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from dppo import streams
 from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
-from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
+from dppo.envs.checks.faults import constructor_fault
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
-from dppo.envs.masks import MaskReader, MaskSetting
-from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, counted
+from dppo.errors import CheckpointError, ConfigError, DppoError, counted
 from dppo.log import logger
-from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
+from dppo.policies.playing import Playing
+from dppo.policies.policy import Policy, model_name, policy_from, read
+from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.result import Evaluation, Result
 from dppo.records.video import Video, check_video
-from dppo.spaces.spaces import holds_float64
-from dppo.streams import Stream
-from dppo.user_code import import_path, in_a_line
+from dppo.user_code import import_path
 
 REPORT_EVERY_S = 5.0
 
@@ -75,7 +70,7 @@ def evaluate(
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
     made = player.make("human" if render else "rgb_array" if video else None)
     try:
-        _check_spaces(player.policy, made, player.env_name)
+        playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
         logger.info(
             "%s, policy after %s, %s, %s",
             player.env_name,
@@ -84,11 +79,17 @@ def evaluate(
             counted(episodes, "episode"),
         )
         film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
-        playing = _Playing(player, made, seed, deterministic, episodes, film)
+        played, reported = list[Episode](), time.monotonic()
         for episode in range(episodes):
-            playing.play(episode)
+            for so_far in playing.play(episode):
+                film.add(episode)
+                if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
+                    reported = time.monotonic()
+                    _report(so_far, played, episodes)
+            played.append(so_far)
         film.write()
-        return Evaluation(player.env_name, tuple(playing.returns), tuple(playing.lengths))
+        returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
+        return Evaluation(player.env_name, returns, lengths)
     finally:
         if not _is_made(player.env):
             close_all([made])
@@ -187,75 +188,8 @@ def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:
     return {"wrappers": flattened(settings).get("wrappers", ()) if isinstance(settings, dict) else ()}
 
 
-def _check_spaces(policy: Policy, env: Any, env_name: str) -> None:
-    """Refuse an environment that the policy was not trained for."""
-    trained = policy.spaces
-    setting: MaskSetting = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
-    obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
-    found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
-    if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
-        raise CheckpointError(
-            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
-            f"environment of the run."
-        )
-
-
-@dataclass(slots=True)
-class _Playing:
-    """Plays episodes one after the other, and reports progress every few seconds."""
-
-    player: _Player
-    env: Any
-    seed: int
-    deterministic: bool
-    episodes: int
-    film: Video
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    reported: float = field(default_factory=time.monotonic)
-
-    def play(self, episode: int) -> None:
-        policy, spaces = self.player.policy, self.player.policy.spaces
-        masks = MaskReader(self.env, spaces) if spaces.mask in ("method", "info") else None
-        generator = None if self.deterministic else streams.generator(self.seed, Stream.EVALUATION, episode)
-        seed = streams.integer(self.seed, Stream.EVALUATION, episode)
-        where = f"of episode {episode} (seed {seed})"
-        episode_return, length, done, state = 0.0, 0, False, None
-        obs, info = self._call(f"reset {where}", self.env.reset, seed=seed)
-        mask = self._mask(masks, f"reset {where}", info)
-        self.film.add(episode)
-        while not done:
-            action = policy.act(obs, state, action_mask=mask, generator=generator)
-            if policy.state_size:
-                action, state = action
-            step = f"step {length} {where}"
-            obs, reward, terminated, truncated, info = self._call(step, self.env.step, action)
-            episode_return += float(reward)
-            length += 1
-            done = terminated or truncated
-            mask = None if done else self._mask(masks, step, info)
-            self.film.add(episode)
-            self._report(length, episode_return)
-        self.returns.append(episode_return)
-        self.lengths.append(length)
-
-    def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
-        try:
-            return None if masks is None else masks.read(info)
-        except BadResult as error:
-            raise EnvironmentFault(f"{self.player.env_name}: {where} returned {error}.") from None
-
-    def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            fault = f"{self.player.env_name}: {where} raised {in_a_line(error)}"
-            raise EnvironmentFault(fault, user_traceback(error)) from None
-
-    def _report(self, length: int, episode_return: float) -> None:
-        if time.monotonic() - self.reported < REPORT_EVERY_S:
-            return
-        self.reported = time.monotonic()
-        mean = f", mean return {fmean(self.returns):.1f}" if self.returns else ""
-        played = f"{len(self.returns)} of {self.episodes} episodes{mean}"
-        logger.info("%s; the current one: %s, return %.1f so far", played, counted(length, "step"), episode_return)
+def _report(episode: Episode, before: list[Episode], episodes: int) -> None:
+    mean = f", mean return {fmean(one.episode_return for one in before):.1f}" if before else ""
+    played = f"{len(before)} of {episodes} episodes{mean}"
+    so_far = f"{counted(episode.length, 'step')}, return {episode.episode_return:.1f} so far"
+    logger.info("%s; the current one: %s", played, so_far)

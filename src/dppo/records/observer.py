@@ -1,16 +1,43 @@
 """The hooks of a run: displays, files, experiment trackers, early stopping and pruning are observers."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dppo.config import Config
+from dppo.errors import CheckpointError, ConfigError
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
 from dppo.records.result import Result
 
 PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
+
+
+class EnvOptions:
+    """The options with which environments are reset, as observers change them."""
+
+    def __init__(self, restored: Any = None, *, resumed: bool = False) -> None:
+        """Begin with those of the run that is resumed; raise CheckpointError if `restored` is not such."""
+        if restored is not None and not isinstance(restored, dict):
+            raise CheckpointError(f"env_options={restored!r} in the checkpoint: not options of environments.")
+        self.now: dict[str, Any] | None = restored
+        self._ignore = resumed
+
+    def begin(self) -> None:
+        """Note that the run has started."""
+        self._ignore = False
+
+    def set(self, options: dict[str, Any]) -> None:
+        """Do `RunInfo.set_env`."""
+        try:
+            options = json.loads(json.dumps(options, allow_nan=False))  # as a checkpoint holds them
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts.") from None
+        if not self._ignore:
+            self.now = {**(self.now or {}), **options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +54,25 @@ class RunInfo:
     """Env steps of the whole run, from its start to its end."""
     resumed_at: int | None
     """Iterations finished before this call; None for a new run."""
+    options: EnvOptions = field(default_factory=EnvOptions, repr=False, compare=False)
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """The options that `set_env` has set, also before the run was resumed."""
+        return dict(self.options.now or {})
+
+    def set_env(self, **options: Any) -> None:
+        """Change options of the environments: from then on, each new episode starts with reset(seed, options=...).
+
+        Called after iteration k, it takes effect with the policy after iteration k + 1, so in iteration k + 2, or
+        k + 2 + K with a policy lag of K: it depends on the iteration alone. Called in `on_start`, it sets the options
+        of the first episodes; of a run that is resumed, it is ignored, because the checkpoint has the options. Options
+        that are not named stay as they are. Open episodes go on, and are rebuilt, with those that they started with.
+
+        Raises:
+            ConfigError: a value is not JSON.
+        """
+        self.options.set(options)
 
 
 class Observer:

@@ -30,6 +30,7 @@ from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
+from dppo.run.evaluations import InProcessPlayers, player_of
 from dppo.run.learner import PPOLearner
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
@@ -37,6 +38,7 @@ from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
+    from dppo.cluster.evaluating import RayPlayers
     from dppo.cluster.learning.trainers import Trainers
     from dppo.cluster.ray.session import RaySession
 
@@ -57,6 +59,8 @@ class Parts:
     """K of the updates."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
+    players: InProcessPlayers | RayPlayers | None = None
+    """Plays the episodes of evaluations; None without evaluations."""
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -91,10 +95,11 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
-    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line)
+    players = _make_players(config, spaces, trainers.spec, session, stop, stack, logs=f"{folder.path}/logs")
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line, players)
     if warm is not None:
-        frozen = config.freeze_norm_after == 0
-        parts.learner.initialize(*warm_start(trainers, statistics, warm, model["obs"], frozen=frozen))
+        taken = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
+        parts.learner.initialize(*taken)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -131,15 +136,41 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
-    session = RaySession(
-        actors, config.learners, store_bytes=store_bytes, notify=logger.warning, env_threads=config.env_threads
-    )
+    evaluators = config.eval_actors if config.eval_every else 0
+    more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
+    session = RaySession(actors, config.learners, evaluators, store_bytes=store_bytes, **more)
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
     if variables and not session.started_here:  # else it has inherited them, and its first processes exist already
         session.options = {"runtime_env": {"env_vars": variables}}
     return session
+
+
+def _make_players(
+    config: Config,
+    spaces: Spaces,
+    spec: NetworkSpec,
+    session: RaySession | None,
+    stop: StopSignals,
+    stack: ExitStack,
+    *,
+    logs: str,
+) -> InProcessPlayers | RayPlayers | None:
+    """Return what plays the episodes of evaluations, on actors if the run has any; None without evaluations."""
+    if config.eval_every is None:
+        return None
+    player = player_of(config, spaces, spec)
+    if session is None:
+        stack.callback(player.close)
+        return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
+    from dppo.cluster.evaluating import RayPlayers
+
+    of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": logs}
+    of |= {"timeout_s": config.eval_timeout_s, **session.options}
+    players = RayPlayers(player, session.demand.actor, **of)
+    stack.callback(players.close)
+    return players
 
 
 def most_parameters(config: Config) -> int:

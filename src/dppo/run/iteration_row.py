@@ -1,9 +1,11 @@
 """The metrics of one iteration, for metrics.jsonl, TensorBoard and the panel."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import Any
 
+from dppo.log import logger
 from dppo.ppo.exchange.records import Episode, Timings
 from dppo.run.learner import Iteration, PPOLearner
 
@@ -13,12 +15,7 @@ MOST_ACTORS = 64  # whose memory is in a row
 def iteration_row(
     iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return one flat row of metrics. Times are in seconds; docs/METRICS.md describes the keys.
-
-    Args:
-        learner: in its state after the iteration.
-        of_call: metrics that count from the call of `train`.
-    """
+    """Return one flat row of metrics, which docs/METRICS.md describes; `of_call` count from the call of `train`."""
     collected, recent = iteration.collected, learner.recent
     steps = sum(report.steps for report in collected.reports)
     row: dict[str, float] = {
@@ -45,6 +42,29 @@ def iteration_row(
     row |= {f"actors/memory_gb/{of.actor}": of.memory / 1e9 for of in collected.timings[:MOST_ACTORS] if of.memory}
     row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
     return row | {f"faults/{name}": count for name, count in learner.env_faults.counts.items()}
+
+
+class MeasuredRow:
+    """Adds the numbers that `info_keys` names to the rows, merged in the order of samplers."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys, self._missing = keys, set(keys)
+
+    def __call__(self, iteration: Iteration, learner: PPOLearner, *more: Any) -> dict[str, float]:
+        """Do `iteration_row`; log once which keys have not been seen when the first episodes have ended."""
+        row = iteration_row(iteration, learner, *more)
+        for key in self._keys:
+            found = [report.info[key] for report in iteration.collected.reports if key in report.info]
+            if found:
+                counts, sums, lows, highs = zip(*found, strict=True)
+                row |= {f"info/{key}": sum(sums) / sum(counts), f"info/{key}_min": min(lows)}
+                row[f"info/{key}_max"] = max(highs)
+                self._missing.discard(key)
+        if self._missing and learner.recent:
+            names, self._missing = " ".join(sorted(self._missing)), set()
+            known = ", ".join(sorted(learner.recent[-1].info)) or "none"
+            logger.warning("info_keys=%s: not a number in any info so far; the last one had %s", names, known)
+        return row
 
 
 def mean_return(recent: Collection[Episode]) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,8 @@ class PPOLearner:
         self._statistics = statistics
         self.env_faults = EnvFaults(ledger)  # without a limit
         self._lag = policy_lag
+        self.env_options: Callable[[], dict[str, Any] | None] = lambda: None
+        """Returns the options for resets under the policies to come: see `RunInfo.set_env`."""
         self._value_scale: ValueScale | None = None
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         # The policy that collects a segment, and its statistics, by the index of the segment from the current one on.
@@ -175,7 +177,16 @@ class PPOLearner:
 
     def snapshot(self) -> PolicySnapshot:
         """Return a copy of the current policy for samplers."""
-        return PolicySnapshot(self.iteration, self._trainers.weights(), self._statistics.obs_scale(), self._value_scale)
+        weights, scale = self._trainers.weights(), self._statistics.obs_scale()
+        return PolicySnapshot(self.iteration, weights, scale, self._value_scale, self.env_options())
+
+    def policy_in(self, arrays: dict[str, dict[str, np.ndarray]], version: int) -> PolicySnapshot:
+        """Return the policy of a checkpoint of this run, to act with."""
+        weights, statistics = (
+            self._trainers.spec.flatten(arrays["model"]),
+            self._statistics.loaded(arrays["normalizer"]),
+        )
+        return PolicySnapshot(version, weights, statistics.obs_scale())
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all weights."""
@@ -198,9 +209,15 @@ class PPOLearner:
             "incidents": dict(self.incidents),
             "env_faults": dict(self.env_faults.counts),
         }
+        current = [policy for policy, _ in self._acting.values() if policy.version == self.iteration]
+        if (options := self.env_options()) is not None:
+            values["env_options"] = options
+            values["options_current"] = current[0].env_options if current else options
         for index, (policy, statistics) in self._acting.items():
             if policy.version != self.iteration:  # else it is the current one
                 name = _in_flight(index - self.iteration)
+                if policy.env_options is not None:
+                    values[f"options_{name}"] = policy.env_options
                 arrays[name] = {"weights": policy.weights} | statistics.arrays()
                 values[f"version_{name}"] = policy.version
                 if policy.value_scale is not None:
@@ -245,8 +262,12 @@ class PPOLearner:
                 value_scale = None if scale is None else ValueScale(*scale)
                 version, weights = values[f"version_{name}"], arrays[name]["weights"]
                 self._trainers.spec.unflatten(weights)  # which raises if they do not fit
-                policy = PolicySnapshot(version, weights, statistics.obs_scale(), value_scale)
+                options = values.get(f"options_{name}")
+                policy = PolicySnapshot(version, weights, statistics.obs_scale(), value_scale, options)
                 self._acting[self.iteration + ahead] = policy, statistics
+        current = replace(self.snapshot(), env_options=values.get("options_current")), self._statistics
+        for index in range(self.iteration, self.iteration + self._lag + 1):
+            self._acting.setdefault(index, current)
 
 
 def _in_flight(ahead: int) -> str:

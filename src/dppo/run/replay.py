@@ -100,7 +100,7 @@ class _Again:
 
     def steps(self) -> Iterator[tuple[int, float, bool]]:
         """Play; yield a checksum of each observation, the reward before it, and whether the episode is over."""
-        self._one.reset(self._of.episode)
+        self._one.reset(self._of.episode, self._of.options)
         yield zlib.crc32(self._one.last_obs.tobytes()), 0.0, False
         for action in self._actions:
             _, reward, terminated, truncated, _ = self._one.step(action)
@@ -188,7 +188,8 @@ def _read(folder: Path) -> RecordedEpisode:
         values = json.loads(read_file(folder / FILE, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
         place, actions = {name: int(values[name]) for name in INTEGERS[:4]}, np.array(values["actions"], dtype)
-        return RecordedEpisode(**place, length=len(actions), packed=packed(actions), error="a fault")
+        more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
+        return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
         which = "Pass a folder such as runs/NAME/incidents/001, or a run and `episode=NUMBER`."

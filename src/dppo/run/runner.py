@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from dppo.config import Config, resolved
@@ -25,13 +26,15 @@ from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
+from dppo.records.metrics.tracking import trackers
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import Observer, Observers, RunInfo
+from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal import make_display
 from dppo.run.building import Parts, build
-from dppo.run.iteration_row import iteration_row, mean_return
+from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
+from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
@@ -75,7 +78,7 @@ def train(
     check_layers(config)
     if config.model is not None:
         model_class(config.model)
-    watching = Observers(make_display(config.progress), observers)
+    watching = Observers(make_display(config.progress), [*observers, *trackers(config)])
     with ExitStack() as stack:
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
@@ -83,10 +86,12 @@ def train(
                 actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
                 waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
                 watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
-                watching.prepare(_described(config, folder), waiting)
+                watching.prepare(run := _described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
+                parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
+                run.options.begin()
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -110,6 +115,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
         resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
+        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, resumed=start is not None),
     )
 
 
@@ -131,6 +137,8 @@ class _Run:
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
         self.time_split = words.TimeSplit()
+        self.row_of = MeasuredRow(config.info_keys) if config.info_keys else iteration_row
+        self.evaluations: Evaluations | None = None
 
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
@@ -140,6 +148,9 @@ class _Run:
             resumed_at = self.resumed_at if self.folder.start else None
             metrics = MetricsWriter(self.folder.path, resumed_at)
             self.flushed.append(metrics)
+            if self.parts.players is not None:
+                run = EvaluatedRun(self.folder, self.watching, stop, self)
+                self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
             self.watching.add_file(metrics)
             self.watching.add_file(TensorBoard(self.folder.path, metrics.last_step + 1))
             for name in (TRACE, EPISODES):
@@ -155,6 +166,8 @@ class _Run:
             self.watching.add_file(LearningNotes(self.config, actions, rows))
             self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
             stopped_by = self._iterate(stop)
+            if self.evaluations is not None and self.evaluations.finish():
+                self.saved_iteration = -1  # write the checkpoint with the results
             self._save(last=True)
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
@@ -188,7 +201,7 @@ class _Run:
         iteration_s, self.ended = iteration.ended - self.ended, iteration.ended
         of_call = {"time/wall_s": self.ended - self.began, "time/training_s": self.ended - self.training_began}
         of_call["charts/SPS"] = (self.learner.global_step - self.steps_before) / of_call["time/training_s"]
-        row = iteration_row(iteration, self.learner, iteration_s, of_call)
+        row = self.row_of(iteration, self.learner, iteration_s, of_call)
         if iteration.number > self.resumed_at + 1:
             self.time_split = self.time_split.plus(row)
         self.reports = iteration.collected.reports
@@ -220,6 +233,9 @@ class _Run:
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
         }
+        evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
+        evaluations = evaluations if self.evaluations is None else self.evaluations.state()
+        state |= {} if evaluations is None else {"evaluations": evaluations}
         score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(
             self.folder.path / checkpoints.FOLDER,
@@ -227,6 +243,7 @@ class _Run:
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
+            chosen=chosen_of(evaluations),
             make_room=last,
         )
         self.save_failed = False
@@ -278,5 +295,5 @@ class _Run:
             wrapper_names=self.config.wrapper_names,
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
-            notes=tuple(self.parts.collector.notes()),
+            notes=(*(self.evaluations.notes() if self.evaluations else ()), *self.parts.collector.notes()),
         )

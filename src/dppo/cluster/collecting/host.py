@@ -15,7 +15,7 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
+from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
@@ -34,6 +34,7 @@ class SamplerHost:
         self._progress = progress
         self._samplers: dict[int, BuiltSampler] = {}
         self._next: dict[int, int] = {}  # index of each sampler's next segment, unless it is rebuilt
+        self._collected = self._measured if plan.env.info_keys else collect_together
 
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
@@ -41,22 +42,28 @@ class SamplerHost:
         return self._sampler(sampler_id).spaces
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
-        """Collect all requested segments, with all samplers acting together; `spaces` as in `Question`.
-
-        Raises:
-            EnvironmentFault: an environment failed, or has other spaces.
-        """
+        """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
         began = time.perf_counter()
         rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
         self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
         samplers = [self._ready(request) for request in requests]
         if spaces is not None:
             self._check_spaces(requests, spaces)
-        made = collect_together(samplers, requests, policy)
+        made = self._collected(samplers, requests, policy)
         env_s = sum(report.env_s for report, _ in made)
         replayed, replay_s = self._progress.look().replayed, self._progress.replay_s
         self._progress.enter(place_of(Phase.IDLE))
         return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
+
+    def _measured(
+        self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], policy: PolicySnapshot
+    ) -> list[tuple[SegmentReport, Segment]]:
+        """Do `collect_together`, and add to the reports what was measured."""
+        made = collect_together(samplers, requests, policy)
+        meters = [self._sampler(request.sampler_id).envs.meter for request in requests]
+        return [
+            (replace(own, info=meter.take() if meter else {}), s) for (own, s), meter in zip(made, meters, strict=True)
+        ]
 
     def close(self) -> None:
         """Close all environments; wait for threads for a few seconds at most."""

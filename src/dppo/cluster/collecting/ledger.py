@@ -1,5 +1,6 @@
 """ReplayLedger: the data from which every sampler can be rebuilt. Pure: no Ray, no clock."""
 
+import json
 import math
 from dataclasses import fields
 from typing import NamedTuple
@@ -111,6 +112,9 @@ class ReplayLedger:
                 states = moment.carry.states
                 fits &= states is None or list(map(type, unpacked(states.tobytes()))) == envs * [bytes]
                 fits &= {np.dtype((one.dtype, one.shape[1:])) for one in map(_in_one, moment.actions)} == {action}
+            if moment is not None and moment.carry.options is not None:
+                options = json.loads(moment.carry.options.tobytes())
+                fits &= len(options) == envs and all(one is None or isinstance(one, dict) for one in options)
             if not fits:
                 raise ValueError(f"the state of sampler {sampler} is missing or does not fit")
 

@@ -78,7 +78,7 @@ class RayTransport:
             ) from None
         # Threads take up the next question while others are at this one; `close` is not to wait for any.
         options["max_concurrency"] = plan.sampling.lag + 2 if plan.sampling.env_threads else None
-        self._actor_classes = [_actor_class(group, options) for group in demand.groups]
+        self._actor_classes = [actor_class(PPOActor, group, options) for group in demand.groups]
         self._demand, self._groups = demand, dict[Process, int]()
         self._keep_gpus, self._by_reference, self._room = "GPU" in demand.actor, by_reference, room
         self._handles, self._calls = dict[Process, Any](), dict[ObjectRef[Any], _Call]()
@@ -246,9 +246,9 @@ class RayTransport:
         within(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
 
 
-def _actor_class(resources: Mapping[str, float], options: dict[str, Any]) -> Any:
-    """Return the class of actors that take these resources."""
-    return ray.remote(PPOActor).options(
+def actor_class(kind: type, resources: Mapping[str, float], options: dict[str, Any]) -> Any:
+    """Return the class of actors of this kind that take these resources."""
+    return ray.remote(kind).options(
         num_cpus=resources["CPU"],
         num_gpus=resources.get("GPU", 0),
         resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},

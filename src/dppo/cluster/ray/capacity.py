@@ -28,6 +28,8 @@ class Demand:
     """0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest."""
     others: tuple[dict[str, float], ...] = ()
     """Alternatives to the resources of `actor`."""
+    evaluators: int = 0
+    """Further actors, which take the resources of `actor`."""
 
     @property
     def groups(self) -> tuple[dict[str, float], ...]:
@@ -37,7 +39,8 @@ class Demand:
     def total(self) -> dict[str, float]:
         """Return the sum of the resources of all processes."""
         total = {
-            name: self.num_actors * self.actor.get(name, 0.0) + self.num_learners * self.learner.get(name, 0.0)
+            name: (self.num_actors + self.evaluators) * self.actor.get(name, 0.0)
+            + self.num_learners * self.learner.get(name, 0.0)
             for name in self.actor | self.learner
         }
         return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
@@ -70,8 +73,8 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
 
 
 def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
-    """Return the number of actors that fit the nodes beside the learners."""
-    return sum(rooms_for(nodes, demand))
+    """Return the number of actors that fit the nodes beside the learners and those of evaluations."""
+    return max(0, sum(rooms_for(nodes, demand)) - demand.evaluators)
 
 
 def in_words(*groups: dict[str, float]) -> str:
@@ -87,7 +90,7 @@ def in_words(*groups: dict[str, float]) -> str:
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
     """Return the demand with as many actors as this machine has room for."""
     cores = usable_cores()
-    here = {name: demand.most_actors * amount for name, amount in demand.actor.items()}
+    here = {name: (demand.most_actors + demand.evaluators) * amount for name, amount in demand.actor.items()}
     here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
     number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
     notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")

@@ -40,15 +40,16 @@ class RaySession:
     """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
 
     def __init__(
-        self, actors: Actors, learners: Learners, *, store_bytes: int, notify: Callable[[str], None], **more: bool
-    ) -> None:
+        self, actors: Actors, learners: Learners, evaluators: int = 0, *, store_bytes: int,
+        notify: Callable[[str], None], **more: bool,
+    ) -> None:  # fmt: skip
         """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
 
         Raises:
             ClusterError: Ray cannot be reached or started.
             ConfigError: the cluster or this machine has no room for the processes, or another Ray is in use already.
         """
-        demand, address, dashboard = demand_of(actors, learners), actors.address, actors.dashboard
+        demand, address, dashboard = demand_of(actors, learners, evaluators), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
         source, cluster = wanted_cluster(address) if self._ours else ("address", address)
         self.started_here = started_here = self._ours and cluster is None
@@ -64,8 +65,7 @@ class RaySession:
             _connect(ray, source, cluster, dashboard)
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
         self.check = self._watch.check
-        self.room: Room | None = None
-        """For actors that join and leave."""
+        self.room: Room | None = None  # for actors that join and leave
         if not started_here:
             try:
                 if demand.most_actors:
@@ -92,7 +92,7 @@ class RaySession:
             forget_private_token()
 
 
-def demand_of(actors: Actors, learners: Learners) -> Demand:
+def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:
     """Return the processes of these settings, and the resources that each takes from Ray."""
     fewest, most = actors.actor_bounds
     of_actor = {"CPU": actors.cpus_per_actor}
@@ -102,7 +102,8 @@ def demand_of(actors: Actors, learners: Learners) -> Demand:
         of_actor[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
     first, *others = [of_actor | group for group in actors.resource_groups]
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
-    return Demand(fewest, first, learners.num_learners, of_learner, most if actors.elastic else 0, tuple(others))
+    elastic = most if actors.elastic else 0
+    return Demand(fewest, first, learners.num_learners, of_learner, elastic, tuple(others), evaluators)
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:

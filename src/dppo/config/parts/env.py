@@ -91,6 +91,12 @@ class Env:
         branch=False,
     )
 
+    info_keys: tuple[str, ...] = setting(
+        (),
+        "Numbers in the info of env steps to report: the mean, least and largest value of each in an iteration.",
+        resume="free",
+    )
+
     action_repeat: int = setting(
         1,
         "Times that each action is repeated in one env step, which returns the sum of the rewards and the last "

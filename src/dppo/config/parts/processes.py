@@ -183,6 +183,31 @@ class Run:
     keep_checkpoints: int = setting(
         3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
     )
+    eval_every: int | None = setting(
+        None,
+        "Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The "
+        "checkpoint of the best evaluation is kept as the best one. none: never.",
+        **FREE,
+    )
+    eval_episodes: int = setting(20, "Episodes of an evaluation; their seeds are the same each time.", **FREE)
+    eval_stochastic: bool = setting(
+        False, "Sample actions in evaluations, as in training, instead of taking the most likely ones.", resume="free"
+    )
+    eval_env_kwargs: dict[str, Any] = setting(
+        {}, "Keyword arguments of the environment in evaluations, in addition to env_kwargs, as JSON.", resume="free"
+    )
+    eval_actors: int = setting(
+        1,
+        "Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations "
+        "take turns with training.",
+        **FREE,
+    )
+    eval_timeout_s: float = setting(
+        1800.0,
+        "Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is "
+        "left out. An actor that does not answer is replaced, and plays the episode once more.",
+        **FREE,
+    )
     record_episodes: str = setting(
         "all",
         "Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, "
@@ -201,6 +226,12 @@ class Run:
         "portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; "
         "strict: equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU.",
         resume="close",
+    )
+    track: tuple[Literal["wandb", "mlflow"], ...] = setting(
+        (),
+        "Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by "
+        "their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.",
+        resume="free",
     )
     progress: Literal["auto", "live", "plain", "off"] = setting(
         "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"

@@ -130,7 +130,8 @@ class _Collection:
         steps, envs, distribution = first.num_steps, first.envs, first.agent.distribution
         rows, dtype = (len(samplers), steps, envs.num_envs), first.agent.spec.dtype
         self._actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
-        self.logs = [EnvLog(index=one.index, actions=own) for one, own in zip(requests, self._actions, strict=True)]
+        options = snapshot.env_options
+        self.logs = [EnvLog(one.index, own, options) for one, own in zip(requests, self._actions, strict=True)]
         self.incidents = [
             sampler.begin(request.rebuild, log) if request.rebuild is not None or sampler.obs is None else []
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
+    env_options: dict[str, Any] | None = None  # for the resets of environments meanwhile: see `RunInfo.set_env`
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ class Episode:
     """Env steps."""
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
-    end: int = field(default=0, compare=False)
-    """Steps of its last segment up to its end."""
-    checksum: int = field(default=0, compare=False)
-    """Checksum of its last observation and its return, to verify a replay."""
+    end: int = field(default=0, compare=False)  # steps of its last segment up to its end
+    checksum: int = field(default=0, compare=False)  # of its last observation and its return, to verify a replay
+    info: dict[str, float] = field(default_factory=dict)  # all finite numbers in that of the last step, by name
+    options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
 
 
 class IncidentKind(str, Enum):
@@ -155,6 +156,7 @@ class IncidentKind(str, Enum):
     LEARNERS_REBUILT = "learners_rebuilt"
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    EVALUATION_FAULT = "evaluation_fault"
 
     def __str__(self) -> str:
         return self.value
@@ -211,6 +213,7 @@ class SamplerCarry(ReadOnly):
     """State of the policy's memory; None without memory."""
     states: UInt8[np.ndarray, " bytes"] | None = None
     """The environments' own states, packed; None if these have none."""
+    options: UInt8[np.ndarray, " bytes"] | None = None  # JSON: a list, those of the resets of the open episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +277,24 @@ class SegmentReport(ReadOnly):
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
-    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
-    """For each of `episodes`, [n, *A]: its actions in this segment."""
+    info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    """Of all env steps, by the names of `info_keys`: how many values, their sum, the least and the largest."""
+    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()  # of each of `episodes`, in this segment
 
 
 @dataclass(slots=True)
 class EnvLog:
     """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
 
+    index: int = 0  # of the segment
+    actions: np.ndarray | None = None
+    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
+    options: dict[str, Any] | None = None  # for the resets of this segment
     episodes: list[Episode] = field(default_factory=list)
     """In the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
     seconds: float = 0.0
-    index: int = 0
-    """Of the segment."""
     step: int = 0
     """Steps of this segment that each environment has finished."""
-    actions: np.ndarray | None = None
-    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""

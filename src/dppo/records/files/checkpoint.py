@@ -10,11 +10,11 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,15 +67,32 @@ class _Entry:
     problem: str = ""
 
 
+class Chosen(NamedTuple):
+    """The checkpoints that evaluations need, by iteration."""
+
+    waiting: Collection[int]
+    """Those that are being evaluated."""
+    score: float | None = None
+    """Of the best one; None if there is none yet."""
+    best: int | None = None
+
+
 def file_name(iteration: int) -> str:
     """Return the name of the checkpoint after so many iterations."""
     return f"iter_{iteration:06d}{sealed.SUFFIX}"
 
 
 def save(
-    folder: Path, iteration: int, checkpoint: Checkpoint, *, keep: int, score: float | None, make_room: bool = False
+    folder: Path,
+    iteration: int,
+    checkpoint: Checkpoint,
+    *,
+    keep: int,
+    score: float | None,
+    chosen: Chosen | None = None,
+    make_room: bool = False,
 ) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`.
+    """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`, or those `chosen`.
 
     If the disk is full, `make_room` deletes older ones for it, but not the newest and the best. Waits for the disk: the
     file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which exists if the run was
@@ -92,16 +109,16 @@ def save(
         disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
         if make_room and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            current, best = _current(folder)
-            if old := [entry.path for entry in current[1:] if entry is not best][-1:]:
+            current, kept, _ = _current(folder, chosen)
+            if old := [entry.path for entry in current[1:] if entry not in kept][-1:]:
                 logger.warning("%s: deleted to make room for the last checkpoint on a full disk", *old)
                 disk.DISK.remove(*old)
-                return save(folder, iteration, checkpoint, keep=keep, score=score, make_room=True)
+                return save(folder, iteration, checkpoint, keep=keep, score=score, chosen=chosen, make_room=True)
         raise CheckpointNotWritten(
             f"{path}: the checkpoint could not be written: {disk.cause(error)}\n"
             f"Earlier checkpoints are untouched. {disk.remedy(error)}"
         ) from error
-    _rotate(folder, keep)
+    _rotate(folder, keep, chosen)
     return path
 
 
@@ -208,20 +225,25 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
-def _current(folder: Path) -> tuple[list[_Entry], _Entry | None]:
-    """Return the checkpoints in `folder` whose headers can be read, newest first, and the best of them."""
+def _current(folder: Path, chosen: Chosen | None) -> tuple[list[_Entry], list[_Entry], _Entry | None]:
+    """Return the checkpoints in `folder` whose headers can be read, newest first; those to keep; the best of them."""
     current = [entry for entry in _scan(folder) if entry.serial >= 0]
-    scored = [entry for entry in current if entry.score is not None]
-    return current, max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+    if chosen is not None:
+        waiting = [entry for entry in current if entry.iteration in chosen.waiting]
+        scored = [replace(entry, score=chosen.score) for entry in current if entry.iteration == chosen.best]
+    else:
+        waiting, scored = [], [entry for entry in current if entry.score is not None]
+    best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
+    return current, [*waiting, *(entry for entry in current if best and entry.path == best.path)], best
 
 
-def _rotate(folder: Path, keep: int) -> None:
-    """Delete all but the newest and the best; leave what cannot be read or deleted."""
-    current: list[_Entry] = []
+def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
+    """Delete all but the newest and those to keep; leave what cannot be read or deleted."""
+    current, kept = list[_Entry](), list[_Entry]()
     best: _Entry | None = None
     with _warning_once(folder):
-        current, best = _current(folder)
-    _remove([entry.path for entry in current[keep:] if entry is not best])
+        current, kept, best = _current(folder, chosen)
+    _remove([entry.path for entry in current[keep:] if entry not in kept])
     if best is None:
         return
     # For the user; the scores themselves are in the checkpoints.

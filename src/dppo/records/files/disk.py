@@ -14,7 +14,7 @@ from dppo.files import Irregular, check_kind
 
 ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
 ROWS = ("metrics.jsonl", "trace.jsonl", "episodes.jsonl")
-FILES = ("run.lock", "config.yaml", *ROWS, "learning_curve.png", "checkpoints/best.json")
+FILES = ("run.lock", "config.yaml", "trackers.json", *ROWS, "learning_curve.png", "checkpoints/best.json")
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
 
 

@@ -52,6 +52,8 @@ class RecordedEpisode:
     global_step: int = 0
     """Env steps of the run at the end of its last iteration."""
     error: str = ""
+    options: dict[str, Any] | None = None
+    """Of its reset."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ class EpisodeWriter(Observer):
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
         self._every, self._seed, self._reports = config.recorded_every, config.seed, reports
+        self._iteration = -1.0
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
         self._pending: list[tuple[dict[str, float], Sequence[SegmentReport]]] = []
         self._open: dict[tuple[int, int], tuple[int, list[np.ndarray]]] = {}  # index and actions of open episodes
@@ -111,6 +114,9 @@ class EpisodeWriter(Observer):
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Keep the reports of an iteration, until there are a few."""
+        if row["iteration"] == self._iteration:  # it has further rows, of evaluations
+            return
+        self._iteration = row["iteration"]
         self._pending.append((row, self._reports()))
         if len(self._pending) >= AT_ONCE:
             self._write()
@@ -135,11 +141,13 @@ class EpisodeWriter(Observer):
             if number % self._every == 0 if self._every else one.episode_return > self._best:
                 actions = np.concatenate([*(pieces if episode == one.index else []), last])
                 facts = {"number": number, "episode_return": one.episode_return, "checksum": one.checksum}
+                facts |= {"options": one.options} if one.options else {}
                 if len(actions) == one.length:  # not of one with more than LONGEST bytes
                     found.append((one.env, one.index, actions, facts))
             self._best = max(self._best, one.episode_return)
         for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
-            error = {"error": f"{fault.error} in {fault.phase}"}
+            error: dict[str, Any] = {"error": f"{fault.error} in {fault.phase}"}
+            error |= {"options": fault.options} if fault.options else {}
             found.append((fault.env, fault.episode, fault.actions, error))
         for env, (index, new) in enumerate(zip(report.carry.episodes, report.open_actions, strict=True)):
             episode, pieces = self._open.get((sampler, env), (-1, []))
@@ -189,5 +197,6 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
             line: Any = row
             facts: dict[str, Any] = {name: int(np.uint64(line[name])) for name in INTEGERS if name in line}
             facts["episode_return"] = float(line.get("episode_return", math.nan))
+            facts["options"] = options if isinstance(options := line.get("options"), dict) else None
             found.append(RecordedEpisode(packed=line["packed"], error=str(line.get("error", "")), **facts))
     return found

@@ -169,13 +169,14 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = leave_out_ineffective(settings, changes)
-    kwargs = settings.get("env_kwargs")  # model_kwargs are always JSON
-    for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
-        if OBJECT in (text := json.dumps(plain(value))):
-            raise ConfigError(
-                f"env_kwargs: {name} was {text}, and a run folder cannot hold Python objects. Pass `env_kwargs` again: "
-                f"in Python with Config(env_kwargs=...) and train(config, resume=...), or with --env-kwargs."
-            )
+    for of in ("env_kwargs", "eval_env_kwargs"):  # model_kwargs are always JSON
+        kwargs = settings.get(of)
+        for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
+            if OBJECT in (text := json.dumps(plain(value))):
+                raise ConfigError(
+                    f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in "
+                    f"Python with Config({of}=...) and train(config, resume=...), or with --{of.replace('_', '-')}."
+                )
     return settings
 
 

@@ -67,14 +67,24 @@ class TensorBoard(Observer):
             file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
             while (item := self._rows.get()) is not None:
                 wall_time, row = item
-                scalars = {key: value for key, value in row.items() if "/" in key and value is not None}
-                values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-                # All scalars as one event: ten times cheaper than an event for each.
-                event = Event(wall_time=wall_time, step=int(row["global_step"] or 0), summary=Summary(value=values))
-                file.write(event.SerializeToString())
+                for step, scalars in by_step(row).items():
+                    values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+                    # All scalars as one event: ten times cheaper than an event for each.
+                    event = Event(wall_time=wall_time, step=step, summary=Summary(value=values))
+                    file.write(event.SerializeToString())
                 if self._rows.empty():
                     file.flush()
                     self._closing.wait(FLUSH_S)
+
+
+def by_step(row: dict[str, float | None]) -> dict[int, dict[str, float]]:
+    """Return the scalars of a row by the env steps that they belong to: an evaluation is of an earlier policy."""
+    found: dict[int, dict[str, float]] = {}
+    for key, value in row.items():
+        if "/" in key and value is not None:
+            of = "eval/global_step" if key.startswith("eval/") else "global_step"
+            found.setdefault(int(row[of] or 0), {})[key] = value
+    return found
 
 
 def _new_event_file(run_dir: Path) -> Path:

@@ -131,6 +131,8 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
             ("losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])),
             ("time", _stacked_bar(row, room, colours)),
         ]
+    if row and view.evaluation:
+        lines.insert(2, ("eval", _evaluation(view.evaluation)))
     incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
     if incidents:
         lines.append(("incidents", _flow(incidents)))
@@ -179,6 +181,17 @@ def _returns(view: View, room: int) -> RenderableType:
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
     items.append(Text(f"last {min(100, episodes)} of {episodes:,} episodes", style="dim"))
+    return _flow(items)
+
+
+def _evaluation(row: dict[str, float]) -> RenderableType:
+    items = [
+        Text(number(row.get("eval/episodic_return")), style="bold"),
+        _item("+-", number(row.get("eval/return_std"))),
+        _item("after", f"{row['eval/global_step']:,.0f} steps"),
+        _item("length", number(row.get("eval/episodic_length"))),
+        Text(f"{row['eval/episodes']:.0f} episodes", style="dim"),
+    ]
     return _flow(items)
 
 

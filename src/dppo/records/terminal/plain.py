@@ -92,6 +92,7 @@ def plain_line(view: View) -> str:
     parts = [
         _steps(row.get("global_step", 0), view),
         f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
+        *([f"eval {number(view.evaluation.get('eval/episodic_return'))}"] if view.evaluation else []),
         f"SPS {speed(row.get('charts/SPS'))}",
         f"kl {number(row.get('losses/approx_kl'))}",
         " ".join(f"{phase} {part:.0%}" for phase, part in times.items() if phase != "other" or part >= 0.05),

@@ -31,6 +31,8 @@ class View:
     row: dict[str, float] = field(default_factory=dict)
     """Of the last finished iteration."""
     row_at: float = 0.0
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """The row with the last evaluation."""
     progress: CollectionProgress | None = None
     """Of the last iteration that takes long."""
     first: CollectionProgress | None = None
@@ -51,6 +53,8 @@ class View:
     def add_row(self, row: dict[str, float]) -> None:
         """Take the row of a finished iteration."""
         self.row, self.row_at = row, time.monotonic()
+        if "eval/episodes" in row:
+            self.evaluation = row
         value = row.get("charts/episodic_return", math.nan)
         if math.isfinite(value):
             self.returns.append(value)

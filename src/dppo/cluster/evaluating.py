@@ -1,0 +1,151 @@
+"""Evaluations on Ray: actors of their own play episodes, one each at a time, while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from dppo.cluster import wire
+from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.ray_transport import actor_class
+from dppo.cluster.faults import cause_of_death, last_line, sendable, within
+from dppo.cluster.plans import PackedModel, packed_model, unpacked_model
+from dppo.errors import ClusterError, DppoError
+from dppo.ppo.exchange.records import Episode, PolicySnapshot
+
+START_S, GRACE_S = 600.0, 10.0  # beside the time of an episode: of the first one of an actor, and of a later one
+TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
+CLOSING_S, IDLE_S = 2.0, 0.2  # for actors to close their environments; between two looks for something to do
+
+logger = logging.getLogger("dppo")
+
+Outcome = tuple[int, int, Episode | DppoError]
+"""The number of an evaluation, the index of an episode, and its result."""
+
+
+class EvaluationActor:
+    """Plays episodes on request, in a process of its own."""
+
+    def __init__(self, player: PackedModel) -> None:
+        self._packed, self._process = player, PPOActor(b"")  # which hosts no samplers
+        self._player: Any = None
+
+    def alone_in_process(self, *args: Any) -> None:
+        """Do `PPOActor.alone_in_process`, and import what playing needs, before it is needed."""
+        self._process.alone_in_process(*args)
+        with suppress(DppoError):  # which `play` reports
+            self._player = unpacked_model(self._packed)
+
+    def play(self, policy: PolicySnapshot, episode: int, timeout_s: float) -> bytes:
+        """Return the packed episode, or the fault that ended it."""
+        try:
+            self._player = self._player or unpacked_model(self._packed)
+            return wire.pack(self._player.play(policy, episode, timeout_s))
+        except DppoError as error:
+            return wire.pack(sendable(error))
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._player is not None:
+            self._player.close()
+        self._process.close()
+
+
+class RayPlayers:
+    """Plays the episodes of evaluations, and delivers them in the order in which they end.
+
+    A thread for each actor asks it for one after the other. An actor that dies or does not answer is replaced, and its
+    episode is played again. After some such losses in a row, the rest of an evaluation is left out.
+    """
+
+    def __init__(
+        self, player: Any, resources: dict[str, float], *, episodes: int, actors: int, timeout_s: float, logs: str,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Start the threads; `player` is an EpisodePlayer, the rest as for `RayTransport`."""
+        self._packed, self._episodes, self._timeout_s = packed_model(player), episodes, timeout_s
+        self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
+        self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
+        self._closing, self._left_out, self._ready = Event(), set[int](), set[int]()
+        self._actors: list[Any] = [None] * actors
+        self._threads = [Thread(target=self._work, args=(number,), daemon=True) for number in range(actors)]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, number: int, policy: PolicySnapshot) -> None:
+        """Begin an evaluation of a policy, after those before; does not wait."""
+        try:
+            sent = ray.put(policy)
+        except RayError as error:
+            self._ended.put((number, 0, ClusterError(f"the policy could not be sent: {last_line(error)}")))
+            return
+        for episode in range(self._episodes):
+            self._tasks.put((number, episode, sent))
+
+    def outcomes(self, wait_s: float) -> list[Outcome]:
+        """Return the results of episodes since the last call; wait `wait_s` at most for the first."""
+        found = []
+        with suppress(Empty):
+            found.append(self._ended.get(timeout=max(wait_s, 1e-9)))
+            while True:
+                found.append(self._ended.get_nowait())
+        return found
+
+    def close(self) -> None:
+        """Stop all actors; close all environments."""
+        self._closing.set()
+        actors = [actor for actor in self._actors if actor is not None]
+        if actors:
+            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSING_S)
+        within(CLOSING_S, lambda: [ray.kill(actor) for actor in actors])
+        for thread in self._threads:  # whose calls fail now
+            thread.join(CLOSING_S)
+
+    def _work(self, number: int) -> None:
+        """Start an actor, and let it play one episode after the other."""
+        with suppress(RayError):  # which the first episode finds out
+            self._actors[number] = self._started(number)
+        while not self._closing.is_set():
+            with suppress(Empty):
+                evaluation, episode, policy = self._tasks.get(timeout=IDLE_S)
+                if evaluation not in self._left_out:
+                    outcome = self._played(number, policy, episode)
+                    if isinstance(outcome, ClusterError):
+                        self._left_out.add(evaluation)
+                    self._ended.put((evaluation, episode, outcome))
+
+    def _played(self, number: int, policy: Any, episode: int) -> Episode | DppoError:
+        lost, timeout_s = "", self._timeout_s
+        for later in range(TRIES):
+            if lost:
+                logger.warning("%s; it is replaced, and the episode is played again", lost)
+            if self._closing.wait(LATER_S * max(0, later - 1)):
+                break
+            try:
+                actor = self._actors[number] = self._actors[number] or self._started(number)
+                limit_s = timeout_s + (GRACE_S if number in self._ready else START_S)
+                message = ray.get(actor.play.remote(policy, episode, timeout_s), timeout=limit_s)
+                self._ready.add(number)
+                outcome: Episode | DppoError = wire.unpack(message)
+                return outcome
+            except RayError as error:
+                late = f"did not end episode {episode} within eval_timeout_s={timeout_s:g}"
+                lost = late if isinstance(error, TimeoutError) else cause_of_death(error)
+                lost = f"actor {number} of evaluations {lost}"
+                within(CLOSING_S, partial(ray.kill, self._actors[number]))
+                self._ready.discard(number)
+                self._actors[number] = None
+        return ClusterError(lost)
+
+    def _started(self, number: int) -> Any:
+        actor, here = self._kind.remote(self._packed), ray.get_runtime_context().get_node_id()
+        actor.alone_in_process.remote(self._gpus, f"{self._logs}/evaluation-{number}.log", here, os.getpid())
+        return actor

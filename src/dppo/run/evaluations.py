@@ -1,0 +1,242 @@
+"""Evaluations: a run plays episodes with its policy now and then, and adds the results to its metrics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from dppo.config import Config
+from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, counted
+from dppo.log import logger
+from dppo.policies.playing import EpisodePlayer
+from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.observer import Observer, Observers
+from dppo.run.learner import PPOLearner
+from dppo.signals import StopRequested, StopSignals
+from dppo.spaces.spaces import Spaces
+
+if TYPE_CHECKING:  # it imports Ray
+    from dppo.cluster.evaluating import RayPlayers
+
+WAIT_S = 0.5  # longest single wait for actors at the end of a run
+SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
+
+Outcome = tuple[int, int, Episode | DppoError]
+"""The number of an evaluation, the index of an episode, and its result."""
+
+
+class InProcessPlayers:
+    """Plays the episodes of evaluations here, as `RayPlayers` does on actors: one each time that it is asked."""
+
+    def __init__(
+        self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
+        self._player, self._episodes, self._timeout_s, self._turn = player, episodes, timeout_s, turn
+        self._tasks = deque[tuple[int, int, PolicySnapshot]]()
+
+    def begin(self, number: int, policy: PolicySnapshot) -> None:
+        """Store the task."""
+        self._tasks.extend((number, episode, policy) for episode in range(self._episodes))
+
+    def outcomes(self, wait_s: float) -> list[Outcome]:
+        """Play the next episode, or none if `wait_s` is 0."""
+        if not self._tasks or not wait_s:
+            return []
+        number, episode, policy = self._tasks[0]
+        try:
+            with self._turn():
+                result: Episode | DppoError = self._player.play(policy, episode, self._timeout_s)
+        except DppoError as error:
+            result = error
+        self._tasks.popleft()
+        if isinstance(result, ClusterError):
+            self._tasks = deque(task for task in self._tasks if task[0] != number)
+        return [(number, episode, result)]
+
+
+@dataclass(slots=True)
+class _Evaluation:
+    """An evaluation that is not over."""
+
+    global_step: int
+    began: float = field(default_factory=time.monotonic)
+    played: dict[int, Episode | None] = field(default_factory=dict)
+    """By index; None for an episode that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedRun:
+    """The parts of a run that evaluations affect."""
+
+    folder: RunFolder
+    watching: Observers
+    stop: StopSignals
+    times: Any
+    """Has `training_began`, the end of the last iteration, `ended`, and the time of the last checkpoint, `saved`."""
+
+
+class Evaluations(Observer):
+    """Begins evaluations when they are due, and adds the results to the rows of the iterations in which they end.
+
+    It is the first of all observers. Where several have ended, the earlier ones get rows of their own, which repeat
+    the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
+    """
+
+    def __init__(
+        self, config: Config, learner: PPOLearner, players: InProcessPlayers | RayPlayers, run: EvaluatedRun
+    ) -> None:
+        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
+        self._of, self._learner, self._players, self._run = config, learner, players, run
+        self._row, self._steps = next(iter(read_metrics(run.folder.path)[-1:]), {}), learner.global_step
+        self._faults, self._open = 0, dict[int, _Evaluation]()
+        self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
+        state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
+        if state is not None:
+            self._load(state)
+        run.watching.add_file(self)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
+        return {"open": [[number, one.global_step] for number, one in self._open.items()], "best": self._best}
+
+    def notes(self) -> list[str]:
+        """Return a line for the end of the run."""
+        if self._best is None:
+            return []
+        (score, number, steps), count = self._best, counted(self._of.eval_episodes, "episode")
+        return [f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})"]
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Begin an evaluation if one is due; report those that are over."""
+        if row is self._row:  # a row of its own
+            return
+        number, steps, every = int(row["iteration"]), int(row["global_step"]), self._of.eval_every or 1
+        last = number >= self._of.iterations
+        if last or steps // every > self._steps // every:
+            self._begin(number, steps, self._learner.snapshot())
+            self._run.times.saved = -math.inf  # save after this iteration
+        self._steps, self._row = steps, row
+        *others, newest = self._over(wait=last or self._of.num_actors == 0) or [{}]
+        self._report(others)
+        row |= newest
+        self._row = row
+
+    def finish(self) -> bool:
+        """Wait for the evaluations that are not over, unless a signal has arrived; return whether there were any."""
+        waiting = bool(self._open)
+        self._report(self._over(wait=True))
+        return waiting
+
+    def _load(self, state: Any) -> None:
+        try:
+            score, number, steps = state["best"] or (None, 0, 0)
+            self._best = None if score is None else (float(score), int(number), int(steps))
+            waiting = [(int(number), int(steps)) for number, steps in state["open"][-MOST:]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self._run.folder.path}: its evaluations cannot be read ({error!r}).") from None
+        for number, steps in waiting:
+            path = self._run.folder.path / checkpoints.FOLDER / checkpoints.file_name(number)
+            try:
+                self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
+            except (CheckpointError, KeyError, ValueError) as error:
+                logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
+
+    def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
+        self._open[number] = _Evaluation(steps)
+        self._players.begin(number, policy)
+        if len(self._open) == MANY:
+            logger.warning("%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY)
+
+    def _report(self, results: list[dict[str, float]]) -> None:
+        for result in results:
+            self._row = dict(self._row) | result
+            for observer in self._run.watching:
+                observer.on_iteration(self._row)
+
+    def _over(self, *, wait: bool) -> list[dict[str, float]]:
+        """Return the results of the evaluations that are over, in their order."""
+        began, found = time.monotonic(), list[dict[str, float]]()
+        try:
+            with suppress(StopRequested):  # what is not over is repeated when the run is resumed
+                while self._open:
+                    if wait:
+                        self._run.stop.check()
+                    outcomes = self._players.outcomes(WAIT_S if wait else 0.0)
+                    for number, episode, outcome in outcomes:
+                        if number in self._open and self._is_last(number, episode, outcome):
+                            found.append(self._result(number, self._open.pop(number)))
+                    if not outcomes and not wait:
+                        break
+        except ClusterError as error:  # Ray is gone, and the run has ended
+            steps = ", ".join(f"{one.global_step:,}" for one in self._open.values())
+            logger.warning("the evaluations after %s steps are left out: %s", steps, error)
+            self._open.clear()
+        if wait:
+            spent, times = time.monotonic() - began, self._run.times  # which is no time of training
+            times.training_began, times.ended, times.saved = (
+                at + spent for at in (times.training_began, times.ended, times.saved)
+            )
+        return found
+
+    def _is_last(self, number: int, episode: int, outcome: Episode | DppoError) -> bool:
+        """Take in the result of an episode; return whether there will be no others of this evaluation."""
+        if isinstance(outcome, ConfigError):
+            raise outcome
+        evaluation, whole = self._open[number], self._of.eval_episodes
+        evaluation.played[episode] = outcome if isinstance(outcome, Episode) else None
+        rest, given_up = whole - len(evaluation.played), isinstance(outcome, ClusterError)
+        if not isinstance(outcome, Episode):
+            where = f"evaluation after {evaluation.global_step:,} steps: episode {episode} is left out"
+            text = f"{where}{f', and so are {rest} others' if given_up and rest else ''}: {outcome}"
+            self._count(Incident(IncidentKind.EVALUATION_FAULT, text))
+        return given_up or not rest
+
+    def _count(self, fault: Incident) -> None:
+        self._faults += 1
+        if self._faults <= SAID:
+            logger.warning("%s", fault.message.partition("\n")[0])
+        self._learner.count(fault)
+        for observer in self._run.watching:
+            observer.on_incident(fault)
+
+    def _result(self, number: int, evaluation: _Evaluation) -> dict[str, float]:
+        """Return the metrics of an evaluation that is over; note whether it is the best."""
+        played = [one for _, one in sorted(evaluation.played.items()) if one is not None]
+        row: dict[str, float] = {"eval/iteration": number, "eval/global_step": evaluation.global_step}
+        row |= {"eval/episodes": len(played), "eval/s": time.monotonic() - evaluation.began}
+        if not played:
+            return row
+        returns = [one.episode_return for one in played]
+        row |= {"eval/episodic_return": fmean(returns), "eval/return_std": pstdev(returns)}
+        row |= {"eval/return_min": min(returns), "eval/return_max": max(returns)}
+        row["eval/episodic_length"] = fmean(one.length for one in played)
+        if successes := [one.success for one in played if one.success is not None]:
+            row["eval/success_rate"] = fmean(successes)
+        if self._best is None or row["eval/episodic_return"] > self._best[0]:
+            self._best = row["eval/episodic_return"], number, evaluation.global_step
+        return row
+
+
+def chosen_of(state: Any) -> checkpoints.Chosen | None:
+    """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
+    try:
+        return state and checkpoints.Chosen({number for number, _ in state["open"]}, *(state["best"] or ())[:2])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None
+
+
+def player_of(config: Config, spaces: Spaces, spec: NetworkSpec) -> EpisodePlayer:
+    """Return what plays the episodes of a run's evaluations."""
+    env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
+    return EpisodePlayer(env, spaces, spec, config.seed, deterministic=not config.eval_stochastic)

@@ -1,0 +1,171 @@
+"""Trackers: settings, metrics, states and resumes, read back from the files of W&B's offline mode and of MLflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from commandline import Command
+from processes import wait_until
+from recorder import Notes, Recorder
+
+import dppo
+from dppo.errors import ConfigError
+
+ITERATIONS = 4
+trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
+
+
+def settings(run_dir: Path, name: str, **changes: Any) -> dppo.Config:
+    sizes = {"num_samplers": 2, "num_steps": 32, "total_timesteps": 64 * ITERATIONS, "update_epochs": 1}
+    more = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
+    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **more, **changes})
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+def tracked(name: str, run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
+    """Return the rows, by step, the settings, and the last state of each run of the tracker."""
+    if name == "mlflow":
+        return of_mlflow(run_dir)
+    files = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    wait_until(lambda: len(of_wandb(run_dir)[2]) == len(files))  # another process writes them
+    assert files
+    return of_wandb(run_dir)
+
+
+def messages(path: Path) -> Iterator[bytes]:
+    """Yield the messages of a file of W&B, which is a log of LevelDB: chunks in blocks of 32 KiB, after 7 bytes."""
+    data, at, message = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        message += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole, or the last part
+            yield message
+            message = b""
+
+
+def of_wandb(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
+    from wandb.proto import wandb_internal_pb2
+
+    rows, config, states, ids = list[dict[str, float]](), dict[str, Any](), list[str](), set[str]()
+    for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
+        for message in messages(path):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(message)
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                rows.append({key: json.loads(value) for key, value in values.items()})
+            elif kind == "run":
+                ids.add(record.run.run_id)
+                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif kind == "exit":
+                states.append({0: "FINISHED", 1: "FAILED", 255: "KILLED"}[record.exit.exit_code])
+    assert ids <= {json.loads((run_dir / "trackers.json").read_text())["wandb"]}
+    flat = {key: value for part in config.values() if isinstance(part, dict) for key, value in part.items()}
+    return rows, flat, states
+
+
+def of_mlflow(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("dppo")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == json.loads((run_dir / "trackers.json").read_text())["mlflow"]
+    rows: dict[int, dict[str, float]] = {}
+    for key in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, key):
+            rows.setdefault(metric.step, {"global_step": metric.step})[key] = metric.value
+    return [rows[step] for step in sorted(rows)], run.data.params, [run.info.status]
+
+
+@pytest.mark.slow
+@trackers
+def test_a_tracker_has_the_settings_metrics_and_state_of_a_run_that_is_resumed(
+    name: str, places: None, tmp_path: Path
+) -> None:
+    pytest.importorskip(name)
+    run = tmp_path / "run"
+    without = dppo.train(settings(tmp_path / "without", name, track=()))
+    dppo.train(settings(run, name), observers=[Recorder(interrupt_at=2)])
+    assert tracked(name, run)[2] == ["KILLED"]
+    result = dppo.train(settings(run, name), resume=run)
+    assert result.weights_sha256 == without.weights_sha256
+    rows, config, states = tracked(name, run)
+    assert states[-1] == "FINISHED"
+    assert (str(config["env_id"]), str(config["num_steps"])) == ("CartPole-v1", "32")
+    of_step = {row["global_step"]: row for row in rows}
+    from_file = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in from_file:
+        for key in ("charts/episodes", "losses/entropy"):
+            assert of_step[row["global_step"]][key] == row[key]
+        if name == "wandb" and "eval/iteration" in row:
+            assert of_step[row["global_step"]]["eval/global_step"] == row["eval/global_step"]
+        elif "eval/iteration" in row:
+            assert of_step[row["eval/global_step"]]["eval/episodic_return"] == row["eval/episodic_return"]
+
+
+@pytest.mark.slow
+@trackers
+def test_a_tracker_knows_that_a_run_has_failed(name: str, places: None, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+
+    def fail(number: int) -> None:
+        raise RuntimeError("an observer of the user")
+
+    with pytest.raises(RuntimeError, match="an observer"):
+        dppo.train(settings(tmp_path / "run", name), observers=[Recorder(after_iteration=fail)])
+    assert tracked(name, tmp_path / "run")[2] == ["FAILED"]
+
+
+@pytest.mark.slow
+@trackers
+def test_a_command_that_gets_sigterm_ends_its_run_as_killed(name: str, places: None, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    words = ["train", "CartPole-v1", "--track", name, "--run-dir", str(tmp_path / "run"), "--total-timesteps", "1e9"]
+    with Command(words, tmp_path, PYTHONPATH=os.pathsep.join(sys.path)) as command:
+        command.wait_until(lambda: "return" in command.out)
+        command.send(signal.SIGTERM)
+        assert command.wait(60) == 128 + signal.SIGTERM
+    assert f"note: {name}: " in command.out
+    assert tracked(name, tmp_path / "run")[2] == ["KILLED"]
+
+
+@pytest.mark.slow
+def test_a_tracker_that_fails_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", "mlflow"))
+    assert result.stopped_by is None
+    assert len([text for text in notes.texts if text.startswith("nothing more is sent to mlflow (")]) == 1
+
+
+@trackers
+def test_a_tracker_that_is_not_installed_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    package = {"wandb": "wandb", "mlflow": "mlflow-skinny"}[name]
+    with pytest.raises(ConfigError, match=f"track={name}: {name} is not installed. Install it: .* install {package}"):
+        dppo.train(settings(tmp_path / "run", name))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,270 @@
+"""Evaluations during training: they change no weights, equal `dppo eval`, and survive faults, kills and resumes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from kinds import settings as settings_of
+from recorder import Notes, Recorder
+from rich.console import Console
+
+import dppo
+from dppo.cluster.ray.capacity import room_for
+from dppo.cluster.ray.session import demand_of
+from dppo.config import Actors, Learners
+from dppo.errors import ConfigError
+from dppo.policies.playing import EpisodePlayer
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.tensorboard import by_step
+from dppo.records.terminal.panel import draw
+from dppo.records.terminal.plain import plain_line
+from dppo.records.terminal.view import View
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
+ROWS, ITERATIONS = 64, 6
+DUE = [2, 4, 6]
+Rows = dict[int, dict[str, float]]
+RETURNS = {"eval/episodic_return": 12.5, "eval/return_std": 2.5, "eval/episodic_length": 20.0}
+CRASHING: dict[str, Any] = {
+    "env_id": "worlds.faulty:crashing_cartpole",
+    "env_kwargs": {"how": "hang", "at_step": 10**9},  # never
+}
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    base: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 32, "update_epochs": 2}
+    base |= {"total_timesteps": ITERATIONS * ROWS, "run_dir": run_dir, "progress": "off", "norm_obs": True}
+    base |= {"eval_every": 2 * ROWS, "eval_episodes": 4}
+    return make_config({name: value for name, value in (base | changes).items() if value is not None})
+
+
+def evaluations(result: dppo.Result) -> Rows:
+    """Return the metrics of all evaluations without measured times, by the iteration of the policy."""
+    rows = [row for row in read_metrics(result.run_dir) if "eval/iteration" in row]
+    found = {int(row["eval/iteration"]): row for row in rows}
+    assert len(found) == len(rows)
+    return {
+        number: {key: value for key, value in row.items() if key.startswith("eval/") and key != "eval/s"}
+        for number, row in sorted(found.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=99))
+
+
+def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whole: dppo.Result, tmp_path: Path) -> None:
+    without = dppo.train(settings(tmp_path / "run", eval_every=None, eval_episodes=None))
+    assert without.weights_sha256 == whole.weights_sha256
+    found = evaluations(whole)
+    assert list(found) == DUE
+    for number, row in found.items():
+        path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
+        played = dppo.evaluate(path, episodes=4, seed=1)
+        assert (row["eval/episodic_return"], row["eval/episodic_length"]) == (played.mean_return, played.mean_length)
+        assert (row["eval/return_min"], row["eval/return_max"]) == (min(played.returns), max(played.returns))
+        assert row["eval/global_step"] == number * ROWS
+    assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
+    documented = set(re.findall(r"^\| `(eval/[^`]+)` \|", PAGE.read_text(encoding="utf8"), re.MULTILINE))
+    assert documented - {"eval/success_rate", "eval/s"} == set(found[2])
+
+
+def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) -> None:
+    recorder = Recorder()
+    result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1, eval_stochastic=True), observers=[recorder])
+    returns = {number: row["eval/episodic_return"] for number, row in evaluations(result).items()}
+    best = max(returns, key=lambda number: returns[number])  # the first of equal ones
+    found = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (found["iteration"], found["score"]) == (best, returns[best])
+    kept = {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")}
+    assert kept == {f"iter_{best:06d}", f"iter_{ITERATIONS:06d}"}
+    assert any(f"after {best * ROWS:,} steps (iter_{best:06d})" in line for line in recorder.ending)
+
+
+def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dppo.Result, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped = dppo.train(settings(run, keep_checkpoints=1), observers=[Recorder(interrupt_at=3)])
+    best = (run / "checkpoints/best.json").read_text()
+    dppo.train(settings(run, keep_checkpoints=1, eval_every=None, eval_episodes=None), resume=run)
+    assert (run / "checkpoints/best.json").read_text() == best
+    assert (run / "checkpoints/iter_000002.safetensors").exists()
+    assert list(evaluations(stopped)) == [2]
+
+
+def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr("time.monotonic", clock)
+    play = EpisodePlayer.play
+
+    def slow(*args: Any) -> Any:
+        now[0] += 1000.0
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", slow)
+    result = dppo.train(settings(tmp_path / "run", eval_timeout_s=1e9))
+    assert result.wall_s > 1000.0 * len(DUE) * 4
+    shown = [row[key] for row in result.metrics for key in ("time/training_s", "perf/iteration_s")]
+    assert max(result.training_s, *shown) < 1.0
+
+
+def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
+    whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, played = EpisodePlayer.play, []
+
+    def interrupted(*args: Any) -> Any:
+        played.append(args)
+        if len(played) == 6:  # the second episode of the second evaluation
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
+    stopped = dppo.train(settings(tmp_path / "run"))
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 4)
+    assert list(evaluations(stopped)) == [2]
+    result = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
+    assert result.weights_sha256 == whole.weights_sha256
+    assert evaluations(result) == evaluations(whole)
+
+
+def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:
+    unreliable: dict[str, Any] = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
+    recorder = Recorder()
+    with Notes() as notes:
+        failing = {"eval_env_kwargs": {"steps": 0.02}}
+        result = dppo.train(settings(tmp_path / "run", **unreliable, **failing), observers=[recorder])
+    found = evaluations(result)
+    assert list(found) == DUE
+    missing = sum(12 - row["eval/episodes"] for row in found.values())
+    assert result.incidents == {"evaluation_fault": missing}
+    assert missing == len(recorder.incidents) > 3 == len([text for text in notes.texts if "is left out" in text])
+    assert result.weights_sha256 == dppo.train(settings(tmp_path / "whole", **unreliable)).weights_sha256
+
+
+def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> None:
+    endless: dict[str, Any] = {"env_id": "worlds.simple:Counting", "env_kwargs": {"truncate_after": 20}}
+    endless |= {"eval_env_kwargs": {"truncate_after": None}, "eval_timeout_s": 0.05, "norm_obs": False}
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", **endless))
+    assert {row["eval/episodes"] for row in evaluations(result).values()} == {0}
+    lines = [text for text in notes.texts if "eval_timeout_s=0.05" in text]
+    assert len(lines) == 3
+    assert "evaluation after 128 steps: episode 0 is left out, and so are 3 others: " in lines[0]
+    assert result.stopped_by is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eval_every": None}, "eval_episodes=4 has no effect: eval_every=None evaluates nothing. Set `eval_every`"),
+        ({"eval_actors": 2}, "eval_actors=2 has no effect: num_actors=0 evaluates in this process."),
+        ({"eval_actors": 5, "num_actors": 1}, "eval_actors=5 has no effect: each plays an episode at a time, and an "),
+        ({"eval_every": 0}, "eval_every=0: must be greater than 0"),
+    ],
+)
+def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings(tmp_path, **changes)
+
+
+def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "env_id": "worlds.simple:Wide",
+        "env_kwargs": {"size": 3},
+        "eval_env_kwargs": {"size": 4},
+    }
+    with pytest.raises(ConfigError, match=r"eval_env_kwargs: worlds.simple:Wide has obs float32\[4\]"):
+        dppo.train(settings(tmp_path / "run", **changes))
+
+
+def test_events_of_an_evaluation_are_at_the_steps_of_its_policy() -> None:
+    row = {"global_step": 512, "eval/global_step": 256, "eval/episodic_return": 3.0, "charts/SPS": 9.0, "x/nan": None}
+    assert by_step(row) == {512: {"charts/SPS": 9.0}, 256: {"eval/global_step": 256, "eval/episodic_return": 3.0}}
+
+
+def test_actors_of_evaluations_need_room_beside_the_others() -> None:
+    demand = demand_of(Actors(num_actors=3), Learners(), evaluators=2)
+    assert demand.total() == {"CPU": 5.0}
+    assert [room_for([{"CPU": cpus}], demand) for cpus in (1.0, 2.0, 8.0)] == [0, 0, 6]
+
+
+def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
+    view = View(total_steps=1000)
+    view.add_row({"global_step": 64, "charts/episodes": 1, "eval/episodes": 4, "eval/global_step": 32} | RETURNS)
+    view.add_row({"global_step": 128, "charts/episodes": 1})
+    assert "eval 12.5" in plain_line(view)
+    with Console(width=90, file=io.StringIO(), record=True) as console:
+        console.print(draw(view, 90, 0.0))
+    line = next(line for line in console.export_text().splitlines() if " eval " in line)
+    assert line.split()[2:] == [*["12.5", "+-", "2.50", "after", "32", "steps", "length", "20.0", "4", "episodes"], "│"]
+
+
+# ------------------------------------------------------------------ on Ray
+
+
+@pytest.mark.slow
+def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_resumed_without_actors(
+    ray_session: None, whole: dppo.Result, tmp_path: Path
+) -> None:
+    crashing: dict[str, Any] = {
+        "env_id": "worlds.faulty:crashing_cartpole",
+        "env_kwargs": {"how": "hang", "at_step": 10**9},
+    }
+    crashing = CRASHING | {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}}
+    with Notes() as notes:
+        stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[Recorder(interrupt_at=3)])
+    assert stopped.iterations == 3
+    state = checkpoints.find(tmp_path / "run").checkpoint.state["evaluations"]
+    done = list(evaluations(stopped))
+    assert [number for number, _ in state["open"]] + done == [2]
+    result = dppo.train(settings(tmp_path / "run", **crashing), resume=tmp_path / "run")
+    assert (result.weights_sha256, evaluations(result)) == (whole.weights_sha256, evaluations(whole))
+    assert not done or "actor 0 of evaluations died" in " ".join(notes.texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_actors_that_always_fail_neither_stop_training_nor_its_end(
+    how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.cluster.evaluating.START_S", 10.0)
+    monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
+    crashing: dict[str, Any] = {
+        "env_id": "worlds.faulty:crashing_cartpole",
+        "env_kwargs": {"how": "hang", "at_step": 10**9},
+    }
+    crashing = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
+    assert result.weights_sha256 == whole.weights_sha256
+    assert result.incidents["evaluation_fault"] == 1
+    assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
+    reason = "died" if how == "kill" else r"did not end episode 0 within eval_timeout_s=1"
+    assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mask and lstm", "own memory", "dict observation"])
+def test_every_kind_of_policy_is_evaluated_equally_on_actors(kind: str, ray_session: None, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
+    found = [
+        evaluations(dppo.train(settings_of(kind, tmp_path / str(actors), num_actors=actors, **more, **own)))
+        for actors, own in ((0, {}), (2, {"eval_actors": 2}))
+    ]
+    assert found[0] == found[1]
+    assert list(found[0]) == [1, 2, 3]

@@ -1,0 +1,99 @@
+"""Numbers in the info of env steps and episodes: exact for any number of actors, through faults, kills and resumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from processes import actors_of_this_process
+from recorder import Notes, Recorder
+
+import dppo
+
+ITERATIONS = 3
+SEEN: dict[str, list[float]] = defaultdict(list)
+
+
+class Informed(gym.Env[Any, Any]):
+    """Its info has numbers of each step, of every third, and of the last one; each episode draws its own."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps, self._scale = 0, float(self.np_random.uniform(0.1, 1.0))
+        return np.zeros(1, np.float32), {"energy": 1e9}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        info: dict[str, Any] = {"energy": self._scale * self._steps, "name": "x", "nan": float("nan")}
+        if self._steps % 3 == 0:
+            info["flow"] = np.float32(action)
+        if done := self._steps == 17:
+            info |= {"total": np.int64(self._steps), "solved": True, "parts": [1, 2]}
+        for key in ("energy", "flow"):
+            SEEN[key] += [float(info[key])] if key in info else []
+        return np.array([self._steps], np.float32), 1.0, False, done, info
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    base: dict[str, Any] = {"env_id": Informed, "num_samplers": 3, "envs_per_sampler": 2, "num_steps": 20}
+    base |= {"total_timesteps": ITERATIONS * 120, "update_epochs": 1, "run_dir": run_dir, "progress": "off"}
+    return make_config(base | {"info_keys": ("energy", "flow", "total", "absent")} | changes)
+
+
+def measured(result: dppo.Result) -> list[dict[str, float]]:
+    return [{key: value for key, value in row.items() if key.startswith("info/")} for row in result.metrics]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run"))
+
+
+def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path, whole: dppo.Result) -> None:
+    SEEN.clear()
+    recorder = Recorder(after_iteration=lambda number: SEEN.clear() if number < ITERATIONS else None)
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
+    row = measured(result)[-1]
+    for key, values in SEEN.items():
+        assert (row[f"info/{key}_min"], row[f"info/{key}_max"]) == (min(values), max(values))
+        assert row[f"info/{key}"] == pytest.approx(np.mean(values))
+    last = recorder.episodes[0].info
+    assert last == {"energy": last["energy"], "total": 17.0, "solved": 1.0}
+    said = [text for text in notes.texts if "info_keys" in text]
+    assert said == ["info_keys=absent: not a number in any info so far; the last one had energy, solved, total"]
+    without = dppo.train(settings(tmp_path / "without", info_keys=()))
+    assert without.weights_sha256 == result.weights_sha256
+    assert measured(without) == [{}] * ITERATIONS
+
+
+def test_they_are_equal_after_a_resume(tmp_path: Path, whole: dppo.Result) -> None:
+    stopped = dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=1)])
+    rows = measured(stopped) + measured(dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run"))
+    assert rows == measured(whole)
+
+
+def kill_an_actor() -> None:
+    os.kill(min(actors_of_this_process()), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"env_threads": True}, {"standby_envs": 1}])
+def test_they_are_equal_on_actors_of_which_one_is_killed(
+    changes: dict[str, Any], ray_session: None, tmp_path: Path, whole: dppo.Result
+) -> None:
+    observers = [Recorder(after_iteration=lambda number: kill_an_actor() if number == 1 else None)]
+    result = dppo.train(settings(tmp_path / "run", num_actors=2, **changes), observers=observers)
+    assert result.incidents["actor_lost"] == 1
+    assert measured(result) == measured(whole)
+    assert result.weights_sha256 == whole.weights_sha256

@@ -1,0 +1,29 @@
+"""A CartPole whose gravity is an option of its reset; it keeps the options of all resets of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+RESETS: list[dict[str, Any] | None] = []
+
+
+class Graded(CartPoleEnv):
+    """`level` is added to the gravity; at `fails_at`, the second step of an episode raises."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__()
+        self._fails_at, self._steps, self._level = fails_at, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        RESETS.append(None if options is None else dict(options))
+        self._level, self._steps = (options or {}).pop("level", 0), 0  # its own copy
+        self.gravity = 9.8 + self._level
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._level == self._fails_at and self._steps == 2:
+            raise RuntimeError(f"level {self._level}")
+        return CartPoleEnv.step(self, action)  # type: ignore[no-untyped-call]
