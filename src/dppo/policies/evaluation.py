@@ -79,14 +79,7 @@ def evaluate(
             counted(episodes, "episode"),
         )
         film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
-        played, reported = list[Episode](), time.monotonic()
-        for episode in range(episodes):
-            for so_far in playing.play(episode):
-                film.add(episode)
-                if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
-                    reported = time.monotonic()
-                    _report(so_far, played, episodes)
-            played.append(so_far)
+        played = _played(playing, film, episodes)
         film.write()
         returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
         return Evaluation(player.env_name, returns, lengths)
@@ -186,6 +179,19 @@ def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:
     """Return the setting of a policy that names code, if its environment is to be made."""
     settings = {} if _is_made(env) else state.get("config")
     return {"wrappers": flattened(settings).get("wrappers", ()) if isinstance(settings, dict) else ()}
+
+
+def _played(playing: Playing, film: Video, episodes: int) -> list[Episode]:
+    """Play episodes, and report progress every few seconds."""
+    played, reported = list[Episode](), time.monotonic()
+    for episode in range(episodes):
+        for so_far in playing.play(episode):
+            film.add(episode)
+            if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
+                reported = time.monotonic()
+                _report(so_far, played, episodes)
+        played.append(so_far)
+    return played
 
 
 def _report(episode: Episode, before: list[Episode], episodes: int) -> None:

@@ -94,9 +94,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     more: dict[str, Any] = {"policy_lag": config.lag, "freeze_norm_after": config.freeze_norm_after}
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
-    model, line = model_state(spaces, trainers.spec), getattr(trainers, "line", None)
+    model = model_state(spaces, trainers.spec)
     players = _make_players(config, spaces, trainers.spec, session, stop, stack, logs=f"{folder.path}/logs")
-    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), line, players)
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), getattr(trainers, "line", None), players)
     if warm is not None:
         taken = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
         parts.learner.initialize(*taken)

@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -187,7 +188,8 @@ def _read(folder: Path) -> RecordedEpisode:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_file(folder / FILE, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
-        place, actions = {name: int(values[name]) for name in INTEGERS[:4]}, np.array(values["actions"], dtype)
+        place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
+        actions = np.array(values["actions"], dtype)
         more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
         return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:

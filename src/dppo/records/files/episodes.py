@@ -140,7 +140,8 @@ class EpisodeWriter(Observer):
             episode, pieces = self._open.pop((sampler, one.env), (-1, []))
             if number % self._every == 0 if self._every else one.episode_return > self._best:
                 actions = np.concatenate([*(pieces if episode == one.index else []), last])
-                facts = {"number": number, "episode_return": one.episode_return, "checksum": one.checksum}
+                facts: dict[str, Any] = {"number": number, "checksum": one.checksum}
+                facts["episode_return"] = one.episode_return
                 facts |= {"options": one.options} if one.options else {}
                 if len(actions) == one.length:  # not of one with more than LONGEST bytes
                     found.append((one.env, one.index, actions, facts))
