@@ -14,8 +14,9 @@ import yaml
 
 from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
-from dppo.records import together
-from dppo.records.together import Group, One, draw_together, grouped_by_settings, interval, mean_and_spread
+from dppo.records import plots
+from dppo.records.plots import draw_together
+from dppo.records.together import Curve, Group, grouped_by_settings, interval, over_seeds
 
 
 def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
@@ -27,8 +28,9 @@ def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
     return folder
 
 
-def one(seed: int, values: list[float], steps: list[float], **settings: Any) -> One:
-    return One({"seed": seed, "env_id": "E-v0", **settings}, np.array(steps), 2 * np.array(steps), np.array(values))
+def one(seed: int, values: list[float], steps: list[float], **settings: Any) -> Curve:
+    of = {"seed": seed, "env_id": "E-v0", **settings}
+    return Curve(2 * np.array(steps), np.array(steps), np.array(values), of)
 
 
 def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
@@ -50,14 +52,14 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
 
 def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:
     group = Group("", [one(1, [0, 10], [0, 10]), one(2, [4, 8, 8], [2, 6, 20])])
-    x, mean, low, high = mean_and_spread(group, over_time=False)
-    assert (x[0], x[-1]) == (2, 10)
+    seconds, x, mean, low, high = over_seeds(group.runs)
+    np.testing.assert_array_equal(x, [2, 6, 10])
+    np.testing.assert_array_equal(seconds, 2 * x)
     np.testing.assert_allclose(low, np.minimum(x, np.minimum(x + 2, 8)))
     np.testing.assert_allclose(high, np.maximum(x, np.minimum(x + 2, 8)))
     np.testing.assert_allclose(mean, (low + high) / 2)
-    assert mean_and_spread(group, over_time=True)[0, -1] == 20
     apart = Group("", [one(1, [0, 10], [0, 10]), one(2, [4, 8], [20, 30])])
-    assert mean_and_spread(apart, over_time=False).shape == (4, 0)
+    assert [len(column) for column in over_seeds(apart.runs)] == [0] * 5
 
 
 def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquartile_mean() -> None:
@@ -73,13 +75,13 @@ def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquar
 
 def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(tmp_path: Path, monkeypatch: Any) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(together, "DPI", 50)
+    monkeypatch.setattr(plots, "DPI", 50)
 
     def keep(figure: Any, path: Path) -> None:
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         drawn.append(figure)
 
-    monkeypatch.setattr(together, "save", keep)
+    monkeypatch.setattr(plots, "save", keep)
     long = "env_kwargs={'terrain': '$\\\\frac{x}'}, hidden_sizes=[256, 256, 256], learning_rate=0.0003, gamma=0.99" * 2
     groups = [Group(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
     draw_together(groups, tmp_path / "a.png", "$title", "metric", over_time=True)

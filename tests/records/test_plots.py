@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from dppo.records import plots
-from dppo.records.plots import COLOURS, Curve, CurveGroup, compare_figure, learning_curve, smoothed
+from dppo.records.plots import COLOURS, compare_figure, learning_curve, smoothed
+from dppo.records.together import MANY, Band, Curve, Group, joined_times, over_seeds, thinned
 
 
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
@@ -31,8 +32,8 @@ def curve(seed: int, speed: float) -> Curve:
     return Curve(step / speed * (1 + 0.01 * seed), step, value)
 
 
-def groups(*speeds: float) -> list[CurveGroup]:
-    return [CurveGroup(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)]
+def groups(*speeds: float) -> list[Group]:
+    return [Group(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)]
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -69,7 +70,7 @@ def test_the_picture_without_a_finished_episode_has_a_sentence(tmp_path: Path, e
 
 
 def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
-    nothing = CurveGroup("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))  # without an episode
+    nothing = Group("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))  # without an episode
     compare_figure([*groups(100, 200, 400), nothing], tmp_path / "a.png", "Equal batch.", 90.0)
     picture = pixels(tmp_path / "a.png")
     left, right = picture[180:620, :900], picture[180:620, 900:]
@@ -110,17 +111,17 @@ def test_smoothing_is_a_moving_mean() -> None:
 
 
 def test_times_of_a_resumed_run_are_joined() -> None:
-    np.testing.assert_allclose(plots.joined_times([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
-    assert len(plots.joined_times([])) == 0
+    np.testing.assert_allclose(joined_times([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
+    assert len(joined_times([])) == 0
 
 
 def test_seeds_are_averaged_at_the_steps_that_all_of_them_have() -> None:
     a = Curve(np.array([1.0, 2, 3]), np.array([10, 20, 30]), np.array([7.0, 4, 8]))
-    b = Curve(np.array([1.5, 2, 4]), np.array([10, 20, 30]), np.array([np.nan, 2, 4]))
+    b = Curve(np.array([2.0, 4]), np.array([20, 30]), np.array([2.0, 4]))
     c = Curve(np.array([2.0, 3.5]), np.array([20, 30]), np.array([3.0, 6]))
-    band = plots.over_seeds([a, b, c])
-    np.testing.assert_array_equal(band.global_step, [20, 30])
-    np.testing.assert_array_equal(band.wall_s, [2.0, 3.5])
+    band = over_seeds([a, b, c])
+    np.testing.assert_array_equal(band.steps, [20, 30])
+    np.testing.assert_array_equal(band.seconds, [2.0, 3.5])
     np.testing.assert_array_equal(band.mean, [3, 6])
     np.testing.assert_array_equal(band.low, [2, 4])
     np.testing.assert_array_equal(band.high, [4, 8])
@@ -130,16 +131,16 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
     slow, fast = groups(100, 200)
     times = []
     for group in (slow, fast):
-        band = plots.over_seeds(group.curves)
-        expected = np.mean([c.wall_s[np.argmax(c.episodic_return >= 90)] for c in group.curves])
+        band = over_seeds(group.runs)
+        expected = np.mean([c.seconds[np.argmax(c.values >= 90)] for c in group.runs])
         times.append(plots.mean_time_to(group, band, 90.0))
         assert times[-1] == pytest.approx(expected)
         assert plots.mean_time_to(group, band, 101.0) is None
-        assert plots.mean_time_to(group, band, None) == pytest.approx(np.mean([c.wall_s[-1] for c in group.curves]))
+        assert plots.mean_time_to(group, band, None) == pytest.approx(np.mean([c.seconds[-1] for c in group.runs]))
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
-    one_fails = CurveGroup("", (*slow.curves, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
-    assert plots.mean_time_to(one_fails, plots.over_seeds(one_fails.curves), 90.0) is None
+    one_fails = Group("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
+    assert plots.mean_time_to(one_fails, over_seeds(one_fails.runs), 90.0) is None
 
 
 @pytest.mark.parametrize(
@@ -162,14 +163,14 @@ def test_times_are_written_in_minutes_and_seconds(
 
 
 def test_groups_are_equal_only_if_all_returns_are() -> None:
-    one, other = (plots.over_seeds(group.curves) for group in groups(100, 200))
+    one, other = (over_seeds(group.runs) for group in groups(100, 200))
     assert plots.all_equal([one, other])
-    moved = plots.Band(other.wall_s, other.global_step, other.mean + 1e-12, other.low, other.high)
+    moved = Band(other.seconds, other.steps, other.mean + 1e-12, other.low, other.high)
     assert not plots.all_equal([one, moved])
 
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
-        kept = plots.thinned(length)
+        kept = thinned(length)
         assert (kept[0], kept[-1]) == (0, length - 1)
-        assert len(np.unique(kept)) == min(length, plots.MANY)
+        assert len(np.unique(kept)) == min(length, MANY)

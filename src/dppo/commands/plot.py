@@ -3,17 +3,19 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.records.files.disk import cause, remedy
-from dppo.records.together import draw_together, grouped_by_settings, interval, read_one, run_folders
+from dppo.records.plots import MEAN_RETURN, draw_together
+from dppo.records.together import RETURN, grouped_by_settings, interval, read_curve, run_folders
 
 PROG = "dppo plot"
 DESCRIPTION = (
     "Draw runs together. Those that differ in their seeds only are one line, their mean, in a band from the lowest to "
     "the highest. RUN: the folder of a run, or one that holds the folders of several."
 )
-RETURN = "charts/episodic_return"
 KINDS = (".png", ".svg")
 
 
@@ -35,19 +37,19 @@ def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RET
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
-    read = {run: read_one(run, metric) for run in run_folders(runs)}
+    read = {run: read_curve(run, metric) for run in run_folders(runs)}
     yield from (f"{run}: has no {metric} yet, and is left out" for run, one in read.items() if not len(one.values))
     groups = grouped_by_settings([one for one in read.values() if len(one.values)])
     if not groups:
         raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(read), 'run')}.")
     environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
-    drawn = "mean return of the last 100 episodes" if metric == RETURN else metric
+    drawn = MEAN_RETURN if metric == RETURN else metric
     try:
         draw_together(groups, out, printable(environments)[:80], printable(drawn), over_time=over == "time")
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be written: {cause(error)} {remedy(error)}") from None
     for group in groups:
-        mean, low, high = interval([group.last()])
+        mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
         several = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
         yield f"{group}: {mean:.4g}{several}"
     yield f"Picture: {out}"

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dppo.cluster.ray.capacity import usable_cores
-from dppo.commands.plot import RETURN, plot
+from dppo.commands.plot import plot
 from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.resume import changes_on_resume
@@ -29,6 +29,7 @@ from dppo.records.files.disk import make_folder, write_file
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
+from dppo.records.together import RETURN
 from dppo.signals import StopSignals
 
 RUN_MB = 600  # of memory, for a run in its own process

@@ -1,9 +1,7 @@
-"""Pictures of a run and of a comparison. Uses Matplotlib's object interface only: no global state, no display."""
+"""Pictures of a run and of several. Uses Matplotlib's object interface only: no global state, no display."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
@@ -16,52 +14,18 @@ from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
 from dppo.records.result import Result
+from dppo.records.together import RETURN, Band, Group, curve_of, over_seeds, thinned
 
 DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"
 COLOURS = ("#d1495b", "#2364aa", "#3a8f5c", "#e09f3e", "#7b5ea7", "#1b9aaa")
 LEFT = 0.075  # left edge of the axes, the title and the caption
-FEW, MANY = 20, 4000  # fewer values are drawn as points, too; more values are thinned out
+FEW = 20  # fewer values are drawn as points, too
 LEGEND = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "frameon": False, "fontsize": 8.5, "labelcolor": INK}
 LEGEND |= {"handlelength": 1.2, "columnspacing": 1.2, "labelspacing": 0.3}
+DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+MEAN_RETURN = "mean return of the last 100 episodes"
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One run: arrays of the same length, with one element per iteration."""
-
-    wall_s: np.ndarray
-    global_step: np.ndarray
-    episodic_return: np.ndarray
-    """NaN while no episode has finished; such iterations may also be left out."""
-
-    def time_to(self, target: float | None) -> float | None:
-        """Return the seconds of training until the mean return reached `target`; None if it never did."""
-        reached = [] if target is None else self.wall_s[self.episodic_return >= target].tolist()
-        return reached[0] if reached else None
-
-
-@dataclass(frozen=True)
-class CurveGroup:
-    """Runs that differ in their seeds only."""
-
-    label: str
-    """Such as "8 actors"."""
-    curves: tuple[Curve, ...]
-    noise: bool = False
-    """True if the group's speed-up is measurement noise and must not be shown as a result."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """A group at the same steps: mean time, and mean, lowest and highest return over its seeds."""
-
-    wall_s: np.ndarray
-    global_step: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 class LearningCurve(Observer):
@@ -85,11 +49,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
 
     `rows` are those of metrics.jsonl; the times of a resumed run are joined.
     """
-    times = joined_times([row["time/training_s"] for row in rows])
-    returns = np.array([row.get("charts/episodic_return", np.nan) for row in rows], dtype=float)
-    known = np.isfinite(returns)
-    seconds, returns = times[known], returns[known]
-    steps = np.array([row["global_step"] for row in rows], dtype=float)[known]
+    seconds, steps, returns, _ = curve_of(rows, RETURN)
     scale, unit = time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
@@ -121,7 +81,7 @@ def _evaluations(rows: Sequence[Mapping[str, float]], times: np.ndarray) -> np.n
     return np.array(points, dtype=float).reshape(-1, 3).T
 
 
-def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None) -> None:
+def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: float | None) -> None:
     """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
 
     A group is drawn as the mean over its seeds at each step, within the band from the lowest to the highest. Over wall
@@ -129,17 +89,17 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     the time to the return `target`; None: to the end of the runs.
     """
     assert groups, "nothing to compare"
-    bands = [over_seeds(group.curves) for group in groups]
-    scale, unit = time_unit(np.concatenate([band.wall_s for band in bands]))
+    bands = [over_seeds(group.runs) for group in groups]
+    scale, unit = time_unit(np.concatenate([band.seconds for band in bands]))
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         label = group.label + legend_time(time, times[0], target, noise=group.noise)
-        _draw_band(left, band.wall_s / scale, band, 0.15, color=colour, linewidth=2, label=label)
-        left.plot(band.wall_s[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
+        _draw_band(left, band.seconds / scale, band, 0.15, color=colour, linewidth=2, label=label)
+        left.plot(band.seconds[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
         line = _interleaved(index, len(groups))
-        _draw_band(right, band.global_step, band, 0.25 / len(groups), color=colour, **line)
+        _draw_band(right, band.steps, band, 0.25 / len(groups), color=colour, **line)
         if target is not None and time is not None:
             left.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
     for axis, title in ((left, "Over wall time"), (right, "Over env steps")):
@@ -155,6 +115,30 @@ def compare_figure(groups: Sequence[CurveGroup], path: Path, caption: str, targe
     right.set_xlabel("env steps", color=INK)
     figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, 125)), color=GREY, fontsize=9)
     save(figure, path)
+
+
+def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *, over_time: bool) -> None:
+    """Draw groups into the PNG or SVG `path`: means over env steps or time, each in its band; `label` is of values."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    bands = [over_seeds(group.runs) for group in groups]
+    scale, unit = time_unit(np.concatenate([band.seconds for band in bands]))
+    labels = ["\n".join(textwrap.wrap(str(group), 96)) for group in groups]
+    with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
+        height = 4 + 0.18 * sum(label.count("\n") + 1.3 for label in labels)
+        figure = Figure(figsize=(8, height), dpi=DPI, facecolor="white", layout="constrained")
+        axis = figure.add_subplot()
+        style(axis, labelsize=9)
+        for index, (band, name) in enumerate(zip(bands, labels, strict=True)):
+            x, dashes = band.seconds / scale if over_time else band.steps, DASHES[index // len(COLOURS) % len(DASHES)]
+            line: dict[str, Any] = {"linestyle": dashes, "marker": "o" if len(x) == 1 else None, "label": name}
+            _draw_band(axis, x, band, 0.15, color=COLOURS[index % len(COLOURS)], **line)
+        axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+        axis.set_xlabel(f"training time ({unit})" if over_time else "env steps", color=INK, fontsize=9)
+        axis.set_ylabel(label, color=INK, fontsize=9)
+        figure.legend(loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
+        save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -173,37 +157,12 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return np.asarray((sums[end] - sums[first]) / (end - first))
 
 
-def thinned(count: int) -> np.ndarray:
-    """Return at most MANY of `count` indices, evenly spaced, with the first and the last."""
-    return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
-
-
-def joined_times(seconds: Sequence[float]) -> np.ndarray:
-    """Return the times of a run, which start at zero again at each resume, as one increasing time."""
-    times = np.asarray(seconds, dtype=float)
-    ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
-    return np.asarray(times + np.cumsum(ends))
-
-
-def over_seeds(curves: Sequence[Curve]) -> Band:
-    """Return the group at those steps at which the returns of all seeds are known."""
-    finite = [np.isfinite(curve.episodic_return) for curve in curves]
-    each = [curve.global_step[known] for curve, known in zip(curves, finite, strict=True)]
-    steps = reduce(np.intersect1d, each)
-    steps = steps[thinned(len(steps))]
-    rows = [np.searchsorted(known, steps) for known in each]
-    pick = list(zip(curves, finite, rows, strict=True))
-    returns = np.stack([curve.episodic_return[known][at] for curve, known, at in pick])
-    wall_s = np.stack([curve.wall_s[known][at] for curve, known, at in pick])
-    return Band(wall_s.mean(axis=0), steps, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0))
-
-
-def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
+def mean_time_to(group: Group, band: Band, target: float | None) -> float | None:
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
-        return float(band.wall_s[-1]) if len(band.wall_s) else None
-    times = [time for curve in group.curves if (time := curve.time_to(target)) is not None]
-    return fmean(times) if len(times) == len(group.curves) else None
+        return float(band.seconds[-1]) if len(band.seconds) else None
+    times = [time for curve in group.runs if (time := curve.time_to(target)) is not None]
+    return fmean(times) if len(times) == len(group.runs) else None
 
 
 def legend_time(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
@@ -225,22 +184,20 @@ def time_unit(seconds: np.ndarray) -> tuple[float, str]:
 
 def all_equal(bands: Sequence[Band]) -> bool:
     """Return whether all groups have the same returns at the same steps."""
-    first, *others = ([band.global_step, band.mean, band.low, band.high] for band in bands)
+    first, *others = (band[1:] for band in bands)
     return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
 
 
 def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
     """Return a figure and its two axes, which share the vertical axis of returns."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=LEFT, right=0.98, top=top, bottom=bottom, wspace=0.1)
     for axis in axes:
         style(axis, labelsize=9)
-    axes[0].set_ylabel("mean return of the last 100 episodes", color=INK, fontsize=9)
+    axes[0].set_ylabel(MEAN_RETURN, color=INK, fontsize=9)
     return figure, axes
 
 

@@ -1,8 +1,7 @@
-"""Several runs together: mean and spread over the seeds that share settings, their picture, and intervals."""
+"""Several runs together: their curves, the mean and spread over runs that differ in their seeds only, and intervals."""
 
 import json
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,36 +13,49 @@ from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
-from dppo.records.plots import COLOURS, DPI, INK, joined_times, save, style, time_unit
 
+RETURN = "charts/episodic_return"
 NOT_COMPARED = ("seed", "run_dir", "progress")  # settings that make no other experiment
-POINTS, RESAMPLES = 400, 2000
-DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+MANY, RESAMPLES = 4000, 2000  # points of a line, of which more are thinned out
 
 
-class One(NamedTuple):
-    """A metric of a run, where it is finite."""
+class Curve(NamedTuple):
+    """A metric of a run in the iterations in which it is finite: arrays of the same length."""
 
-    settings: Mapping[str, Any]
-    steps: np.ndarray
     seconds: np.ndarray
+    """Of training."""
+    steps: np.ndarray
     values: np.ndarray
+    settings: Mapping[str, Any] = {}
+
+    def time_to(self, target: float | None) -> float | None:
+        """Return the seconds of training until the value reached `target`; None if it never did."""
+        reached = [] if target is None else self.seconds[self.values >= target].tolist()
+        return reached[0] if reached else None
 
 
 class Group(NamedTuple):
     """Runs that differ in their seeds only, as a rule."""
 
     label: str
-    """The settings in which they differ from other groups."""
-    runs: Sequence[One]
+    """What differs from other groups, such as "8 actors"."""
+    runs: Sequence[Curve]
+    noise: bool = False
+    """True if the group's speed-up is measurement noise and must not be shown as a result."""
 
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
         return f"{self.label} ({counted(len(self.runs), 'seed' if len(seeds) == len(self.runs) else 'run')})"
 
-    def last(self) -> np.ndarray:
-        """Return the last value of each run."""
-        return np.array([run.values[-1] for run in self.runs])
+
+class Band(NamedTuple):
+    """A group at the same steps: mean time, and mean, lowest and highest value over its runs."""
+
+    seconds: np.ndarray
+    steps: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
@@ -53,24 +65,41 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
         yield from [path] if (path / CONFIG).exists() or not inner else inner
 
 
-def read_one(run: Path, metric: str) -> One:
-    """Return a metric of a run, perhaps without a value; raise a DppoError if it is no run, or has no such key."""
-    settings, rows = settings_to_resume(run), sampled_metrics(run)
+def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
+    """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
     seconds = joined_times([row.get("time/training_s", 0.0) for row in rows])
     steps, values = (np.array([row.get(key, math.nan) for row in rows]) for key in ("global_step", metric))
     known = np.isfinite(values) & np.isfinite(seconds)
+    return Curve(seconds[known], steps[known], values[known], settings or {})
+
+
+def read_curve(run: Path, metric: str) -> Curve:
+    """Return a metric of a run, perhaps without a value; raise a DppoError if it is no run, or has no such key."""
+    settings, rows = settings_to_resume(run), sampled_metrics(run)
     if rows and "episod" not in metric and not any(metric in row for row in rows):
         raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
-    return One(settings, steps[known], seconds[known], values[known])
+    return curve_of(rows, metric, settings)
 
 
-def grouped_by_settings(runs: Sequence[One]) -> list[Group]:
+def joined_times(seconds: Sequence[float]) -> np.ndarray:
+    """Return the times of a run, which start at zero again at each resume, as one increasing time."""
+    times = np.asarray(seconds, dtype=float)
+    ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
+    return np.asarray(times + np.cumsum(ends))
+
+
+def thinned(count: int) -> np.ndarray:
+    """Return at most MANY of `count` indices, evenly spaced, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
+
+
+def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
     """Return runs in groups with equal settings but for their seeds, labeled by what differs between groups."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
     values = [{name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs]
     differing = [name for name in names if any(one[name] != values[0][name] for one in values)]
-    groups: dict[str, list[One]] = {}
+    groups: dict[str, list[Curve]] = {}
     for run, own in zip(runs, values, strict=True):
         shown = (own[name] if isinstance(own[name], str) else json.dumps(own[name]) for name in differing)
         label = ", ".join(f"{name}={value}" for name, value in zip(differing, shown, strict=True))
@@ -78,40 +107,17 @@ def grouped_by_settings(runs: Sequence[One]) -> list[Group]:
     return [Group(label, same) for label, same in groups.items()]
 
 
-def mean_and_spread(group: Group, *, over_time: bool) -> np.ndarray:
-    """Return [4, n]: x, mean, lowest and highest value over the runs of a group, where all of them have values."""
-    along = [(run.seconds if over_time else run.steps, run.values) for run in group.runs]
-    first, last = max(x[0] for x, _ in along), min(x[-1] for x, _ in along)
-    x = np.linspace(first, last, POINTS)[: 0 if last < first else 1 if last == first else POINTS]
-    values = np.array([np.interp(x, own, y) for own, y in along])
-    return np.array([x, values.mean(axis=0), values.min(axis=0), values.max(axis=0)])
-
-
-def draw_together(groups: Sequence[Group], path: Path, title: str, metric: str, *, over_time: bool) -> None:
-    """Draw the groups into the PNG or SVG `path`: means, each in the band from the lowest to the highest run."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    bands = [mean_and_spread(group, over_time=over_time) for group in groups]
-    scale, unit = time_unit(np.concatenate([band[0] for band in bands])) if over_time else (1.0, "")
-    labels = ["\n".join(textwrap.wrap(str(group), 96)) for group in groups]
-    with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
-        height = 4 + 0.18 * sum(label.count("\n") + 1.3 for label in labels)
-        figure = Figure(figsize=(8, height), dpi=DPI, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
-        axis = figure.add_subplot()
-        style(axis, labelsize=9)
-        for index, ((x, mean, low, high), label) in enumerate(zip(bands, labels, strict=True)):
-            color, dashes = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-            marker = "o" if len(x) == 1 else None
-            axis.fill_between(x / scale, low, high, color=color, alpha=0.15, linewidth=0)
-            axis.plot(x / scale, mean, color=color, linestyle=dashes, marker=marker, label=label)
-        axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-        axis.set_xlabel(f"training time ({unit})" if over_time else "env steps", color=INK, fontsize=9)
-        axis.set_ylabel(metric, color=INK, fontsize=9)
-        figure.legend(loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
-        save(figure, path)
+def over_seeds(runs: Sequence[Curve]) -> Band:
+    """Return the runs at each step of one of them at which all have values, interpolated where one has no such step."""
+    if not all(len(run.steps) for run in runs):
+        return Band(*np.empty((5, 0)))
+    steps = np.unique(np.concatenate([run.steps for run in runs]))
+    first, last = max(run.steps[0] for run in runs), min(run.steps[-1] for run in runs)
+    steps = steps[(steps >= first) & (steps <= last)]
+    steps = steps[thinned(len(steps))]
+    values = np.array([np.interp(steps, run.steps, run.values) for run in runs])
+    seconds = np.mean([np.interp(steps, run.steps, run.seconds) for run in runs], axis=0)
+    return Band(seconds, steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
 def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:

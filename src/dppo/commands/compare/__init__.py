@@ -18,7 +18,8 @@ from dppo.commands.compare.measured import Run, by_actors, differing_seeds, grou
 from dppo.commands.compare.plan import Options, caption, make_plan, parse
 from dppo.config import Config, resolved
 from dppo.records.files.run_folder import as_file_name, versions
-from dppo.records.plots import CurveGroup, compare_figure
+from dppo.records.plots import compare_figure
+from dppo.records.together import Group
 
 NOISE = "noise"
 EXPLAIN_NOISE = (
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
         return 128 + signal.Signals[stopped_by]
     groups = groups_of(runs, options.target)
     curves = [
-        CurveGroup(group["label"], tuple(run.curve() for run in same), noise=group["speed_up_is_noise"])
+        Group(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
         for group, same in zip(groups, by_actors(runs), strict=True)
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from dppo.config import Config
-from dppo.records.plots import Curve
 from dppo.records.result import Result
+from dppo.records.together import RETURN, Curve, curve_of
 
 OF_CONFIG = ("num_actors", "num_samplers", "batch_size", "iterations")
 OF_RESULT = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
+OF_CURVE = ("wall_s", "global_step", "episodic_return")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,7 @@ class Run:
 
     def curve(self) -> Curve:
         """Return the mean return of the last 100 episodes over training time and over env steps."""
-        known = [row for row in self.rows if row.get("charts/episodic_return") is not None]
-        columns = ("time/training_s", "global_step", "charts/episodic_return")
-        return Curve(*(np.array([row[column] for row in known]) for column in columns))
+        return curve_of(self.rows, RETURN)
 
     def as_json(self, target: float | None) -> dict[str, Any]:
         """Return the run as it is written to compare.json."""
@@ -45,7 +42,7 @@ class Run:
             "startup_s": self.startup_s,
             "time_to_target_s": self.curve().time_to(target),
             "cycle": group_of([self])["cycle"],
-            "curve": {name: column.tolist() for name, column in vars(self.curve()).items()},
+            "curve": {name: column.tolist() for name, column in zip(OF_CURVE, self.curve(), strict=False)},
         }
 
 

@@ -15,13 +15,14 @@ from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted
-from dppo.records.plots import joined_times, time_unit
+from dppo.records.plots import time_unit
 from dppo.records.report.charts import chart, lanes, stacked, text
 from dppo.records.terminal.view import PHASES, duration, number
+from dppo.records.together import RETURN, joined_times
 
 Row = Mapping[str, float]
 MOST, MOST_LANES = 40, 64  # charts of one kind; actors
-STEPS, RETURN, LOSSES = "env steps", "charts/episodic_return", "losses/"
+STEPS, LOSSES = "env steps", "losses/"
 NOT_DRAWN = ("_std", "_min", "_max", "eval/iteration", "eval/global_step")  # ends of keys that belong to another
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
