@@ -85,7 +85,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s", note)
     if not spaces.deterministic and config.replay:
         ledger.replays = False
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
+        what = "is declared nondeterministic, or a vector that resets rows by itself"
+        logger.warning("%s %s: lost or resumed samplers start new episodes", config.env_name, what)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
